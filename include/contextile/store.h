@@ -2,7 +2,8 @@
 // the processes that execute, and does no more than that needs.
 //
 //   const std::unique_ptr<Store> store = open_store("redis://10.0.0.7:6379");
-//   if (store->put("run/3/claim", name, std::chrono::seconds(10))) {}  // nobody else has step 3
+//   if (store->put("run/3/claim", name, std::chrono::seconds(10))) {}  // no other process has step
+// 3
 //   const std::optional<StoreValue> value = store->pull("run/3/0", std::chrono::seconds(60));
 #pragma once
 

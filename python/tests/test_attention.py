@@ -482,7 +482,8 @@ def tree_rows(parents):
 @pytest.mark.parametrize(
     ("mask", "positions", "starts"),
     [
-        # The answers to a question, packed documents, a tree: the same batch in three notations each.
+        # The answers to a question, packed documents, a tree: the same batch in three notations
+        # each.
         (ct.masks.shared_question(lengths=[4, 3, 5]), [*range(7), *range(4, 9)], [7]),
         (
             ct.masks.from_slices([(0, 7), (7, 12), (7, 12)], [(0, 7), (0, 4), (7, 12)], ["causal", "full", "causal"]),
@@ -535,8 +536,8 @@ def test_dispatch_and_local_batch_check_their_tokens():
 
 
 def test_groups_must_exist():
-    with pytest.raises(ct.InvalidArgument, match="initialised torch.distributed"):
+    with pytest.raises(ct.InvalidArgument, match="call torch.distributed.init_process_group first"):
         Executor()
-    with pytest.raises(ct.InvalidArgument, match="initialised torch.distributed"):
+    with pytest.raises(ct.InvalidArgument, match="call torch.distributed.init_process_group first"):
         ct.Cluster.from_torch()
     assert callable(collect)

@@ -133,8 +133,8 @@ class Driver {
 };
 
 // The streams of one rank: attention and row operations on one, transfers on the other. Transfers
-// are urgent, because a kernel that moves data would otherwise wait until the blocks of an attention
-// kernel that began before it have all been handed out.
+// are urgent, because a kernel that moves data would otherwise wait until the blocks of an
+// attention kernel that began before it have all been handed out.
 struct RankStreams {
   explicit RankStreams(Driver& of)
       : driver(of), compute(of.create_stream()), moves(of.create_stream(Priority::kUrgent)) {}

@@ -115,7 +115,7 @@ class Library {
     find(launch_graph, "cuGraphLaunch");
     find(destroy_graph, "cuGraphDestroy");
     find(destroy_executable, "cuGraphExecDestroy");
-    // Of CUDA 12.4 and newer.
+    // CUDA 12.4 and newer have these.
     const auto find_newer = [&](auto& function, const char* symbol) {
       function =
           reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));

@@ -393,8 +393,8 @@ class GpuDriver : public Driver {
     bool is_changed_ = false;
   };
 
-  // Makes a pool that keeps the memory that streams free, for the next allocations. The device's own
-  // pool is left alone, because other libraries allocate from it.
+  // Makes a pool that keeps the memory that streams free, for the next allocations. The device's
+  // own pool is left alone, because other libraries allocate from it.
   void make_pool() {
     PoolProperties properties;
     properties.device = device_;

@@ -14,8 +14,8 @@ namespace contextile::cuda {
 
 struct DeviceOptions {
   std::int32_t ordinal = 0;
-  // Folder of the kernels: FOLDER/MODULE.ARCHITECTURE.cubin, or .ptx, as scripts/cuda-kernels writes
-  // them.
+  // Folder of the kernels: FOLDER/MODULE.ARCHITECTURE.cubin, or .ptx, as scripts/cuda-kernels
+  // writes them.
   std::string folder;
   std::vector<std::string> modules;
   // Modules that are loaded only if they have been compiled for the device.
@@ -27,9 +27,9 @@ struct DeviceOptions {
 // open_device does.
 [[nodiscard]] std::int32_t count_devices(const std::string& library);
 
-// Returns the architecture whose compiled code runs on a device of that compute capability: "sm_80",
-// "sm_90a" or "sm_100", or "compute_80" for PTX that the driver compiles for any newer device.
-// Throws InvalidArgument naming the capability if none does.
+// Returns the architecture whose compiled code runs on a device of that compute capability:
+// "sm_80", "sm_90a" or "sm_100", or "compute_80" for PTX that the driver compiles for any newer
+// device. Throws InvalidArgument naming the capability if none does.
 [[nodiscard]] std::string_view compiled_architecture(std::int32_t major, std::int32_t minor);
 
 // Throws InvalidArgument if there is no driver library, no such device or no kernels for it, and

@@ -162,7 +162,7 @@ extern "C" Result cuDeviceGetAttribute(int* value, int attribute, int device) {
   *value = attribute == 75 ? 9 : 0;
   return kSuccess;
 }
-// As cuda.h lays it out (CUmemPoolProps).
+// The layout of CUmemPoolProps in cuda.h.
 struct PoolProperties {
   int allocation, handles, location, device;
   void* security;
@@ -269,7 +269,7 @@ extern "C" Result cuMemAllocFromPoolAsync(DevicePointer* pointer, std::size_t by
                                           void* stream) {
   return guarded([&] {
     if (is_captured(stream))
-      return kNotSupported;  // what a graph takes is not what the driver asks for
+      return kNotSupported;  // the driver allocates graph memory in another way
     const bool is_known = is_stream(stream) && state().pools.contains(pool);
     return is_known ? allocate(pointer, bytes) : kInvalidHandle;
   });

@@ -71,7 +71,7 @@ extern "C" Result ncclGetUniqueId(UniqueId* id) {
   std::memcpy(id->bytes, &++number, sizeof(number));
   return kSuccess;
 }
-// As nccl.h of 2.14 lays it out.
+// The layout of ncclConfig_t in nccl.h of 2.14.
 struct Config {
   std::size_t size;
   unsigned magic, version;

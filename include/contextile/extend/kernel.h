@@ -134,8 +134,8 @@ class AttentionKernel {
 
 // All built-in kernels that this CPU can run, the preferred one for f32 and f16 inputs first.
 [[nodiscard]] std::span<const AttentionKernel* const> kernels();
-// Returns the fastest built-in kernel for inputs of a dtype. CPUs of one kind agree on it, so ranks on
-// equal machines do. The one for bf16 may round weights (weight_dtype).
+// Returns the fastest built-in kernel for inputs of a dtype. CPUs of one kind agree on it, so ranks
+// on equal machines do. The one for bf16 may round weights (weight_dtype).
 [[nodiscard]] const AttentionKernel& preferred_kernel(Dtype inputs);
 // Finds a kernel by name, for inputs of a dtype: "simd" is the preferred one of those whose name
 // begins with it, "" the preferred one of all. Throws InvalidArgument with the list of names.

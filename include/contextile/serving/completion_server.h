@@ -94,9 +94,9 @@ struct ServeOptions {
 // Returns what this build lacks for serving; empty: nothing.
 [[nodiscard]] std::string_view completion_server_missing();
 
-// Answers POST /v1/completions and /tokenize, GET /v1/models, /health and /metrics on threads of its
-// own; one thread, that of the first rank, drives the engines. Until run is called, /health says
-// "starting" and completions wait.
+// Answers POST /v1/completions and /tokenize, GET /v1/models, /health and /metrics on threads of
+// its own; one thread, that of the first rank, drives the engines. Until run is called, /health
+// says "starting" and completions wait.
 class CompletionServer {
  public:
   // Ends all requests in progress with an error to their clients.

@@ -204,10 +204,10 @@ struct EngineSetting {
   std::string value;
 };
 
-// Collective, before the first step. Throws InvalidArgument on all ranks, with the same words, where
-// a setting differs between two ranks: "serve: expected the same page size on all ranks, found 16 on
-// rank 0 and 32 on rank 2". Returns a number that rank 0 drew, the same on all ranks: it tells this
-// group from an earlier one of the same name.
+// Collective, before the first step. Throws InvalidArgument on all ranks, with the same words,
+// where a setting differs between two ranks: "serve: expected the same page size on all ranks,
+// found 16 on rank 0 and 32 on rank 2". Returns a number that rank 0 drew, the same on all ranks:
+// it tells this group from an earlier one of the same name.
 std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSetting> settings);
 
 // Converts an input to bytes, and back. Throws InvalidArgument on bytes that encode no input.

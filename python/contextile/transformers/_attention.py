@@ -191,7 +191,8 @@ def _check_attention_of(config: Any) -> None:
             raise _core.InvalidArgument(
                 f"model: expected a decoder of attention layers, found {kind}, whose configuration has no whole number {name}"
             )
-    # Layers of two shapes need two plans; these are the names under which configurations keep the second.
+    # Layers of two shapes need two plans; these are the names under which configurations keep the
+    # second.
     for name, first in (
         ("global_head_dim", "head_dim"),
         ("num_global_key_value_heads", "num_key_value_heads"),

@@ -80,7 +80,8 @@ bool reads_generation_config(const std::string& text) {
   fail_argument("--generation-config: expected model or none, found {}", quote(text));
 }
 
-// What ranks of this process take must be there: weights once among them and pages, more or less.
+// The memory that ranks of this process take must be there: weights once among them and pages, more
+// or less.
 void check_memory(const Serving& serving, std::int32_t ranks_here) {
   constexpr double kGiB = 1 << 30;
   const std::int32_t ranks = serving.decoder.layout.num_ranks;
@@ -233,7 +234,7 @@ class StopOnSignal {
   std::thread waiter_;
 };
 
-// What requests get that do not say how to sample.
+// Returns the sampling of requests that do not say.
 GenerationDefaults generation_defaults(const ServeCommandOptions& options, const Serving& serving) {
   if (!options.reads_generation_config || serving.model.folder.empty()) return {};
   return read_generation_defaults(serving.model.folder);

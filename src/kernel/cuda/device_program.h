@@ -4,8 +4,8 @@
 // Arrays of the caller may be elsewhere in every call. Lists of addresses would have to go to the
 // device again with each call. Lists of places in arrays stay, and the arrays themselves, at most
 // 18, are arguments of the launch that turns places into addresses. The attention kernels read only
-// addresses. Kernels of cuda:wgmma also read maps of the tensors, which hold addresses and go to the
-// device with each call.
+// addresses. Kernels of cuda:wgmma also read maps of the tensors, which hold addresses and go to
+// the device with each call.
 #pragma once
 
 #include <cstddef>
@@ -103,7 +103,7 @@ class DeviceProgram : public PreparedProgram {
   std::int64_t parts_ = 0;  // offset of the tiles' places in the memory
   std::int64_t memory_bytes_ = 0;
   std::unique_ptr<const StreamMemory> memory_;
-  // Of the last call. One thread uses a program.
+  // The arrays and maps of the last call. One thread uses a program.
   mutable std::vector<PlacedArray> mapped_arrays_;
   mutable std::vector<TileMaps> maps_;
 };

@@ -134,8 +134,8 @@ class DeviceGroup : public Transport {
     std::unique_ptr<StreamMemory> memory;
   };
 
-  // Puts a launch on the stream for moves. Returns the events that stand for its beginning, when the
-  // work that it waits for is done, and for its end.
+  // Puts a launch on the stream for moves. Returns the events that stand for its beginning, when
+  // the work that it waits for is done, and for its end.
   std::pair<Event, Event> move(std::span<const PostedEnd> ends) {
     const Event ready = events_.take(1);
     driver_.record(ready, streams_.compute);

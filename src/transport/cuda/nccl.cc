@@ -26,8 +26,8 @@ struct UniqueId {
   char bytes[128];
 };
 // The configuration of a communicator as NCCL 2.14 has it. Newer versions take it, too, and fill in
-// the rest. Calls of a communicator that is not blocking return before they are done, so that a
-// peer that never comes holds nobody up.
+// the rest. Calls of a communicator that is not blocking return before they are done, so that no
+// call waits for a peer that never comes.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;

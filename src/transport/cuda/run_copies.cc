@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kLargestStride = (std::int64_t{1} << 31) - 1;
 
 // Merges runs of equal length at equal distances on both sides into one copy. Runs of different
-// segments stay apart: what lies between them may be another tensor's memory, or nobody's.
+// segments stay apart: what lies between them may be another tensor's memory, or not allocated.
 class RunCopies {
  public:
   RunCopies(Driver& driver, Stream stream) : driver_(driver), stream_(stream) {}

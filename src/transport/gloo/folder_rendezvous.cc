@@ -88,7 +88,7 @@ class FolderRendezvous : public Rendezvous {
     is_mine_ = make_file(path_of(rank_), mine.text());
     if (is_mine_) return;
     throw TransportError(
-        fmt::format("rank {}, rendezvous: expected one process a rank, found {} of another: two "
+        fmt::format("rank {}, rendezvous: expected one process per rank, found {} of another: two "
                     "processes with this number, or an earlier run '{}'",
                     rank_.value, path_of(rank_), mine.run_id));
   }

@@ -88,7 +88,7 @@ void MpiProgress::run() noexcept {
 bool MpiProgress::turn() {
   if (SigtermWatch::has_come()) {
     launches_->fail(fmt::format(
-        "rank {} was told to end (SIGTERM), as launchers do when a process of the job has died",
+        "rank {} received SIGTERM, as launchers send it when a process of the job has died",
         wire_->rank().value));
   }
   bool moved = hear_notes();

@@ -91,7 +91,7 @@ TEST(InferPositions, CutsDocumentsThatNoMaskJoins) {
 }
 
 TEST(InferPositions, KeepsTokensWithoutPairsTogether) {
-  // Two documents and padding that nobody attends.
+  // Two documents and padding that no token attends.
   const std::vector<Range> documents = {{0, 4}, {4, 10}};
   EXPECT_EQ(inferred({build_mask({}, documents)}, {{0, 16}}),
             (std::vector<PositionSegment>{{{0, 4}, 0, 0}, {{4, 10}, 0, 0}, {{10, 16}, 0, 0}}));

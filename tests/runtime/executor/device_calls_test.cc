@@ -172,7 +172,8 @@ class CountingDriver : public HostDriver {
   std::atomic<std::int64_t> written_ = 0;
 };
 
-// Lists grow with the square of a batch, and stay on the device; calls upload maps of tiles at most.
+// Lists grow with the square of a batch, and stay on the device; calls upload maps of tiles at
+// most.
 TEST(PreparedLists, StayOnTheDevice) {
   AttentionShape shape = small_shape();
   for (const cuda::Program program : {cuda::Program::kMma, cuda::Program::kWgmma}) {
