@@ -137,7 +137,7 @@ def main():
     ]
     for layers in ("vader,self", "tcp,self"):
         tests.append((f"a killed rank, {layers}", lambda layers=layers: lose_rank(
-            options.program, layers, signal.SIGKILL, 20000, ["told to end (SIGTERM)"])))
+            options.program, layers, signal.SIGKILL, 20000, ["received SIGTERM"])))
         tests.append((f"a stopped rank, {layers}", lambda layers=layers: lose_rank(
             options.program, layers, signal.SIGSTOP, 1000, stalled)))
     return run_all(tests)
