@@ -179,6 +179,8 @@ class HostGroup : public HostCta {
   }
   template <int kTiles>
   void pin(PerWarp<PerLane<Weights<kTiles>>>& /*weights*/) {}
+  template <typename Rows>
+  void settle(const Rows& /*rows*/, const void* /*place*/) {}
 
   // wgmma.mma_async.sync.aligned.m64nNk16 with both factors in shared memory.
   template <Number kNumber, int kTiles>

@@ -164,6 +164,19 @@ class WgmmaGroup : public MmaCta {
   __device__ __forceinline__ void wait_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kOpen) : "memory");
   }
+  // Keeps the computation of the rows' sums in front of the next wait for products. ptxas moves
+  // wait_group up across arithmetic, which would then run after the products instead of next to
+  // them, but not across a store. This store needs the sums, which are never negative, and is never
+  // done.
+  template <typename Rows>
+  __device__ __forceinline__ void settle(const Rows& rows, const void* place) {
+    const float both = rows.part.part.sum[0] + rows.part.part.sum[1];
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(
+            both),
+        "r"(address(static_cast<const char*>(place)))
+        : "memory");
+  }
   template <int kTiles>
   __device__ __forceinline__ void pin(PerWarp<PerLane<Sums<kTiles>>>& sums) {
     CONTEXTILE_UNROLL

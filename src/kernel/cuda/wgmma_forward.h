@@ -228,6 +228,7 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
     weigh_block<kDim>(group, launch, blocks[0], first_row, state);
     round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     for (std::int32_t b = 1; b < owned.num_blocks; ++b) {
+      const StreamedBlock block = blocks[b];  // read before the products, not between them
       // The first consumer begins; after the last block no turn is passed on.
       if (is_second || b > 1) group.await_turn();
       start_keys<kNumber, kDim>(group, shared, b, state);
@@ -236,7 +237,8 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
       group.template wait_products<1>();
       group.pin(state.scores);
       group.arrive_warps(rings[0].empty[turn_of(b).stage]);
-      weigh_block<kDim>(group, launch, blocks[b], first_row, state);
+      weigh_block<kDim>(group, launch, block, first_row, state);
+      group.settle(state.rows, shared);
       group.template wait_products<0>();
       group.pin(state.out);
       group.arrive_warps(rings[1].empty[turn_of(b - 1).stage]);
