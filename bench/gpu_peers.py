@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Times PyTorch's kernels on this GPU for gpu_bench: cuDNN, FlexAttention, and the bf16 matmul.
+"""Times other kernels on this GPU for gpu_bench: PyTorch's cuDNN, FlexAttention and bf16 matmul,
+and FlashAttention 2 and 3 where flash_attn and flash_attn_interface are installed.
 
   bench/gpu_peers.py [--longest 16384] [--seconds 0.05] [--json FILE]
 
@@ -10,6 +11,7 @@ Backward is the libraries' own mode, which need not be deterministic.
 """
 
 import argparse
+import importlib
 import json
 import sys
 
@@ -108,6 +110,20 @@ def attention_of(torch, peer, mask, tokens, q, k, v):
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 return torch.nn.functional.scaled_dot_product_attention(
                     q, k, v, is_causal=mask == "causal", enable_gqa=True)
+    elif peer in ("fa2", "fa3"):
+        module = {"fa2": "flash_attn", "fa3": "flash_attn_interface"}[peer]
+        if mask not in ("full", "causal"):
+            return None, pairs, "takes no such mask"
+        try:
+            function = importlib.import_module(module).flash_attn_func
+        except ImportError:
+            return None, pairs, f"{module} is not installed"
+        # They take [batch, tokens, heads, dim].
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+
+        def call():
+            out = function(q, k, v, causal=mask == "causal")
+            return out[0] if isinstance(out, tuple) else out
     else:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -132,7 +148,7 @@ def rows_of(torch, clock, longest):
                 for heads in (32, 8, 8)
             )
             for mask in MASKS:
-                for peer in ("cudnn", "flex"):
+                for peer in ("cudnn", "flex", "fa2", "fa3"):
                     row = {"peer": peer, "mask": mask, "head_dim": dim, "tokens": tokens}
                     try:
                         call, pairs, reason = attention_of(torch, peer, mask, tokens, q, k, v)

@@ -1,7 +1,7 @@
 // A driver library as libcuda.so.1 is, on a device that is this machine's CPU: what the manual says
 // of the functions that src/gpu/libcuda.cc calls, with its checks of arguments. Work is done
 // where it is asked for, or kept where its stream is captured. Modules are files that begin as ELF,
-// or PTX, with the module's name behind; kernels run in loops.
+// or PTX, with the module's name behind, or compiled kernels; kernels run in loops.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -221,6 +221,8 @@ extern "C" Result cuModuleLoadData(void** module, const void* image) {
                           text.starts_with("// ");
     if (!is_known) return kInvalidImage;
     text.remove_prefix(text.starts_with("//") ? 3 : 4);
+    constexpr char kOf64Bits = 2;  // a compiled module, which may have any function
+    if (text.starts_with(kOf64Bits)) text = {};
     *module = std::malloc(1);
     state().modules[*module] = std::string(text);
     return kSuccess;
@@ -241,7 +243,7 @@ extern "C" Result cuModuleGetFunction(void** function, void* module, const char*
   return guarded([&] {
     const auto found = state().modules.find(module);
     if (found == state().modules.end()) return kInvalidHandle;
-    if (found->second != module_of_function(name)) {
+    if (!found->second.empty() && found->second != module_of_function(name)) {
       ++state().num_missed_functions;
       return kNotFound;
     }
