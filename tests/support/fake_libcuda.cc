@@ -9,101 +9,19 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <map>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "support/captured_work.h"
+#include "support/fake_libcuda_state.h"
 #include "support/host_box_map.h"
 #include "support/host_grid.h"
 
+using namespace contextile::fake_cuda;  // NOLINT(google-build-using-namespace): C functions
+
 namespace {
-
-using Result = int;
-using DevicePointer = unsigned long long;
-constexpr Result kSuccess = 0;
-constexpr Result kInvalidValue = 1;
-constexpr Result kOutOfMemory = 2;
-constexpr Result kNotInitialized = 3;
-constexpr Result kNoContext = 201;
-constexpr Result kInvalidImage = 200;
-constexpr Result kInvalidHandle = 400;
-constexpr Result kNotFound = 500;
-constexpr Result kLaunchFailed = 719;
-constexpr Result kNotSupported = 801;
-constexpr Result kCaptureUnsupported = 900;
-constexpr Result kCaptureUnmatched = 903;
-constexpr Result kCaptureUnjoined = 904;
-constexpr Result kCaptureIsolation = 905;
-constexpr Result kCapturedEvent = 907;
-constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
-constexpr std::size_t kLargestAllocation = std::size_t{1} << 30;
-constexpr int kSharedWithoutAsking = 49152;
-
-using Capture = contextile::cuda::CapturedWork<void*, std::function<Result()>>;
-struct Graph {
-  std::vector<Capture::Node> nodes;
-};
-
-struct State {
-  std::mutex mutex;
-  bool initialized = false;
-  int num_holders = 0;
-  int num_missed_functions = 0;
-  int context = 0;                               // its address is the context
-  std::map<std::uintptr_t, std::size_t> device;  // allocations
-  std::set<void*> events, pinned, pools;
-  std::map<void*, int> streams;          // and their priorities
-  std::map<void*, std::string> modules;  // and their names
-  std::map<std::string, int> shared;     // dynamic bytes that a function is set up for
-  std::optional<Capture> capture;        // under way; one at a time
-  int num_captures = 0;
-  std::map<void*, std::pair<int, std::size_t>> captured_events;  // a node of which capture
-  std::set<Graph*> graphs;                                       // and executable ones
-};
-State& state() {
-  static State all;
-  return all;
-}
-thread_local void* current = nullptr;
-
-// True for this library's streams and the default one.
-bool is_stream(void* stream) { return stream == nullptr || state().streams.contains(stream); }
-
-// In tests whose tensors come from an allocator that does not know this device, all memory counts
-// as the device's.
-bool all_memory_counts() { return std::getenv("CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY") != nullptr; }
-
-bool is_device(DevicePointer pointer, std::size_t bytes) {
-  if (all_memory_counts()) return true;
-  auto at = state().device.upper_bound(static_cast<std::uintptr_t>(pointer));
-  if (at == state().device.begin()) return false;
-  --at;
-  return pointer + bytes <= at->first + at->second;
-}
-
-// Runs work with the lock and a context.
-template <typename Work>
-Result guarded(const Work& work) {
-  const std::lock_guard lock(state().mutex);
-  if (!state().initialized) return kNotInitialized;
-  if (current == nullptr) return kNoContext;
-  return work();
-}
-
-bool is_captured(void* stream) { return state().capture && state().capture->has(stream); }
-
-// Does the work, or keeps it. Needs the lock.
-Result on_stream(void* stream, std::function<Result()> work) {
-  if (!is_captured(stream)) return work();
-  state().capture->add(stream, std::move(work));
-  return kSuccess;
-}
 
 Result allocate(DevicePointer* pointer, std::size_t bytes) {
   if (bytes == 0) return kInvalidValue;
@@ -492,58 +410,3 @@ extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigne
     });
   });
 }
-
-extern "C" Result cuStreamBeginCapture_v2(void* stream, int mode) {
-  return guarded([&] {
-    // The default stream is not captured; only the relaxed mode lets other threads allocate.
-    if (stream == nullptr || !is_stream(stream) || mode != 2) return kInvalidValue;
-    if (state().capture) return kCaptureUnsupported;
-    ++state().num_captures;
-    state().capture.emplace(stream);
-    return kSuccess;
-  });
-}
-extern "C" Result cuStreamEndCapture(void* stream, void** graph) {
-  return guarded([&] {
-    *graph = nullptr;
-    if (!state().capture || state().capture->origin() != stream) return kCaptureUnmatched;
-    const Capture ended = *std::exchange(state().capture, std::nullopt);
-    if (!ended.is_joined()) return kCaptureUnjoined;
-    *graph = *state().graphs.insert(new Graph{ended.nodes()}).first;
-    return kSuccess;
-  });
-}
-extern "C" Result cuStreamIsCapturing(void* stream, int* status) {
-  return guarded([&] {
-    *status = is_captured(stream) ? 1 : 0;
-    return is_stream(stream) ? kSuccess : kInvalidHandle;
-  });
-}
-extern "C" Result cuGraphInstantiateWithFlags(void** executable, void* graph,
-                                              unsigned long long flags) {
-  return guarded([&] {
-    auto* const from = static_cast<Graph*>(graph);
-    if (!state().graphs.contains(from) || flags != 0) return kInvalidValue;
-    *executable = *state().graphs.insert(new Graph(*from)).first;
-    return kSuccess;
-  });
-}
-extern "C" Result cuGraphLaunch(void* executable, void* stream) {
-  return guarded([&] {
-    auto* const graph = static_cast<Graph*>(executable);
-    if (!state().graphs.contains(graph) || !is_stream(stream)) return kInvalidHandle;
-    if (is_captured(stream)) return kNotSupported;
-    for (const Capture::Node& node : graph->nodes) {
-      if (const Result result = node.work(); result != kSuccess) return result;
-    }
-    return kSuccess;
-  });
-}
-extern "C" Result cuGraphDestroy(void* graph) {
-  return guarded([&] {
-    if (state().graphs.erase(static_cast<Graph*>(graph)) == 0) return kInvalidHandle;
-    delete static_cast<Graph*>(graph);
-    return kSuccess;
-  });
-}
-extern "C" Result cuGraphExecDestroy(void* executable) { return cuGraphDestroy(executable); }
