@@ -115,14 +115,7 @@ class Library {
     find(launch_graph, "cuGraphLaunch");
     find(destroy_graph, "cuGraphDestroy");
     find(destroy_executable, "cuGraphExecDestroy");
-    // CUDA 12.4 and newer have these.
-    const auto find_newer = [&](auto& function, const char* symbol) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
-    };
-    find_newer(count_functions, "cuModuleGetFunctionCount");
-    find_newer(list_functions, "cuModuleEnumerateFunctions");
-    find_newer(load_function, "cuFuncLoad");
+    find_newer();
   }
   // The library stays open: other libraries of the process may have threads in it.
   ~Library() = default;
@@ -181,6 +174,17 @@ class Library {
   Result (*destroy_executable)(void*) = nullptr;
 
  private:
+  // Finds functions of CUDA 12.4 and newer, which may be absent.
+  void find_newer() {
+    const auto find = [&](auto& function, const char* symbol) {
+      function =
+          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
+    };
+    find(count_functions, "cuModuleGetFunctionCount");
+    find(list_functions, "cuModuleEnumerateFunctions");
+    find(load_function, "cuFuncLoad");
+  }
+
   void* handle_;
 };
 

@@ -19,6 +19,7 @@
 #include "base/file_bytes.h"
 #include "contextile/base.h"
 #include "gpu/driver_library.h"
+#include "gpu/loaded_modules.h"
 
 namespace contextile::cuda {
 namespace {
@@ -58,10 +59,10 @@ class GpuDriver : public Driver {
         return fmt::format("{}/{}.{}.{}", options.folder, module, architecture,
                            architecture.starts_with("sm_") ? "cubin" : "ptx");
       };
-      for (const std::string& module : options.modules) load(module, file_of(module));
+      for (const std::string& module : options.modules) modules_.load(module, file_of(module));
       for (const std::string& module : options.optional_modules) {
         std::error_code error;
-        if (std::filesystem::exists(file_of(module), error)) load(module, file_of(module));
+        if (std::filesystem::exists(file_of(module), error)) modules_.load(module, file_of(module));
       }
     } catch (...) {
       if (const Current current(*this, std::nothrow); current) release_modules();
@@ -200,13 +201,13 @@ class GpuDriver : public Driver {
     const auto mine = turn();
     void* argument = const_cast<std::byte*>(arguments.data());  // the driver only reads it
     const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
-    check(grid.kernel, cuda_.launch(function(grid), size(grid.blocks_x), size(grid.blocks_y), 1,
-                                    size(grid.threads), 1, 1, size(grid.shared_bytes),
-                                    handle(stream), &argument, nullptr));
+    check(grid.kernel, cuda_.launch(modules_.function(grid), size(grid.blocks_x),
+                                    size(grid.blocks_y), 1, size(grid.threads), 1, 1,
+                                    size(grid.shared_bytes), handle(stream), &argument, nullptr));
   }
 
   [[nodiscard]] bool has_module(std::string_view module) const override {
-    return modules_.contains(module);
+    return modules_.has(module);
   }
   [[nodiscard]] BoxMap map_boxes(const BoxSource& source) override {
     BoxMap map;
@@ -311,10 +312,6 @@ class GpuDriver : public Driver {
     void* handle = nullptr;
     bool is_ours = true;
   };
-  struct Function {
-    void* handle = nullptr;
-    std::int32_t shared_bytes = 0;  // set as the kernel's limit so far
-  };
 
   void check(std::string_view call, Result result) const {
     if (result == kSuccess) return;
@@ -405,66 +402,8 @@ class GpuDriver : public Driver {
 
   // Unloads what the constructor loaded. Needs the device.
   void release_modules() noexcept {
-    for (const auto& [name, module] : modules_) cuda_.unload_module(module);
-    modules_.clear();
+    modules_.unload();
     if (pool_ != nullptr) cuda_.destroy_pool(std::exchange(pool_, nullptr));
-  }
-
-  // Loads a cubin, or PTX, which the driver compiles.
-  void load(const std::string& name, const std::string& file) {
-    const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view where) {
-      constexpr std::string_view kElf =
-          "\x7f"
-          "ELF";
-      const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
-      CONTEXTILE_CHECK(
-          text.starts_with(kElf) || text.starts_with("//") || text.starts_with(".version"),
-          "{}: expected a compiled CUDA module (ELF, or PTX), found something else", where);
-      return kMaxTextBytes;
-    });
-    // PTX is text that ends with a zero byte.
-    const std::string with_end(reinterpret_cast<const char*>(image.bytes().data()),
-                               image.bytes().size());
-    void* module = nullptr;
-    check(file, cuda_.load_module(&module, with_end.c_str()));
-    modules_[name] = module;
-    load_functions(module);
-  }
-
-  // Loads all kernels of a module at once. A kernel that is loaded by its first launch may wait for
-  // the device while another kernel waits for a peer, and the peer for this rank.
-  void load_functions(void* module) {
-    if (cuda_.count_functions == nullptr || cuda_.list_functions == nullptr ||
-        cuda_.load_function == nullptr) {
-      return;
-    }
-    unsigned count = 0;
-    check("cuModuleGetFunctionCount", cuda_.count_functions(&count, module));
-    std::vector<void*> functions(count);
-    check("cuModuleEnumerateFunctions", cuda_.list_functions(functions.data(), count, module));
-    for (void* function : functions) check("cuFuncLoad", cuda_.load_function(function));
-  }
-
-  void* function(const Grid& grid) {
-    const std::lock_guard lock(mutex_);
-    const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
-    Function& found = at->second;
-    if (found.handle == nullptr) {
-      const auto module = modules_.find(grid.module);
-      CONTEXTILE_CHECK(module != modules_.end(), "cuda: expected a module {} for {}, found none",
-                       grid.module, grid.kernel);
-      const Result result = cuda_.get_function(&found.handle, module->second, at->first.c_str());
-      if (result != kSuccess) found.handle = nullptr;
-      CONTEXTILE_CHECK(result != kNotFound, "cuda: expected a kernel {} in {}, found none",
-                       grid.kernel, grid.module);
-      check(grid.kernel, result);
-    }
-    if (grid.shared_bytes > found.shared_bytes) {
-      check("cuFuncSetAttribute",
-            cuda_.set_function(found.handle, kDynamicShared, grid.shared_bytes));
-      found.shared_bytes = grid.shared_bytes;
-    }
-    return found.handle;
   }
 
   // Needs the lock.
@@ -522,8 +461,8 @@ class GpuDriver : public Driver {
   void* context_ = nullptr;
   std::mutex mutex_;
   void* pool_ = nullptr;
-  std::map<std::string, void*, std::less<>> modules_;  // by name
-  std::map<std::string, Function> functions_;
+  LoadedModules modules_{cuda_,
+                         [this](std::string_view call, Result result) { check(call, result); }};
   std::vector<OpenStream> streams_;
   std::vector<void*> events_;
   std::vector<Chunk> chunks_;  // that no call is filling

@@ -1,19 +1,14 @@
 // contextile serve: a language model over HTTP.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +17,7 @@
 #include "cli/commands/contextile_program.h"
 #include "cli/commands/run_beat.h"
 #include "cli/commands/simulated_serving.h"
+#include "cli/commands/stop_on_signal.h"
 #include "cli/help.h"
 #include "cli/options/served_model.h"
 #include "cli/options/transport_option.h"
@@ -168,71 +164,6 @@ void serve_rank(Transport& transport, const Serving& serving,
   while (!rank.advance().stopped) {
   }
 }
-
-// NOTE: global because signals are. A handler writes a byte here for each signal that arrived.
-int signal_pipe = -1;
-void pass_on(int) {
-  const char byte = 1;
-  static_cast<void>(!::write(signal_pipe, &byte, 1));
-}
-void leave_it_to_the_first_rank(int) {}
-
-// While one lives, the first SIGINT or SIGTERM does what the handler does, and a second one ends
-// the process. It does not use signal masks of threads: libraries have threads of their own, from
-// before main.
-class FirstSignals {
- public:
-  explicit FirstSignals(void (*handler)(int)) {
-    struct sigaction action = {};
-    action.sa_handler = handler;
-    action.sa_flags = SA_RESETHAND | SA_RESTART;
-    for (std::size_t i = 0; i < std::size(kSignals); ++i) {
-      ::sigaction(kSignals[i], &action, &before_[i]);
-    }
-  }
-  ~FirstSignals() {
-    for (std::size_t i = 0; i < std::size(kSignals); ++i) {
-      ::sigaction(kSignals[i], &before_[i], nullptr);
-    }
-  }
-  FirstSignals(const FirstSignals&) = delete;
-  FirstSignals& operator=(const FirstSignals&) = delete;
-
- private:
-  static constexpr int kSignals[] = {SIGINT, SIGTERM};
-  struct sigaction before_[2] = {};
-};
-
-// Stops the server at the first signal.
-class StopOnSignal {
- public:
-  explicit StopOnSignal(CompletionServer& server) {
-    if (::pipe2(ends_, O_CLOEXEC) != 0) {
-      fail_io("serve: cannot open a pipe: {}", std::generic_category().message(errno));
-    }
-    signal_pipe = ends_[1];
-    signals_.emplace(pass_on);
-    waiter_ = std::thread([this, &server] {
-      char byte = 0;
-      while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
-      }
-      if (byte != 0) server.stop("the server was stopped by a signal");
-    });
-  }
-  ~StopOnSignal() {
-    signals_.reset();
-    ::close(ends_[1]);
-    waiter_.join();
-    ::close(ends_[0]);
-  }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
- private:
-  int ends_[2] = {-1, -1};
-  std::optional<FirstSignals> signals_;
-  std::thread waiter_;
-};
 
 // Returns the sampling of requests that do not say.
 GenerationDefaults generation_defaults(const ServeCommandOptions& options, const Serving& serving) {
@@ -398,7 +329,7 @@ int serve_process(const ServeCommandOptions& options) {
   ProcessRanks ranks(options);
   OpenServer server(options);
   std::optional<FirstSignals> wait_for_first;
-  if (ranks.transport().rank().value != 0) wait_for_first.emplace(leave_it_to_the_first_rank);
+  if (ranks.transport().rank().value != 0) wait_for_first.emplace(ignore_signal);
   bool has_agreed = false;
   while (true) {
     const Serving serving = serving_of(options, ranks.transport().size());
@@ -463,6 +394,25 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
              [&cache](bool value) { cache.share_prefixes = value; });
 }
 
+void add_http_options(CLI::App& app, ServeOptions& serve) {
+  add_text(app, "--host", serve.host, {"ADDRESS", "where to listen", ""});
+  add_size<std::int32_t>(app, "--port", serve.port, 0, {"N", "0: a free one", ""});
+  add_size<std::int32_t>(app, "--max-connections", serve.max_connections, 1,
+                         {"N", "clients served at a time; others wait to be accepted", ""});
+  add_size<std::int64_t>(app, "--max-body-bytes", serve.max_body_bytes, 1,
+                         {"N", "of a request; larger ones are answered 413", ""});
+  add_value(
+      app, "--allow-origin",
+      {"ORIGIN", "pages of this origin may call the server from scripts (CORS); *: all", "none"},
+      [&serve](const std::string& text) { serve.allow_origin = text; });
+  add_value(app, "--log",
+            {"quiet|events|requests",
+             "lines on standard error: none; of refusals, preemptions and lost ranks; of every "
+             "request, too",
+             "events"},
+            [&serve](const std::string& text) { serve.log = parse_log(text); });
+}
+
 }  // namespace
 
 Action add_serve_command(CLI::App& app) {
@@ -486,22 +436,7 @@ Action add_serve_command(CLI::App& app) {
             [options](const std::string& text) {
               options->reads_generation_config = reads_generation_config(text);
             });
-  add_text(app, "--host", options->serve.host, {"ADDRESS", "where to listen", ""});
-  add_size<std::int32_t>(app, "--port", options->serve.port, 0, {"N", "0: a free one", ""});
-  add_size<std::int32_t>(app, "--max-connections", options->serve.max_connections, 1,
-                         {"N", "clients served at a time; others wait to be accepted", ""});
-  add_size<std::int64_t>(app, "--max-body-bytes", options->serve.max_body_bytes, 1,
-                         {"N", "of a request; larger ones are answered 413", ""});
-  add_value(
-      app, "--allow-origin",
-      {"ORIGIN", "pages of this origin may call the server from scripts (CORS); *: all", "none"},
-      [options](const std::string& text) { options->serve.allow_origin = text; });
-  add_value(app, "--log",
-            {"quiet|events|requests",
-             "lines on standard error: none; of refusals, preemptions and lost ranks; of every "
-             "request, too",
-             "events"},
-            [options](const std::string& text) { options->serve.log = parse_log(text); });
+  add_http_options(app, options->serve);
   add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
                             {"N", "ranks that share the cache (mpi: the job's)", "4"});
   add_transport_options(app, options->transport);

@@ -11,8 +11,6 @@ constexpr std::array<Kind, kNumKinds> kKinds = {Kind::kQ,  Kind::kKv, Kind::kO,
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------- machine
-
 PlanMachine::PlanMachine(const RoundFacts& facts, const MaskFacts& mask,
                          const MessagePlan& messages, const DirectionPrograms& programs,
                          Direction direction, const PlanPlace& place,
@@ -109,15 +107,12 @@ bool PlanMachine::report_deadlock() {
   return stuck;
 }
 
-// ----------------------------------------------------------------------------- instructions
-
 void PlanMachine::attend(Kind input, SlotId slot, UnitId unit) {
   const SlotContent content = read(input, slot, unit);
   if (content.origin >= 0) movements_[static_cast<std::size_t>(content.origin)].used = true;
 }
 
 void PlanMachine::accumulate(Kind result, SlotId slot, bool init, UnitId unit, BlockId other) {
-  // A tile is a list of one element.
   SlotContent one;
   one.unit = unit;
   one.first_tile = one.last_tile = static_cast<std::int32_t>(tiles_.size());
@@ -127,7 +122,6 @@ void PlanMachine::accumulate(Kind result, SlotId slot, bool init, UnitId unit, B
     write(result, slot, unit, one);
     return;
   }
-  // Without `init` the tile joins the tiles that the slot already holds.
   const SlotContent before = read(result, slot, unit);
   if (!before.unit.valid()) return;
   SlotPool::Slot& into = pool(result).at(slot);
@@ -335,7 +329,6 @@ SlotContent PlanMachine::read(Kind kind, SlotId slot, UnitId unit) {
   return found->content;
 }
 
-// Reads a slot; a result leaves its slot.
 SlotContent PlanMachine::consume(Kind kind, SlotId slot, UnitId unit, SlotPool::Gone how) {
   const SlotContent content = read(kind, slot, unit);
   if (content.unit.valid() && is_result(kind)) {
@@ -414,8 +407,6 @@ std::string PlanMachine::unit_text(UnitId unit) const {
   if (!unit.valid()) return "no unit";
   return fmt::format("block {} group {}", facts_.block_of(unit).value, facts_.group_of(unit).value);
 }
-
-// ---------------------------------------------------------------------- before and after
 
 void PlanMachine::place_retained(std::span<const RetainedInput> inputs) {
   for (const RetainedInput& input : inputs) {

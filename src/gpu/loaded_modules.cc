@@ -1,0 +1,65 @@
+#include "gpu/loaded_modules.h"
+
+#include <span>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/file_bytes.h"
+
+namespace contextile::cuda {
+
+void LoadedModules::load(const std::string& name, const std::string& file) {
+  const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view where) {
+    constexpr std::string_view kElf =
+        "\x7f"
+        "ELF";
+    const std::string_view text(reinterpret_cast<const char*>(first.data()), first.size());
+    CONTEXTILE_CHECK(
+        text.starts_with(kElf) || text.starts_with("//") || text.starts_with(".version"),
+        "{}: expected a compiled CUDA module (ELF, or PTX), found something else", where);
+    return kMaxTextBytes;
+  });
+  // PTX is text that ends with a zero byte.
+  const std::string with_end(reinterpret_cast<const char*>(image.bytes().data()),
+                             image.bytes().size());
+  void* module = nullptr;
+  check_(file, cuda_.load_module(&module, with_end.c_str()));
+  modules_[name] = module;
+  load_functions(module);
+}
+
+void LoadedModules::load_functions(void* module) {
+  if (cuda_.count_functions == nullptr || cuda_.list_functions == nullptr ||
+      cuda_.load_function == nullptr) {
+    return;
+  }
+  unsigned count = 0;
+  check_("cuModuleGetFunctionCount", cuda_.count_functions(&count, module));
+  std::vector<void*> functions(count);
+  check_("cuModuleEnumerateFunctions", cuda_.list_functions(functions.data(), count, module));
+  for (void* function : functions) check_("cuFuncLoad", cuda_.load_function(function));
+}
+
+void* LoadedModules::function(const Grid& grid) {
+  const std::lock_guard lock(mutex_);
+  const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
+  Function& found = at->second;
+  if (found.handle == nullptr) {
+    const auto module = modules_.find(grid.module);
+    CONTEXTILE_CHECK(module != modules_.end(), "cuda: expected a module {} for {}, found none",
+                     grid.module, grid.kernel);
+    const Result result = cuda_.get_function(&found.handle, module->second, at->first.c_str());
+    if (result != kSuccess) found.handle = nullptr;
+    CONTEXTILE_CHECK(result != kNotFound, "cuda: expected a kernel {} in {}, found none",
+                     grid.kernel, grid.module);
+    check_(grid.kernel, result);
+  }
+  if (grid.shared_bytes > found.shared_bytes) {
+    check_("cuFuncSetAttribute",
+           cuda_.set_function(found.handle, kDynamicShared, grid.shared_bytes));
+    found.shared_bytes = grid.shared_bytes;
+  }
+  return found.handle;
+}
+
+}  // namespace contextile::cuda

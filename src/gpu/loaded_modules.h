@@ -1,0 +1,53 @@
+// Modules of compiled kernels on a device, and their functions.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "gpu/driver.h"
+#include "gpu/driver_library.h"
+
+namespace contextile::cuda {
+
+// Its calls need the device's context to be the thread's current one. `function` may be called by
+// several threads at a time.
+class LoadedModules {
+ public:
+  // Throws the error of a call that did not succeed.
+  using Check = std::function<void(std::string_view call, Result result)>;
+
+  LoadedModules(const Library& cuda, Check check) : cuda_(cuda), check_(std::move(check)) {}
+
+  // Loads a cubin, or PTX, which the driver compiles.
+  void load(const std::string& name, const std::string& file);
+  void unload() noexcept {
+    for (const auto& [name, module] : modules_) cuda_.unload_module(module);
+    modules_.clear();
+  }
+  [[nodiscard]] bool has(std::string_view module) const { return modules_.contains(module); }
+  // Returns the kernel of a launch, with room for its shared memory.
+  [[nodiscard]] void* function(const Grid& grid);
+
+ private:
+  struct Function {
+    void* handle = nullptr;
+    std::int32_t shared_bytes = 0;  // set as the kernel's limit so far
+  };
+
+  // Loads all kernels of a module at once. A kernel that is loaded by its first launch may wait for
+  // the device while another kernel waits for a peer, and the peer for this rank.
+  void load_functions(void* module);
+
+  const Library& cuda_;
+  const Check check_;
+  std::map<std::string, void*, std::less<>> modules_;  // by name
+  std::mutex mutex_;                                   // of functions_
+  std::map<std::string, Function> functions_;
+};
+
+}  // namespace contextile::cuda
