@@ -40,7 +40,7 @@ nlohmann::json parse_json(std::string_view text, std::string_view where) {
     return with_memory_for([&] { return fmt::format("{}, {} bytes of JSON", where, text.size()); },
                            [&] { return nlohmann::json::parse(text.begin(), text.end(), watch); });
   } catch (const nlohmann::json::exception& error) {
-    fail_argument("{}: expected JSON: {}", where, json_reason(error));
+    fail_argument("{}: expected JSON: {}", where, without_orders(json_reason(error)));
   }
 }
 

@@ -127,8 +127,10 @@ class HttpServer final : public CompletionServer {
 
   void log(ServeLog level, const std::string& line) const {
     if (options_.log < level) return;
-    if (options_.write_log) return options_.write_log(line);
-    const std::string whole = fmt::format("serve: {}\n", line);
+    // Reasons quote requests, whose bytes may be no text, or commands to a terminal.
+    const std::string safe = without_orders(line);
+    if (options_.write_log) return options_.write_log(safe);
+    const std::string whole = fmt::format("serve: {}\n", safe);
     std::fwrite(whole.data(), 1, whole.size(), stderr);
   }
 
@@ -218,6 +220,10 @@ class HttpServer final : public CompletionServer {
       return !is_long;
     });
     if (is_whole) return body;
+    if (HttpFront::chunks_are_malformed()) {
+      throw ProtocolFailure(
+          {.message = "request: expected a body in chunks, each of its size and its bytes"});
+    }
     const int status = is_long || response.status == 413 ? 413 : 408;
     throw ProtocolFailure(
         {.status = status,

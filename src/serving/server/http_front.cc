@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "base/check.h"
 #include "serving/server/http_stream.h"
@@ -53,7 +54,9 @@ std::string_view reason_of(int status) {
 namespace {
 
 // The connection of the request that this thread answers.
-thread_local const std::function<bool()>* t_is_gone = nullptr;
+thread_local const SocketStream* t_stream = nullptr;
+// True if a request that the front answers is the last one of its connection.
+thread_local bool t_closes = false;
 
 }  // namespace
 
@@ -62,6 +65,18 @@ HttpFront::HttpFront(const FrontLimits& limits, ErrorBody error_body)
   if (::pipe2(wake_, O_CLOEXEC | O_NONBLOCK) != 0) {
     fail_io("serve: cannot open a pipe: {}", std::generic_category().message(errno));
   }
+  // The library's own fields say neither how long a connection stays open nor when it closes.
+  set_post_routing_handler([seconds = limits_.idle_time.count() / 1000](
+                               const httplib::Request&, httplib::Response& response) {
+    response.headers.erase("Keep-Alive");
+    response.headers.erase("Connection");
+    const bool closes = t_stream != nullptr ? !t_stream->may_go_on() : t_closes;
+    if (closes) {
+      response.set_header("Connection", "close");
+    } else {
+      response.set_header("Keep-Alive", fmt::format("timeout={}", seconds));
+    }
+  });
 }
 
 HttpFront::~HttpFront() {
@@ -69,7 +84,9 @@ HttpFront::~HttpFront() {
   for (const int end : wake_) ::close(end);
 }
 
-bool HttpFront::client_is_gone() { return t_is_gone != nullptr && (*t_is_gone)(); }
+bool HttpFront::client_is_gone() { return t_stream != nullptr && t_stream->is_gone(); }
+
+bool HttpFront::chunks_are_malformed() { return t_stream != nullptr && t_stream->is_malformed(); }
 
 void HttpFront::start() {
   const socket_t listening = svr_sock_;
@@ -194,7 +211,8 @@ void HttpFront::take_answered() {
 
 void HttpFront::start_reading(Connection& connection) const {
   connection.state = State::kReading;
-  connection.limit = Clock::now() + (connection.in.empty() ? limits_.idle_time : limits_.head_time);
+  connection.has_begun = false;
+  connection.limit = Clock::now() + limits_.idle_time;
 }
 
 // Closing at once would reset the connection before the client has read the answer.
@@ -233,7 +251,6 @@ bool HttpFront::read_some(int socket, Connection& connection) {
   if (count < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   if (count == 0) return false;
   if (connection.state == State::kLingering) return true;  // a refused client still sends
-  if (connection.in.empty()) connection.limit = Clock::now() + limits_.head_time;
   connection.in.append(bytes.data(), static_cast<std::size_t>(count));
   if (take_request(socket, connection)) connections_.erase(socket);
   return true;
@@ -259,7 +276,13 @@ bool HttpFront::write_some(int socket, Connection& connection) {
 bool HttpFront::take_request(int socket, Connection& connection) {
   if (connection.state != State::kReading) return false;
   // Empty lines before a request are ignored (RFC 9112, 2.2).
-  while (connection.in.starts_with("\r\n")) connection.in.erase(0, 2);
+  std::size_t begin = 0;
+  while (std::string_view(connection.in).substr(begin).starts_with("\r\n")) begin += 2;
+  connection.in.erase(0, begin);
+  if (connection.in.empty()) return false;
+  if (!std::exchange(connection.has_begun, true)) {
+    connection.limit = Clock::now() + limits_.head_time;
+  }
   const auto size = head_size(connection.in);
   if (size.value_or(connection.in.size()) > limits_.head.max_bytes) {
     refuse(connection, {431, fmt::format("request: expected a head of at most {} bytes, found more",
@@ -275,7 +298,7 @@ bool HttpFront::take_request(int socket, Connection& connection) {
   const RequestHead& head = std::get<RequestHead>(parsed);
   const bool has_body = head.content_length > 0 || head.is_chunked;
   if (head.method == "GET" && !has_body && at_once_.contains(head.path)) {
-    answer_here(connection, *size);
+    answer_here(connection, *size, head.closes);
     return false;
   }
   const std::lock_guard lock(mutex_);
@@ -301,9 +324,10 @@ void HttpFront::refuse(Connection& connection, const HeadProblem& problem) {
   connection.limit = Clock::now() + limits_.write_time;
 }
 
-void HttpFront::answer_here(Connection& connection, std::size_t size) {
+void HttpFront::answer_here(Connection& connection, std::size_t size, bool closes) {
   MemoryStream stream(std::string_view(connection.in).substr(0, size));
-  connection.closes = !process(stream);
+  t_closes = closes;
+  connection.closes = !process(stream) || closes;
   connection.out += stream.out;
   connection.in.erase(0, size);
   connection.state = State::kWriting;
@@ -330,10 +354,9 @@ void HttpFront::run_worker() {
 void HttpFront::serve(Job job) {
   SocketStream stream(job.socket, job.in, job.head, limits_);
   job.in.clear();
-  const std::function<bool()> is_gone = [&stream] { return stream.is_gone(); };
-  t_is_gone = &is_gone;
+  t_stream = &stream;
   const bool goes_on = process(stream) && stream.may_go_on();
-  t_is_gone = nullptr;
+  t_stream = nullptr;
   const std::lock_guard lock(mutex_);
   serving_.erase(job.socket);
   if (closing_ || stream.is_gone()) {

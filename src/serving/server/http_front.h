@@ -56,6 +56,8 @@ class HttpFront : public httplib::Server {
   // True if the client of the request that this thread answers has closed its connection. False in
   // other threads.
   [[nodiscard]] static bool client_is_gone();
+  // True if the body of that request was in chunks that are malformed.
+  [[nodiscard]] static bool chunks_are_malformed();
 
  private:
   enum class State : std::uint8_t { kReading, kWriting, kLingering };
@@ -64,6 +66,7 @@ class HttpFront : public httplib::Server {
     std::string out;
     std::size_t num_out = 0;  // bytes of `out` that were sent
     bool closes = false;      // when `out` is sent
+    bool has_begun = false;   // a head, of which there is at least one byte
     State state = State::kReading;
     Clock::time_point limit;
   };
@@ -95,7 +98,7 @@ class HttpFront : public httplib::Server {
   // has gone to a thread.
   bool take_request(int socket, Connection& connection);
   void refuse(Connection& connection, const HeadProblem& problem);
-  void answer_here(Connection& connection, std::size_t size);
+  void answer_here(Connection& connection, std::size_t size, bool closes);
 
   void run_worker();
   void serve(Job job);

@@ -93,6 +93,7 @@ class HeadParser {
              "request: expected HTTP/1.1 or HTTP/1.0, found {}", quote(version));
     }
     is_1_0_ = version == "HTTP/1.0";
+    parsed_.closes = is_1_0_;
     parsed_.method = method;
     parsed_.path = target.substr(0, target.find('?'));
   }
@@ -112,8 +113,17 @@ class HeadParser {
     if (name == "host") ++num_hosts_;
     if (name == "content-length") read_length(value);
     if (name == "transfer-encoding") read_coding(value);
+    if (name == "connection") read_connection(value);
     if (name == "expect" && lower(value) != "100-continue") {
       refuse(417, "request, expect: expected 100-continue, found {}", quote(value));
+    }
+  }
+
+  void read_connection(std::string_view value) {
+    for (std::size_t begin = 0; begin <= value.size();) {
+      const std::size_t end = std::min(value.find(',', begin), value.size());
+      if (lower(trimmed(value.substr(begin, end - begin))) == "close") parsed_.closes = true;
+      begin = end + 1;
     }
   }
 

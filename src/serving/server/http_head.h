@@ -22,6 +22,7 @@ struct RequestHead {
   std::string path;  // without the query
   std::uint64_t content_length = 0;
   bool is_chunked = false;
+  bool closes = false;  // the client sends no request after this one
 };
 
 // The status and the reason with which a request is refused.

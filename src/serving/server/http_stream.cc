@@ -37,7 +37,8 @@ SocketStream::SocketStream(int socket, std::string in, const RequestHead& head,
       head_bytes_(head_size(in_).value_or(0)),
       body_limit_(Clock::now() + limits.body_time),
       body_left_(head.content_length),
-      is_chunked_(head.is_chunked) {}
+      is_chunked_(head.is_chunked),
+      closes_(head.closes) {}
 
 bool SocketStream::is_writable() const {
   if (is_broken_ || peer_is_gone(socket_)) return false;
@@ -49,22 +50,35 @@ ssize_t SocketStream::read(char* bytes, std::size_t size) {
   // the next request.
   if (at_ < head_bytes_) {
     size = std::min(size, head_bytes_ - at_);
-  } else if (!is_chunked_) {
+  } else if (is_chunked_) {
+    return read_chunks(bytes, size);
+  } else {
     size = std::min<std::size_t>(size, body_left_);
   }
   if (size == 0) return 0;
   if (at_ == in_.size() && !fill()) return -1;
   const std::size_t count = std::min(size, in_.size() - at_);
   std::copy_n(in_.data() + at_, count, bytes);
-  if (at_ >= head_bytes_ && !is_chunked_) body_left_ -= count;
+  if (at_ >= head_bytes_) body_left_ -= count;
   at_ += count;
   return static_cast<ssize_t>(count);
 }
 
-ssize_t SocketStream::write(const char* bytes, std::size_t size) {
-  if (first_line_.size() < kStatusEnd) {
-    first_line_.append(bytes, std::min(size, kStatusEnd - first_line_.size()));
+ssize_t SocketStream::read_chunks(char* bytes, std::size_t size) {
+  while (chunk_at_ == chunk_bytes_.size()) {
+    chunk_bytes_.clear();
+    chunk_at_ = 0;
+    if (chunks_.is_done()) return 0;
+    if (chunks_.is_malformed() || (at_ == in_.size() && !fill())) return -1;
+    at_ += chunks_.read(std::string_view(in_).substr(at_), chunk_bytes_);
   }
+  const std::size_t count = std::min(size, chunk_bytes_.size() - chunk_at_);
+  std::copy_n(chunk_bytes_.data() + chunk_at_, count, bytes);
+  chunk_at_ += count;
+  return static_cast<ssize_t>(count);
+}
+
+ssize_t SocketStream::write(const char* bytes, std::size_t size) {
   std::size_t sent = 0;
   while (sent < size) {
     const ssize_t count = ::send(socket_, bytes + sent, size - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -92,8 +106,8 @@ void SocketStream::get_local_ip_and_port(std::string& ip, int& port) const {
 bool SocketStream::is_gone() const { return is_broken_ || peer_is_gone(socket_); }
 
 bool SocketStream::may_go_on() const {
-  const bool failed = first_line_.size() == kStatusEnd && first_line_[kStatusEnd - 3] >= '4';
-  return !is_broken_ && body_left_ == 0 && !(is_chunked_ && failed);
+  const bool is_whole = is_chunked_ ? chunks_.is_done() : body_left_ == 0;
+  return !is_broken_ && !closes_ && is_whole;
 }
 
 bool SocketStream::fill() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "serving/server/http_chunks.h"
 #include "serving/server/http_front.h"
 
 namespace contextile {
@@ -29,17 +30,19 @@ class SocketStream final : public httplib::Stream {
   [[nodiscard]] socket_t socket() const override { return socket_; }
 
   [[nodiscard]] bool is_gone() const;
-  // True if the next request may follow: all of this one was read and nothing failed.
+  // True if the next request may follow: all of this one was read, and the client goes on, too.
   [[nodiscard]] bool may_go_on() const;
+  // True if the body was in chunks that are malformed.
+  [[nodiscard]] bool is_malformed() const { return chunks_.is_malformed(); }
   // The bytes behind this request.
   [[nodiscard]] std::string rest() const { return in_.substr(at_); }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::size_t kStatusEnd = 12;  // "HTTP/1.1 200"
 
   // Reads more of the body, before its time is over.
   [[nodiscard]] bool fill();
+  ssize_t read_chunks(char* bytes, std::size_t size);
   [[nodiscard]] bool wait_for_room() const;
 
   const int socket_;
@@ -50,7 +53,10 @@ class SocketStream final : public httplib::Stream {
   const Clock::time_point body_limit_;
   std::uint64_t body_left_;
   const bool is_chunked_;
-  std::string first_line_;  // of the answer
+  const bool closes_;
+  ChunkReader chunks_;
+  std::string chunk_bytes_;  // of the body, as the library reads them
+  std::size_t chunk_at_ = 0;
   mutable bool is_broken_ = false;
 };
 

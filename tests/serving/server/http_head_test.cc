@@ -35,6 +35,10 @@ TEST(HttpHead, GivesMethodPathAndLength) {
   EXPECT_EQ(head.path, "/v1/completions");
   EXPECT_EQ(head.content_length, 12U);
   EXPECT_FALSE(head.is_chunked);
+  EXPECT_FALSE(head.closes);
+  for (const char* fields : {"Connection: close\r\n", "connection: TE , Close\r\n"}) {
+    EXPECT_TRUE(std::get<RequestHead>(parse_head(with(kHost + fields), {})).closes) << fields;
+  }
   const auto chunked = parse_head(with(kHost + "Transfer-Encoding: Chunked\r\n"), {});
   EXPECT_TRUE(std::get<RequestHead>(chunked).is_chunked);
 }
