@@ -253,6 +253,12 @@ def test_sampling_is_that_of_the_model_unless_a_request_says(tmp_path):
             pass
 
 
+def test_random_tokenizers_are_refused_or_give_the_tokens_of_the_library():
+    command = [sys.executable, str(ROOT / "scripts" / "fuzz-tokenizers"), "--program", PROGRAM]
+    tried = subprocess.run([*command, "--files", "40", "--texts", "25"], capture_output=True, text=True, check=False)
+    assert tried.returncode == 0, tried.stdout + tried.stderr
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_of_half_precision_in_several_files(dtype, tmp_path):
     model = make("qwen2").to(getattr(torch, dtype))

@@ -1,9 +1,12 @@
 #include "serving/server/added_tokens.h"
 
+#include <utility>
+
 namespace contextile {
 
-AddedTokens::AddedTokens(const std::vector<AddedToken>& tokens) : nodes_(1) {
-  for (const AddedToken& added : tokens) {
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)), nodes_(1) {
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    const AddedToken& added = tokens_[i];
     std::int32_t at = 0;
     for (const char c : added.text) {
       const auto next = static_cast<std::int32_t>(nodes_.size());
@@ -12,7 +15,8 @@ AddedTokens::AddedTokens(const std::vector<AddedToken>& tokens) : nodes_(1) {
       at = child->second;
       if (is_new) nodes_.emplace_back();
     }
-    nodes_[static_cast<std::size_t>(at)].token = added.token;
+    std::int32_t& first = nodes_[static_cast<std::size_t>(at)].added;
+    if (first < 0) first = static_cast<std::int32_t>(i);
     if (added.is_special) special_.emplace(added.text, added.token);
   }
 }
@@ -25,7 +29,8 @@ std::optional<AddedTokens::Match> AddedTokens::find(std::string_view text, std::
       const auto child = node->children.find(text[end]);
       if (child == node->children.end()) break;
       node = &nodes_[static_cast<std::size_t>(child->second)];
-      if (node->token >= 0) longest = {begin, end + 1 - begin, node->token};
+      if (node->added < 0) continue;
+      longest = {begin, end + 1 - begin, &tokens_[static_cast<std::size_t>(node->added)]};
     }
     if (longest) return longest;
   }

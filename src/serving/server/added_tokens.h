@@ -14,6 +14,10 @@ struct AddedToken {
   std::string text;
   std::int32_t token = 0;
   bool is_special = false;
+  bool is_normalized = false;       // found in normalized text
+  bool is_single_word = false;      // not found next to the characters of a word
+  bool takes_space_before = false;  // white space around it belongs to it
+  bool takes_space_after = false;
 };
 
 class AddedTokens {
@@ -21,10 +25,11 @@ class AddedTokens {
   struct Match {
     std::size_t begin = 0;
     std::size_t size = 0;
-    std::int32_t token = 0;
+    const AddedToken* added = nullptr;
   };
 
-  explicit AddedTokens(const std::vector<AddedToken>& tokens);
+  // If several tokens have one text, the first is found.
+  explicit AddedTokens(std::vector<AddedToken> tokens);
 
   // The first added token at or after `from`; if several begin there, the longest. Looks at each
   // byte of the text at most as often as the longest added token has bytes.
@@ -34,8 +39,9 @@ class AddedTokens {
  private:
   struct Node {
     std::unordered_map<char, std::int32_t> children;
-    std::int32_t token = -1;  // the token that ends here
+    std::int32_t added = -1;  // the token that ends here
   };
+  std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_;  // of a trie; 0 is its root
   std::unordered_map<std::string, std::int32_t> special_;
 };

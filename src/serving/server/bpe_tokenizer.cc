@@ -1,36 +1,29 @@
 // Tokenizers of Hugging Face's tokenizer.json whose model is byte-pair encoding: on bytes (GPT-2,
 // Llama 3, Qwen) or on characters with a token for each byte that has none (Llama 2, Mistral).
-#include <nlohmann/json.hpp>
-
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "base/check.h"
-#include "base/file_bytes.h"
-#include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/utf8.h"
 #include "contextile/serving/completion_server.h"
 #include "serving/server/added_tokens.h"
 #include "serving/server/bpe_merges.h"
+#include "serving/server/tokenizer_file.h"
+#include "serving/server/word_pattern.h"
 
 namespace contextile {
 namespace {
-
-using nlohmann::json;
-
-constexpr const char* kGpt2Words =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, which represents a space
 
 std::string utf8_of(unsigned code) {  // of codes below 0x800
   if (code < 0x80) return {static_cast<char>(code)};
@@ -50,54 +43,6 @@ std::array<std::string, 256> byte_characters() {
   return characters;
 }
 
-// A pattern that cuts text into words.
-class WordPattern {
- public:
-  explicit WordPattern(const std::string& pattern) {
-    int error = 0;
-    PCRE2_SIZE at = 0;
-    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                              PCRE2_UTF | PCRE2_UCP, &error, &at, nullptr));
-    CONTEXTILE_CHECK(code_ != nullptr,
-                     "tokenizer: expected a pattern of words, found {}, wrong at {}",
-                     quote(pattern), at);
-  }
-
-  // Matches and the texts between them, in order.
-  [[nodiscard]] std::vector<std::string_view> words(std::string_view text) const {
-    const std::unique_ptr<pcre2_match_data, Free> match(
-        pcre2_match_data_create_from_pattern(code_.get(), nullptr));
-    std::vector<std::string_view> words;
-    std::size_t end = 0;
-    std::size_t from = 0;
-    while (from < text.size()) {
-      const int found = pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
-                                    text.size(), from, PCRE2_NO_UTF_CHECK, match.get(), nullptr);
-      if (found == PCRE2_ERROR_NOMATCH) break;
-      CONTEXTILE_CHECK(
-          found > 0,
-          "tokenizer: expected text that can be cut into words, found error {} at byte {}", found,
-          from);
-      const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
-      if (range[0] > end) words.push_back(text.substr(end, range[0] - end));
-      if (range[1] > range[0]) words.push_back(text.substr(range[0], range[1] - range[0]));
-      end = range[1];
-      from = std::max(range[1],
-                      range[0] + std::max<std::size_t>(utf8_bytes(text.substr(range[0])), 1));
-      if (range[1] > range[0]) from = range[1];
-    }
-    if (end < text.size()) words.push_back(text.substr(end));
-    return words;
-  }
-
- private:
-  struct Free {
-    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-    void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-  };
-  std::unique_ptr<pcre2_code, Free> code_;
-};
-
 // The byte that a token such as <0x0A> represents, if characters fall back to bytes.
 std::optional<char> byte_of(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return std::nullopt;
@@ -108,201 +53,74 @@ std::optional<char> byte_of(std::string_view token) {
   return static_cast<char>(byte);
 }
 
-// The places where a space is put before text, which added tokens cut into pieces.
-enum class SpaceBefore : std::uint8_t {
-  kNothing,
-  kText,       // unless it begins with one or with an added token
-  kPieces,     // unless they begin with one
-  kAllPieces,  // even then
-};
-
-// The contents of a tokenizer.json.
-struct Description {
-  std::unordered_map<std::string, std::int32_t> tokens;
-  std::vector<std::pair<std::string, std::string>> merges;
-  std::vector<AddedToken> added;
-  std::vector<std::int32_t> prefix;  // tokens before every text
-  bool on_bytes = true;
-  bool whole_words = false;           // a word that is a token is not split
-  std::vector<std::string> patterns;  // each cuts the pieces that the one before left
-  SpaceBefore space_before = SpaceBefore::kNothing;
-};
-
-class TokenizerReader {
- public:
-  TokenizerReader(const json& document, std::string where)
-      : document_(document), where_(std::move(where)) {}
-
-  [[nodiscard]] Description read() {
-    try {
-      read_model(document_.at("model"));
-      read_added();
-      if (has(document_, "normalizer")) read_normalizer(document_.at("normalizer"));
-      if (has(document_, "pre_tokenizer")) read_words(document_.at("pre_tokenizer"));
-      if (has(document_, "post_processor")) read_prefix(document_.at("post_processor"));
-      return std::move(description_);
-    } catch (const json::exception& error) {
-      fail_argument("{}: expected a tokenizer of Hugging Face's format: {}", where_,
-                    json_reason(error));
-    }
-  }
-
- private:
-  static bool has(const json& object, const char* key) {
-    return object.contains(key) && !object.at(key).is_null();
-  }
-  [[nodiscard]] std::int32_t token_of(const json& id) const {
-    CONTEXTILE_CHECK(id.is_number_integer() && id >= 0 && id <= 1 << 24,
-                     "{}: expected token ids of 0 to {}, found {}", where_, 1 << 24,
-                     quote(id.dump()));
-    return id.get<std::int32_t>();
-  }
-
-  void read_model(const json& model) {
-    const auto type = model.value("type", std::string("BPE"));
-    CONTEXTILE_CHECK(type == "BPE", "{}, model: expected BPE, found {}", where_, quote(type));
-    for (const auto& [text, id] : model.at("vocab").items()) {
-      description_.tokens.emplace(text, token_of(id));
-    }
-    for (const json& merge : model.at("merges")) {
-      if (merge.is_string()) {
-        const auto text = merge.get<std::string>();
-        const std::size_t middle = text.find(' ');
-        CONTEXTILE_CHECK(middle != std::string::npos, "{}, merges: expected two texts, found {}",
-                         where_, quote(text));
-        description_.merges.emplace_back(text.substr(0, middle), text.substr(middle + 1));
-      } else {
-        description_.merges.emplace_back(merge.at(0).get<std::string>(),
-                                         merge.at(1).get<std::string>());
-      }
-    }
-    description_.on_bytes = !model.value("byte_fallback", false);
-    description_.whole_words = model.value("ignore_merges", false);
-  }
-
-  void read_added() {
-    if (!has(document_, "added_tokens")) return;
-    for (const json& entry : document_.at("added_tokens")) {
-      AddedToken token = {entry.at("content").get<std::string>(), token_of(entry.at("id")),
-                          entry.value("special", false)};
-      CONTEXTILE_CHECK(!token.text.empty(), "{}, added_tokens: expected texts, found an empty one",
-                       where_);
-      description_.added.push_back(std::move(token));
-    }
-  }
-
-  // Accepts NFC but does not apply it: nearly all text is in NFC already.
-  void read_normalizer(const json& entry) {
-    const auto type = entry.at("type").get<std::string>();
-    if (type == "Sequence") {
-      for (const json& part : entry.at("normalizers")) read_normalizer(part);
-    } else if (type == "Prepend" && entry.at("prepend") == kSpace) {
-      description_.space_before = SpaceBefore::kAllPieces;
-    } else if (type != "NFC" && !(type == "Replace" && entry.at("content") == kSpace)) {
-      fail_argument("{}, normalizer: expected NFC, or spaces as U+2581, found {}", where_,
-                    quote(type));
-    }
-  }
-
-  void read_words(const json& entry) {
-    const auto type = entry.at("type").get<std::string>();
-    if (type == "Sequence") {
-      for (const json& part : entry.at("pretokenizers")) read_words(part);
-    } else if (type == "Split") {
-      const json& pattern = entry.at("pattern");
-      CONTEXTILE_CHECK(pattern.contains("Regex") && entry.at("behavior") == "Isolated",
-                       "{}, pre_tokenizer: expected words that are isolated by a pattern, found {}",
-                       where_, quote(entry.dump()));
-      description_.patterns.push_back(pattern.at("Regex").get<std::string>());
-    } else if (type == "Digits") {
-      description_.patterns.emplace_back(entry.value("individual_digits", false) ? R"(\p{N})"
-                                                                                 : R"(\p{N}+)");
-    } else if (type == "ByteLevel") {
-      if (entry.value("add_prefix_space", false)) {
-        description_.space_before = SpaceBefore::kPieces;
-      }
-      if (entry.value("use_regex", true)) description_.patterns.emplace_back(kGpt2Words);
-    } else if (type == "Metaspace" && !entry.value("split", true)) {
-      const auto scheme = entry.value("prepend_scheme", std::string("always"));
-      if (scheme == "first") description_.space_before = SpaceBefore::kText;
-      if (scheme == "always") description_.space_before = SpaceBefore::kPieces;
-    } else {
-      fail_argument("{}, pre_tokenizer: expected ByteLevel, Split, Digits or Metaspace, found {}",
-                    where_, quote(type));
-    }
-  }
-
-  void read_prefix(const json& entry) {
-    const auto type = entry.at("type").get<std::string>();
-    if (type == "Sequence") {
-      for (const json& part : entry.at("processors")) read_prefix(part);
-    } else if (type == "TemplateProcessing") {
-      for (const json& part : entry.at("single")) {
-        if (!part.contains("SpecialToken")) break;
-        const auto text = part.at("SpecialToken").at("id").get<std::string>();
-        for (const json& id : entry.at("special_tokens").at(text).at("ids")) {
-          description_.prefix.push_back(token_of(id));
-        }
-      }
-    } else if (type != "ByteLevel") {
-      fail_argument("{}, post_processor: expected ByteLevel or TemplateProcessing, found {}",
-                    where_, quote(type));
-    }
-  }
-
-  const json& document_;
-  std::string where_;
-  Description description_;
-};
-
 class BpeTokenizer final : public Tokenizer {
  public:
-  explicit BpeTokenizer(Description given)
-      : description_(std::move(given)),
-        merges_(description_.tokens, description_.merges),
-        added_(description_.added),
+  explicit BpeTokenizer(TokenizerFile given)
+      : file_(std::move(given)),
+        merges_(file_.tokens, file_.merges),
         characters_(byte_characters()) {
-    for (const std::string& pattern : description_.patterns) patterns_.emplace_back(pattern);
+    for (const WordStep& step : file_.steps) {
+      if (step.kind == WordStep::Kind::kPattern) patterns_.emplace_back(step.pattern);
+    }
     for (std::size_t byte = 0; byte < 256; ++byte) {
       bytes_of_characters_.emplace(characters_[byte], static_cast<char>(byte));
     }
-    for (const auto& [text, token] : description_.tokens) texts_[token] = text_of(text);
-    for (const AddedToken& added : description_.added) {
-      texts_[added.token] = added.is_special ? std::string() : added.text;
-      longest_bytes_ = std::max(longest_bytes_, std::ssize(added.text));
+    for (const auto& [text, token] : file_.tokens) texts_[token] = text_of(text);
+    std::set<std::string> special;
+    for (const AddedToken& added : file_.added) {
+      if (added.is_special) special.insert(added.text);
     }
+    // Special tokens come first among those that have one text in normalized text.
+    std::stable_partition(file_.added.begin(), file_.added.end(),
+                          [](const AddedToken& added) { return added.is_special; });
+    std::vector<AddedToken> raw;
+    std::vector<AddedToken> of_normalized;
+    for (AddedToken added : file_.added) {
+      longest_bytes_ = std::max(longest_bytes_, std::ssize(added.text));
+      if (added.is_normalized) added.text = normalized(added.text, file_.normalizers);
+      // As in the library whose files these are, a special token shows if normalizing changes it.
+      const bool is_hidden = special.contains(added.text);
+      texts_[added.token] = is_hidden ? std::string() : text_of(added.text);
+      (added.is_normalized ? of_normalized : raw).push_back(added);
+    }
+    added_.emplace(raw);
+    normalized_added_.emplace(of_normalized);
     for (const auto& [token, text] : texts_) {
       num_ids_ = std::max(num_ids_, token + 1);
       longest_bytes_ = std::max(longest_bytes_, std::ssize(text));
     }
-    for (const std::int32_t token : description_.prefix) num_ids_ = std::max(num_ids_, token + 1);
+    for (const auto* around : {&file_.prefix, &file_.suffix}) {
+      for (const std::int32_t token : *around) num_ids_ = std::max(num_ids_, token + 1);
+    }
   }
 
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text,
                                                  SpecialTokens special) const override {
     check_utf8(text);
     std::vector<std::int32_t> tokens;
-    std::size_t at = 0;
-    while (at < text.size()) {
-      const auto added = added_.find(text, at);
-      const std::size_t end = added ? added->begin : text.size();
-      if (end > at) encode_plain(text.substr(at, end - at), at == 0, tokens);
-      if (!added) break;
-      tokens.push_back(added->token);
-      at = end + added->size;
-    }
-    const std::vector<std::int32_t>& prefix = description_.prefix;
+    bool is_first = true;  // nothing but this piece begins the text
+    for_pieces(text, *added_, tokens, [&](std::string_view piece) {
+      const std::string changed = normalized(piece, file_.normalizers);
+      for_pieces(changed, *normalized_added_, tokens, [&](std::string_view part) {
+        const bool begins =
+            is_first && piece.data() == text.data() && part.data() == changed.data();
+        encode_plain(part, begins, tokens);
+      });
+      is_first = false;
+    });
+    if (special == SpecialTokens::kNone) return tokens;
+    const std::vector<std::int32_t>& prefix = file_.prefix;
     const bool has_prefix =
         tokens.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
-    if (special == SpecialTokens::kAdd && !has_prefix) {
-      tokens.insert(tokens.begin(), prefix.begin(), prefix.end());
-    }
+    if (!has_prefix) tokens.insert(tokens.begin(), prefix.begin(), prefix.end());
+    tokens.insert(tokens.end(), file_.suffix.begin(), file_.suffix.end());
     return tokens;
   }
   [[nodiscard]] std::int32_t num_ids() const override { return num_ids_; }
   [[nodiscard]] std::int64_t longest_token_bytes() const override { return longest_bytes_; }
   [[nodiscard]] std::optional<std::int32_t> special_token(std::string_view text) const override {
-    return added_.special(text);
+    const auto token = added_->special(text);
+    return token ? token : normalized_added_->special(text);
   }
 
   [[nodiscard]] std::string_view bytes(std::int32_t token) const override {
@@ -320,43 +138,113 @@ class BpeTokenizer final : public Tokenizer {
     }
   }
 
-  [[nodiscard]] bool wants_space(std::string_view piece, bool is_first) const {
-    const bool has_one =
-        piece.starts_with(' ') || (!description_.on_bytes && piece.starts_with(kSpace));
-    switch (description_.space_before) {
-      case SpaceBefore::kText:
-        return is_first && !has_one;
-      case SpaceBefore::kPieces:
-        return !has_one;
-      case SpaceBefore::kAllPieces:
-        return true;
-      case SpaceBefore::kNothing:
-        break;
+  // Adds the added tokens in the text, and gives the pieces between them to `take`, in order.
+  template <typename Take>
+  void for_pieces(std::string_view text, const AddedTokens& added,
+                  std::vector<std::int32_t>& tokens, const Take& take) const {
+    std::size_t done = 0;  // up to where the text was given
+    std::size_t at = 0;
+    while (at < text.size()) {
+      const auto found = added.find(text, at);
+      if (!found) break;
+      std::size_t begin = found->begin;
+      std::size_t end = begin + found->size;
+      at = end;
+      const AddedToken& token = *found->added;
+      if (token.is_single_word &&
+          (ends_in_word(text.substr(0, begin)) || begins_in_word(text.substr(end)))) {
+        continue;
+      }
+      if (token.takes_space_before) {
+        begin = std::max(done, begin - space_at_end(text.substr(0, begin)));
+      }
+      if (token.takes_space_after) end += space_at_begin(text.substr(end));
+      if (begin > done) take(text.substr(done, begin - done));
+      // Tokens of white space are found in the space that another token has taken, too, as in the
+      // library whose files these are.
+      if (begin < end) tokens.push_back(token.token);
+      done = end;
     }
-    return false;
+    if (done < text.size()) take(text.substr(done));
   }
 
-  void encode_plain(std::string_view text, bool is_first, std::vector<std::int32_t>& tokens) const {
-    std::string spaced;
-    if (wants_space(text, is_first)) {
-      spaced = " " + std::string(text);
-      text = spaced;
+  [[nodiscard]] static std::string_view first_of(std::string_view text) {
+    return text.substr(0, text.empty() ? 0 : utf8_bytes(text));
+  }
+  [[nodiscard]] static std::string_view last_of(std::string_view text) {
+    std::size_t size = std::min<std::size_t>(1, text.size());
+    const auto is_inside = [&] {
+      return size < text.size() && (text[text.size() - size] & 0xc0) == 0x80;
+    };
+    while (is_inside()) ++size;
+    return text.substr(text.size() - size);
+  }
+  [[nodiscard]] bool begins_in_word(std::string_view text) const {
+    return !text.empty() && word_character_.matches(first_of(text));
+  }
+  [[nodiscard]] bool ends_in_word(std::string_view text) const {
+    return !text.empty() && word_character_.matches(last_of(text));
+  }
+  // The number of bytes of white space at one end of the text.
+  [[nodiscard]] std::size_t space_at_begin(std::string_view text) const {
+    std::size_t size = 0;
+    while (size < text.size() && white_space_.matches(first_of(text.substr(size)))) {
+      size += first_of(text.substr(size)).size();
     }
-    std::vector<std::string_view> words = {text};
-    for (const WordPattern& pattern : patterns_) {
-      std::vector<std::string_view> smaller;
+    return size;
+  }
+  [[nodiscard]] std::size_t space_at_end(std::string_view text) const {
+    std::size_t size = 0;
+    const auto rest = [&] { return text.substr(0, text.size() - size); };
+    while (size < text.size() && white_space_.matches(last_of(rest()))) {
+      size += last_of(rest()).size();
+    }
+    return size;
+  }
+
+  // begins: whether the text begins with this piece of it.
+  void encode_plain(std::string_view piece, bool begins, std::vector<std::int32_t>& tokens) const {
+    std::deque<std::string> changed;  // what words that were changed refer to
+    std::vector<std::string_view> words = {piece};
+    auto pattern = patterns_.begin();
+    for (const WordStep& step : file_.steps) {
+      std::vector<std::string_view> next;
       for (const std::string_view word : words) {
-        for (const std::string_view part : pattern.words(word)) smaller.push_back(part);
+        if (step.kind == WordStep::Kind::kPattern) {
+          for (const std::string_view part : pattern->words(word)) next.push_back(part);
+        } else {
+          const bool is_first = begins && next.empty();
+          next.push_back(changed.emplace_back(with_spaces(word, step.kind, is_first)));
+        }
       }
-      words = std::move(smaller);
+      if (step.kind == WordStep::Kind::kPattern) ++pattern;
+      words = std::move(next);
     }
     for (const std::string_view word : words) encode_word(word, tokens);
   }
 
+  [[nodiscard]] static std::string with_spaces(std::string_view word, WordStep::Kind kind,
+                                               bool is_first) {
+    if (kind == WordStep::Kind::kSpace) {
+      return word.starts_with(' ') ? std::string(word) : " " + std::string(word);
+    }
+    std::string changed;
+    for (const char c : word) {
+      if (c == ' ') {
+        changed += kSpace;
+      } else {
+        changed += c;
+      }
+    }
+    const bool wants_space = kind == WordStep::Kind::kMetaspaces ||
+                             (kind == WordStep::Kind::kFirstMetaspace && is_first);
+    if (wants_space && !changed.starts_with(kSpace)) changed.insert(0, kSpace);
+    return changed;
+  }
+
   void encode_word(std::string_view word, std::vector<std::int32_t>& tokens) const {
-    std::vector<std::string> characters =
-        description_.on_bytes ? by_byte(word) : by_character(word);
-    if (description_.whole_words) {
+    std::vector<std::string> characters = file_.on_bytes ? by_byte(word) : by_character(word);
+    if (file_.whole_words) {
       std::string whole;
       for (const std::string& character : characters) whole += character;
       if (const auto token = merges_.token(whole)) {
@@ -380,7 +268,7 @@ class BpeTokenizer final : public Tokenizer {
     for (std::size_t at = 0; at < word.size();) {
       const std::size_t size = utf8_bytes(word.substr(at));
       const std::string_view character = word.substr(at, size);
-      characters.emplace_back(character == " " ? kSpace : character);
+      characters.emplace_back(character);
       at += size;
     }
     return characters;
@@ -400,28 +288,33 @@ class BpeTokenizer final : public Tokenizer {
     }
   }
 
-  // The bytes that a token's text represents.
+  // The bytes that a token's text stands for.
   [[nodiscard]] std::string text_of(const std::string& token) const {
-    if (const auto byte = byte_of(token); byte && !description_.on_bytes) return {*byte};
+    if (const auto byte = byte_of(token); byte && !file_.on_bytes) return {*byte};
     std::string text;
     for (std::size_t at = 0; at < token.size();) {
       const std::size_t size =
           std::max<std::size_t>(utf8_bytes(std::string_view(token).substr(at)), 1);
       const std::string character = token.substr(at, size);
       const auto byte = bytes_of_characters_.find(character);
-      if (description_.on_bytes && byte != bytes_of_characters_.end()) {
+      if (!file_.on_bytes) {
+        text += character == kSpace ? " " : character;
+      } else if (byte != bytes_of_characters_.end()) {
         text += byte->second;
       } else {
-        text += !description_.on_bytes && character == kSpace ? " " : character;
+        return token;  // not written in characters of bytes
       }
       at += size;
     }
     return text;
   }
 
-  Description description_;
+  TokenizerFile file_;
   BpeMerges merges_;
-  AddedTokens added_;
+  std::optional<AddedTokens> added_;             // found in text as it comes
+  std::optional<AddedTokens> normalized_added_;  // found between those, in normalized text
+  WordPattern white_space_{fmt::format("[{}]", kWhiteSpace)};
+  WordPattern word_character_{fmt::format("[{}]", kWordCharacters)};
   std::int32_t num_ids_ = 0;
   std::int64_t longest_bytes_ = 1;
   std::array<std::string, 256> characters_;
@@ -433,12 +326,8 @@ class BpeTokenizer final : public Tokenizer {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
-  const FileBytes file((std::filesystem::path(folder) / "tokenizer.json").string(),
-                       expect_text("a tokenizer"));
-  const json document = parse_json(file.text(), file.name());
-  CONTEXTILE_CHECK(document.is_object(), "{}: expected an object, found {}", file.name(),
-                   document.type_name());
-  return std::make_unique<BpeTokenizer>(TokenizerReader(document, file.name()).read());
+  return std::make_unique<BpeTokenizer>(
+      read_tokenizer_file((std::filesystem::path(folder) / "tokenizer.json").string()));
 }
 
 }  // namespace contextile

@@ -14,9 +14,10 @@ TEST(AddedTokens, FindsTheFirstAndOfThoseThatBeginThereTheLongest) {
   ASSERT_TRUE(first);
   EXPECT_EQ(first->begin, 2U);
   EXPECT_EQ(first->size, 6U);
-  EXPECT_EQ(first->token, 2);
-  EXPECT_EQ(tokens.find("zz<a><b>x", 3)->token, 3);
+  EXPECT_EQ(first->added->token, 2);
+  EXPECT_EQ(tokens.find("zz<a><b>x", 3)->added->token, 3);
   EXPECT_FALSE(tokens.find("zz<a", 0));
+  EXPECT_EQ(AddedTokens({{"a", 1}, {"a", 2}}).find("a", 0)->added->token, 1);
   EXPECT_EQ(tokens.special("<a>"), 1);
   EXPECT_EQ(tokens.special("b>x"), std::nullopt);
 }

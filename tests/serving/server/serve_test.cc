@@ -320,12 +320,68 @@ TEST_F(BpeTokenizer, SaysWhatIsNotRead) {
   EXPECT_THAT(error_of(R"({"model":{"type":"Unigram"}})"),
               HasSubstr("expected BPE, found 'Unigram'"));
   EXPECT_THAT(error_of(R"({"model":{"vocab":{"a":-1},"merges":[]}})"), HasSubstr("token ids"));
-  EXPECT_THAT(error_of(R"({"model":{"vocab":{"a":1},"merges":["a b"]}})"), HasSubstr("found 'b'"));
-  EXPECT_THAT(error_of(R"({"model":{"vocab":{},"merges":[]},"pre_tokenizer":{"type":"Bert"}})"),
-              HasSubstr("found 'Bert'"));
-  EXPECT_THAT(error_of(R"j({"model":{"vocab":{},"merges":[]},"pre_tokenizer":
-                  {"type":"Split","pattern":{"Regex":"("},"behavior":"Isolated"}})j"),
-              HasSubstr("expected a pattern of words"));
+  const auto error_with = [](const std::string& parts) {
+    return error_of(R"({"model":{"byte_fallback":true,"vocab":{"a":1},"merges":["a b"]})" + parts +
+                    "}");
+  };
+  EXPECT_THAT(error_with(""), HasSubstr("found 'b'"));
+  EXPECT_THAT(error_with(R"(,"pre_tokenizer":{"type":"Bert"})"),
+              HasSubstr(R"(found '{"type":"Bert"}')"));
+  EXPECT_THAT(
+      error_of(
+          R"j({"model":{"vocab":{},"merges":[]},"pre_tokenizer":{"type":"Sequence","pretokenizers":[
+                  {"type":"Split","pattern":{"Regex":"("},"behavior":"Isolated"},{"type":"ByteLevel"}]}})j"),
+      HasSubstr("expected a pattern of words"));
+}
+
+TEST_F(BpeTokenizer, RefusesWhatWouldChangeTokens) {
+  const auto error_with = [](const std::string& model, const std::string& parts) {
+    return error_of(R"({"model":{"vocab":{"a":1},"merges":[])" + model + "}" + parts + "}");
+  };
+  const std::string bytes = R"(,"pre_tokenizer":{"type":"ByteLevel"})";
+  EXPECT_EQ(error_with("", bytes), "");
+  EXPECT_THAT(error_with("", ""), HasSubstr("found neither"));
+  EXPECT_THAT(error_with(R"(,"byte_fallback":true)", bytes), HasSubstr("found both"));
+  EXPECT_THAT(error_with(R"(,"dropout":0.1)", bytes), HasSubstr("dropout: expected none"));
+  EXPECT_THAT(error_with(R"(,"end_of_word_suffix":"</w>")", bytes),
+              HasSubstr("end_of_word_suffix"));
+  for (const char* normalizer : {R"({"type":"NFKC"})", R"({"type":"Lowercase"})",
+                                 R"({"type":"Replace","pattern":{"Regex":"a"},"content":"b"})"}) {
+    EXPECT_THAT(error_with("", bytes + R"(,"normalizer":)" + normalizer), HasSubstr("normalizer:"));
+  }
+  for (const char* words :
+       {R"({"type":"Split","pattern":{"Regex":"a"},"behavior":"Removed"})",
+        R"({"type":"Split","pattern":{"Regex":"a"},"behavior":"Isolated","invert":true})",
+        R"({"type":"Metaspace","replacement":"_","split":false})", R"({"type":"Metaspace"})",
+        R"({"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},{"type":"Digits"}]})"}) {
+    EXPECT_THAT(error_with("", R"(,"pre_tokenizer":)" + std::string(words)),
+                HasSubstr("pre_tokenizer:"));
+  }
+  EXPECT_THAT(error_with("", bytes + R"(,"decoder":{"type":"WordPiece"})"), HasSubstr("decoder:"));
+}
+
+TEST_F(BpeTokenizer, FindsAddedTokensByTheirFlags) {
+  const auto encode = [](const std::string& flags, const std::string& text) {
+    return load(R"j({"model":{"byte_fallback":true,"vocab":{"a":1," ":2,"x":3,"é":4},"merges":[]},
+      "normalizer":{"type":"NFC"},"added_tokens":[{"id":9,"content":"e\u0301x")j" +
+                flags + "}]}")
+        ->encode(text);
+  };
+  EXPECT_THAT(encode("", "a e\u0301x a"), ElementsAre(1, 2, 9, 2, 1));
+  EXPECT_THAT(encode(R"(,"lstrip":true)", "a  e\u0301x a"), ElementsAre(1, 9, 2, 1));
+  EXPECT_THAT(encode(R"(,"rstrip":true)", "a e\u0301x  a"), ElementsAre(1, 2, 9, 1));
+  EXPECT_THAT(encode(R"(,"single_word":true)", "ae\u0301x e\u0301x"), ElementsAre(1, 4, 3, 2, 9));
+  // The text in another form is found where the token is one of normalized text.
+  EXPECT_THAT(encode("", "éx"), ElementsAre(4, 3));
+  EXPECT_THAT(encode(R"(,"normalized":true)", "éx"), ElementsAre(9));
+}
+
+TEST_F(BpeTokenizer, PutsTokensBehindAText) {
+  const auto tokenizer = load(R"j({"model":{"byte_fallback":true,"vocab":{"a":1},"merges":[]},
+    "post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A","type_id":0}},
+    {"SpecialToken":{"id":"</s>","type_id":0}}],"special_tokens":{"</s>":{"ids":[9]}}}})j");
+  EXPECT_THAT(tokenizer->encode("a"), ElementsAre(1, 9));
+  EXPECT_THAT(tokenizer->encode("a", SpecialTokens::kNone), ElementsAre(1));
 }
 
 }  // namespace
