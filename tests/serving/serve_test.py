@@ -531,8 +531,11 @@ class Tests:
             assert again.returncode == 3, again
             assert "goes on without this rank" in again.stderr, again.stderr
             assert server.complete(prompt=self.prompts()[2], max_tokens=12).tokens == expected[2]
+            time.sleep(1.5)  # the server looks every second
             assert server.stop() == 0
             assert server.others[0].wait(LIMIT_S) == 0
+            log = server.process.stderr.read()
+            assert "rank '2' came back and was refused" in log, log
 
     def test_without_the_first_rank_all_end(self):
         if not self.gloo:

@@ -267,7 +267,8 @@ class ProcessRanks {
   explicit ProcessRanks(const ServeCommandOptions& options) : options_(options) {
     if (!options.store.empty()) {
       store_ = open_store(options.store);
-      refuse_if_running(*store_, options.transport.run_id);
+      refuse_if_running(*store_, options.transport.run_id,
+                        std::to_string(options.transport.rank.value_or(-1)));
     }
     transport_ = open_transport(options.transport, options.ranks, "rank");
   }
@@ -279,7 +280,13 @@ class ProcessRanks {
     run_ = fmt::format("{}/{:016x}", options_.transport.run_id,
                        agree_on_engine(*transport_, settings_of(serving)));
     if (store_ != nullptr && transport_->rank().value == 0) {
-      beat_.emplace(*store_, options_.transport.run_id);
+      beat_.emplace(*store_, options_.transport.run_id, [this](const std::string& rank) {
+        if (options_.serve.log == ServeLog::kQuiet) return;
+        fmt::print(stderr,
+                   "serve: rank {} came back and was refused: its share of the cache is lost; all "
+                   "ranks have to be started again to take it in\n",
+                   quote(rank));
+      });
     }
   }
 
