@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -232,6 +233,106 @@ TEST(KvCache, KeepsOneCopyOfAPrefix) {
   ASSERT_EQ(cache.add(RequestId(3), Tokens{1, 2, 3}), 0);  // takes the two others
   EXPECT_EQ(cache.cached_tokens(Tokens{7, 8, 9}), 2);
   cache.check_consistency();
+}
+
+// A cache that gives out its blocks as vLLM does: the one that was unused for longest first,
+// whatever it holds. It finds whole blocks, and never the last token of a prompt.
+class LongestUnusedFirst {
+ public:
+  LongestUnusedFirst(std::int32_t num_blocks, std::size_t block_tokens)
+      : block_tokens_(block_tokens), blocks_(static_cast<std::size_t>(num_blocks)) {
+    for (std::size_t i = 0; i < blocks_.size(); ++i) unused_.push_back(i);
+  }
+
+  // Returns the number of tokens found.
+  std::int64_t add(std::int32_t id, const Tokens& tokens) {
+    Request& request = requests_[id];
+    while ((request.blocks.size() + 1) * block_tokens_ < tokens.size()) {
+      const auto block = holder_of(prefix(tokens, request.blocks.size() + 1));
+      if (!block) break;
+      use(*block);
+      request.blocks.push_back(*block);
+    }
+    const std::size_t found = request.blocks.size() * block_tokens_;
+    append(id, tokens);
+    return static_cast<std::int64_t>(found);
+  }
+  void append(std::int32_t id, const Tokens& tokens) {
+    Request& request = requests_[id];
+    request.tokens.insert(request.tokens.end(), tokens.begin(), tokens.end());
+    while (request.blocks.size() * block_tokens_ < request.tokens.size()) {
+      const std::size_t block = unused_.front();
+      blocks_[block].prefix.clear();
+      use(block);
+      request.blocks.push_back(block);
+    }
+    for (std::size_t i = 0; (i + 1) * block_tokens_ <= request.tokens.size(); ++i) {
+      blocks_[request.blocks[i]].prefix = prefix(request.tokens, i + 1);
+    }
+  }
+  void free(std::int32_t id) {
+    const std::vector<std::size_t> blocks = requests_[id].blocks;
+    for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+      if (--blocks_[*block].users == 0) unused_.push_back(*block);
+    }
+    requests_.erase(id);
+  }
+
+ private:
+  struct Block {
+    Tokens prefix;  // up to its end; empty if it is not whole
+    int users = 0;
+  };
+  struct Request {
+    Tokens tokens;
+    std::vector<std::size_t> blocks;
+  };
+
+  [[nodiscard]] Tokens prefix(const Tokens& tokens, std::size_t num_blocks) const {
+    return {tokens.begin(),
+            tokens.begin() + static_cast<std::ptrdiff_t>(num_blocks * block_tokens_)};
+  }
+  [[nodiscard]] std::optional<std::size_t> holder_of(const Tokens& prefix) const {
+    const auto found = std::ranges::find(blocks_, prefix, &Block::prefix);
+    if (found == blocks_.end()) return std::nullopt;
+    return static_cast<std::size_t>(found - blocks_.begin());
+  }
+  void use(std::size_t block) {
+    if (blocks_[block].users++ == 0) unused_.erase(std::ranges::find(unused_, block));
+  }
+
+  std::size_t block_tokens_;
+  std::vector<Block> blocks_;
+  std::vector<std::size_t> unused_;  // the longest first
+  std::map<std::int32_t, Request> requests_;
+};
+
+TEST(KvCache, FindsAtLeastWhatIsFoundWherePartsOfBlocksAreKept) {
+  std::int64_t found = 0;
+  std::int64_t found_with_parts = 0;
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    KvCache cache({.layout = {.page_size = 8}, .num_pages = 7});
+    LongestUnusedFirst other(7, 8);
+    for (std::int32_t id = 0; id < 40; ++id) {
+      // Prompts of three families, of which most end with a part of a block.
+      const Tokens prompt = counting(static_cast<std::int32_t>(1 + random() % 28),
+                                     static_cast<std::int32_t>(random() % 3 * 100));
+      const Tokens output = counting(static_cast<std::int32_t>(random() % 10), 1000 + id * 10);
+      const auto hit = cache.add(RequestId(id), prompt);
+      ASSERT_TRUE(hit);
+      found += *hit;
+      found_with_parts += other.add(id, prompt);
+      ASSERT_TRUE(cache.append(RequestId(id), output));
+      other.append(id, output);
+      cache.free(RequestId(id));
+      other.free(id);
+    }
+    cache.check_consistency();
+  }
+  RecordProperty("found", std::to_string(found));
+  RecordProperty("found_with_parts", std::to_string(found_with_parts));
+  EXPECT_GT(found, found_with_parts);
 }
 
 // --------------------------------------------------------------------------------- any history
