@@ -54,7 +54,7 @@ TEST_F(PlanExplain, ExplainIsRefusedWhereThereIsNothingToShowOrNowhereToShowIt) 
   expect_bad_input(contextile(joined(to_file, {"--strategy", "zigzag"})),
                    {"--explain", "searches in phases", "'zigzag'"});
   expect_bad_input(contextile(joined(to_file, {"--csv"})), {"--explain", "--json", "found --csv"});
-  expect_bad_input(contextile(joined(plan, {"-o", "-"})), {"--output", "beside --explain"});
+  expect_bad_input(contextile(joined(plan, {"-o", "-"})), {"--output", "with --explain"});
 }
 
 }  // namespace

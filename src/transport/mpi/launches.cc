@@ -61,8 +61,8 @@ void MpiLaunches::wait(std::int64_t ticket) {
                          rank_.value, operation, timeout_.count(), open_ends(launch->ends));
     } else if (SigtermWatch::has_come()) {
       text = fmt::format(
-          "rank {}, {}: told to end (SIGTERM), as launchers do when a process of the "
-          "job has died; open: {}",
+          "rank {}, {}: received SIGTERM, as launchers send it when a process of the job has "
+          "died; open: {}",
           rank_.value, operation, open_ends(launch->ends));
     }
     if (!text.empty()) {

@@ -75,7 +75,7 @@ void MpiWire::finish_joining(MPI_Request& request, std::chrono::milliseconds tim
       note_lost_peer();  // a rank that did not come will not come there, either
       throw TransportError(
           fmt::format("rank {} of {}, joining the group: {}", rank_.value, size_,
-                      ended ? std::string("told to end (SIGTERM) before every rank had come")
+                      ended ? std::string("received SIGTERM before every rank had come")
                             : fmt::format("not every rank came within {} ms", timeout.count())));
     }
     if (turn < 100) {
