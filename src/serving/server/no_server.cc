@@ -4,7 +4,8 @@
 namespace contextile {
 
 std::string_view completion_server_missing() {
-  return "built without cpp-httplib and PCRE2 (libcpp-httplib-dev, libpcre2-dev)";
+  return "built without cpp-httplib, PCRE2 and utf8proc (libcpp-httplib-dev, libpcre2-dev, "
+         "libutf8proc-dev)";
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string&) {
