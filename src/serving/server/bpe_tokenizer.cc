@@ -144,6 +144,8 @@ class BpeTokenizer final : public Tokenizer {
                   std::vector<std::int32_t>& tokens, const Take& take) const {
     std::size_t done = 0;  // up to where the text was given
     std::size_t at = 0;
+    std::size_t space_begin = 0;  // behind the last token that took space
+    std::size_t space_end = 0;
     while (at < text.size()) {
       const auto found = added.find(text, at);
       if (!found) break;
@@ -156,9 +158,16 @@ class BpeTokenizer final : public Tokenizer {
         continue;
       }
       if (token.takes_space_before) {
-        begin = std::max(done, begin - space_at_end(text.substr(0, begin)));
+        begin = begin > done ? begin - space_at_end(text.substr(done, begin - done)) : done;
       }
-      if (token.takes_space_after) end += space_at_begin(text.substr(end));
+      if (token.takes_space_after) {
+        // Looks at each white space once, however many tokens are found in it.
+        if (end < space_begin || end > space_end) {
+          space_begin = end;
+          space_end = end + space_at_begin(text.substr(end));
+        }
+        end = space_end;
+      }
       if (begin > done) take(text.substr(done, begin - done));
       // Tokens of white space are found in the space that another token has taken, too, as in the
       // library whose files these are.

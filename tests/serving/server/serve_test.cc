@@ -376,6 +376,12 @@ TEST_F(BpeTokenizer, FindsAddedTokensByTheirFlags) {
   EXPECT_THAT(encode(R"(,"normalized":true)", "éx"), ElementsAre(9));
 }
 
+TEST_F(BpeTokenizer, TakesLongWhiteSpaceInTime) {
+  const auto tokenizer = load(R"j({"model":{"byte_fallback":true,"vocab":{" ":2},"merges":[]},
+    "added_tokens":[{"id":9,"content":"  ","lstrip":true,"rstrip":true}]})j");
+  EXPECT_THAT(tokenizer->encode(std::string(1'000'000, ' ')), ElementsAre(9));
+}
+
 TEST_F(BpeTokenizer, PutsTokensBehindAText) {
   const auto tokenizer = load(R"j({"model":{"byte_fallback":true,"vocab":{"a":1},"merges":[]},
     "post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A","type_id":0}},
