@@ -1,7 +1,8 @@
 // A driver library as libcuda.so.1 is, on a device that is this machine's CPU: what the manual says
 // of the functions that src/gpu/libcuda.cc calls, with its checks of arguments. Work is done
-// where it is asked for, or kept where its stream is captured. Modules are files that begin as ELF,
-// or PTX, with the module's name behind, or compiled kernels; kernels run in loops.
+// where it is asked for, or kept where its stream is captured. PTX runs on a machine for it
+// (ptx/machine.h). Other modules are files that begin as ELF, or as a comment, with the module's
+// name behind, or compiled kernels. The kernels of those run in loops.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include "support/fake_libcuda_state.h"
 #include "support/host_box_map.h"
 #include "support/host_grid.h"
+#include "support/ptx_modules.h"
 
 using namespace contextile::fake_cuda;  // NOLINT(google-build-using-namespace): C functions
 
@@ -137,6 +139,14 @@ extern "C" Result cuModuleLoadData(void** module, const void* image) {
                               "\x7f"
                               "ELF") ||
                           text.starts_with("// ");
+    if (contextile::ptx::is_ptx(text)) {
+      const contextile::ptx::Module* const parsed = contextile::ptx::loaded_module(text);
+      if (parsed == nullptr) return kInvalidImage;
+      *module = std::malloc(1);
+      state().modules[*module] = "";
+      state().ptx_modules[*module] = parsed;
+      return kSuccess;
+    }
     if (!is_known) return kInvalidImage;
     text.remove_prefix(text.starts_with("//") ? 3 : 4);
     constexpr char kOf64Bits = 2;  // a compiled module, which may have any function
@@ -147,7 +157,10 @@ extern "C" Result cuModuleLoadData(void** module, const void* image) {
   });
 }
 extern "C" Result cuModuleUnload(void* module) {
-  return guarded([&] { return drop_handle(module, state().modules); });
+  return guarded([&] {
+    state().ptx_modules.erase(module);
+    return drop_handle(module, state().modules);
+  });
 }
 // The module that scripts/cuda-kernels compiles a kernel into.
 std::string module_of_function(std::string_view name) {
@@ -164,6 +177,14 @@ extern "C" Result cuModuleGetFunction(void** function, void* module, const char*
     if (!found->second.empty() && found->second != module_of_function(name)) {
       ++state().num_missed_functions;
       return kNotFound;
+    }
+    const auto ptx = state().ptx_modules.find(module);
+    if (ptx == state().ptx_modules.end()) {
+      state().ptx_kernels.erase(name);
+    } else {
+      const auto kernel = ptx->second->find(name);
+      if (kernel == ptx->second->end()) return kNotFound;
+      state().ptx_kernels[name] = &kernel->second;
     }
     const auto at = state().shared.try_emplace(name, kSharedWithoutAsking).first;
     *function = const_cast<char*>(at->first.c_str());
@@ -386,6 +407,12 @@ extern "C" Result cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank
     return kSuccess;
   });
 }
+Result run_ptx(const contextile::ptx::Kernel& kernel, const contextile::ptx::Launch& launch) {
+  const auto is_memory = [](std::uint64_t address, std::uint64_t bytes) {
+    return is_device(address, static_cast<std::size_t>(bytes));
+  };
+  return contextile::ptx::run_or_report(kernel, launch, is_memory) ? kSuccess : kLaunchFailed;
+}
 // The only parameter is a struct; its size is the kernel's to know.
 extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z,
                                  unsigned threads, unsigned threads_y, unsigned threads_z,
@@ -398,6 +425,13 @@ extern "C" Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigne
     }
     const auto size = [](unsigned count) { return static_cast<std::int32_t>(count); };
     const auto* const argument = static_cast<const std::byte*>(arguments[0]);
+    if (const auto ptx = state().ptx_kernels.find(name); ptx != state().ptx_kernels.end()) {
+      const contextile::ptx::Kernel* const kernel = ptx->second;
+      const std::vector<std::byte> bytes(argument, argument + kernel->parameter_bytes);
+      return on_stream(stream, [=] {
+        return run_ptx(*kernel, {size(x), size(y), size(threads), size(shared), bytes});
+      });
+    }
     const std::vector<std::byte> bytes(argument, argument + contextile::cuda::argument_bytes(name));
     return on_stream(stream, [=] {
       try {

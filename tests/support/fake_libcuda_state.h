@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "support/captured_work.h"
+#include "support/ptx/machine.h"
 
 namespace contextile::fake_cuda {
 
@@ -53,8 +54,10 @@ struct State {
   std::set<void*> events, pinned, pools;
   std::map<void*, int> streams;          // and their priorities
   std::map<void*, std::string> modules;  // and their names
-  std::map<std::string, int> shared;     // dynamic bytes that a function is set up for
-  std::optional<Capture> capture;        // under way; one at a time
+  std::map<void*, const contextile::ptx::Module*> ptx_modules;
+  std::map<std::string, int> shared;  // dynamic bytes that a function is set up for
+  std::map<std::string, const contextile::ptx::Kernel*> ptx_kernels;  // by function
+  std::optional<Capture> capture;                                     // under way; one at a time
   int num_captures = 0;
   std::map<void*, std::pair<int, std::size_t>> captured_events;  // a node of which capture
   std::set<Graph*> graphs;                                       // and executable ones

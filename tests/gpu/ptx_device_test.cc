@@ -1,0 +1,155 @@
+// Executes the compiled kernels: nvcc makes PTX of them, and the driver library of
+// support/fake_libcuda.cc runs it on the machine of support/ptx. Judged are the suites that judge a
+// GPU (bench/gpu_check), and whole plans. Skipped where there is no nvcc.
+//
+// CMake defines CONTEXTILE_NVCC, CONTEXTILE_PTX_FOLDER (where the PTX goes), CONTEXTILE_SOURCE,
+// CONTEXTILE_FAKE_LIBCUDA and the test programs.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "contextile/advanced/oracle.h"
+#include "contextile/planner.h"
+#include "gpu/libcuda.h"
+#include "runtime/cuda/device_ranks.h"
+#include "support/batches.h"
+#include "support/device_calls.h"
+#include "support/message_of.h"
+
+namespace contextile::cuda {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::Not;
+
+struct Output {
+  int status = 0;
+  std::string text;
+};
+
+Output run_shell(const std::string& command) {
+  Output output;
+  std::FILE* const pipe = popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return {-1, command};
+  std::array<char, 4096> bytes;
+  while (const std::size_t count = std::fread(bytes.data(), 1, bytes.size(), pipe)) {
+    output.text.append(bytes.data(), count);
+  }
+  output.status = pclose(pipe);
+  return output;
+}
+
+std::string folder() { return CONTEXTILE_PTX_FOLDER; }
+
+// Compiles what is older than its source, and puts it where an sm_90a device looks for modules.
+std::string compile() {
+  std::filesystem::create_directories(folder());
+  const Output output = run_shell(fmt::format("{}/scripts/cuda-kernels --nvcc {} --ptx --output {}",
+                                              CONTEXTILE_SOURCE, CONTEXTILE_NVCC, folder()));
+  if (output.status != 0) return output.text;
+  const auto link = [](const std::string& to, const std::string& name) {
+    std::filesystem::remove(folder() + "/" + name);
+    std::filesystem::create_symlink(to, folder() + "/" + name);
+  };
+  for (const char* module : {"mma", "paged", "rows", "wgmma"}) {
+    const std::string_view virtual_architecture =
+        std::string_view(module) == "wgmma" ? "compute_90a" : "compute_80";
+    link(fmt::format("{}.{}.ptx", module, virtual_architecture),
+         fmt::format("{}.sm_90a.cubin", module));
+  }
+  link(CONTEXTILE_FAKE_LIBCUDA, "libcuda.so.1");
+  return "";
+}
+
+class PtxDevice : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(CONTEXTILE_NVCC)) {
+      GTEST_SKIP() << "expected nvcc to compile the kernels with, found none";
+    }
+    static const std::string kError = compile();
+    ASSERT_EQ(kError, "");
+  }
+
+  // Runs a test program on the device. `timing` is that of asynchronous work.
+  static void expect_passes(const std::string& program, const std::string& filter,
+                            const std::string& timing) {
+    const Output output = run_shell(
+        fmt::format("CONTEXTILE_TEST_GPU=0 CONTEXTILE_CUDA_KERNELS={0} CONTEXTILE_PTX_TIMING={1} "
+                    "LD_LIBRARY_PATH={0}:$LD_LIBRARY_PATH {2} --gtest_filter='{3}'",
+                    folder(), timing, program, filter));
+    EXPECT_EQ(output.status, 0) << output.text;
+    EXPECT_THAT(output.text, Not(ContainsRegex("Running 0 tests")));
+    // Otherwise the tests chose another device.
+    EXPECT_THAT(output.text, ContainsRegex("ptx: [1-9][0-9]* launches"));
+    const std::size_t total = output.text.rfind("ptx: ");
+    if (total != std::string::npos) fmt::print("{}", output.text.substr(total));
+  }
+};
+
+TEST_F(PtxDevice, PassesTheConformanceSuite) {
+  expect_passes(CONTEXTILE_KERNEL_TEST, "OfDevice*", "late");
+}
+
+TEST_F(PtxDevice, PassesTheConformanceSuiteWhenAsynchronousWorkEndsAtOnce) {
+  expect_passes(CONTEXTILE_KERNEL_TEST, "OfDevice*", "at-once");
+}
+
+TEST_F(PtxDevice, GivesRowsTheBitsOfTheCpu) {
+  expect_passes(CONTEXTILE_KERNEL_TEST, "*EveryRowOps*:RowOps*", "late");
+}
+
+TEST_F(PtxDevice, PassesThePagedSuite) {
+  expect_passes(CONTEXTILE_PAGED_ATTENTION_TEST, "PagedAttention.*", "late");
+}
+
+std::unique_ptr<Driver> open_ptx_device() {
+  return open_device({.ordinal = 0,
+                      .folder = folder(),
+                      .modules = {"mma", "paged", "rows"},
+                      .optional_modules = {"wgmma"},
+                      .library = CONTEXTILE_FAKE_LIBCUDA});
+}
+
+// Four ranks compute both directions within the bounds of fp64, and replayed graphs give the bits
+// of calls without graphs.
+TEST_F(PtxDevice, RunsPlansOfFourRanksWithGraphs) {
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  const Workload workload = batch_of({300, 37, 190}, "causal", shape);
+  const auto plan =
+      plan_and_check(workload, cluster_of(1, 4), parse_strategies("hybrid").at(0), {}).plan;
+  const std::unique_ptr<Driver> gpu = open_ptx_device();
+  for (const Program program : {Program::kMma, Program::kWgmma}) {
+    SCOPED_TRACE(name_of(program));
+    DeviceRanks plain(*gpu, {}, program, Graphs::kOff);
+    RunOptions run;
+    run.host = &plain;
+    EXPECT_TRUE(run_plan(plan, run).ok());
+    DeviceCalls expected(plain, plan);
+    DeviceRanks replaying(*gpu, {}, program, Graphs::kOn);
+    DeviceCalls calls(replaying, plan);
+    for (std::uint64_t seed = 0; seed < 2; ++seed) {
+      for (DeviceCalls* some : {&expected, &calls}) {
+        some->set_inputs(seed);
+        some->forward();
+        some->backward();
+      }
+      EXPECT_TRUE(calls.results() == expected.results()) << seed;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace contextile::cuda
