@@ -158,7 +158,7 @@ std::optional<std::vector<std::int64_t>> followed_tokens(const Mask& mask, Range
   for (const std::int64_t branch : branches) edges.insert(edges.end(), {branch - 1, branch});
   edges.push_back(document.end - 1);
   std::ranges::sort(edges);
-  edges.erase(std::ranges::unique(edges).begin(), edges.end());
+  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
   const Rows own(mask, edges);
   if (!own.is_complete()) return std::nullopt;
 
