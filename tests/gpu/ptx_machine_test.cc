@@ -1,0 +1,251 @@
+// The machine that executes PTX, on small programs: it computes what the PTX manual says, and it
+// notices the errors that it is there for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/message_of.h"
+#include "support/ptx/machine.h"
+
+namespace contextile::ptx {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kSharedBytes = 1024;
+
+// A module of one kernel, which begins with %rd1 at the lane's 8 bytes of output, %r1 as the thread
+// and %r2 as an address of shared memory for it.
+std::string program(const std::string& body) {
+  return R"(
+.version 9.0
+.target sm_90a
+.extern .shared .align 1024 .b8 shared[];
+.visible .entry test(.param .align 8 .b8 test_param_0[8])
+{
+.reg .pred %p<9>;
+.reg .b16 %rs<9>;
+.reg .b32 %r<99>;
+.reg .f32 %f<9>;
+.reg .b64 %rd<99>;
+ld.param.u64 %rd2, [test_param_0];
+mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd3, %r1, 8;
+add.s64 %rd1, %rd2, %rd3;
+mov.u32 %r2, shared;
+shl.b32 %r3, %r1, 4;
+add.s32 %r2, %r2, %r3;
+)" + body +
+         "\nret;\n}\n";
+}
+
+std::vector<std::uint64_t>& output() {
+  static std::vector<std::uint64_t> all;
+  return all;
+}
+bool is_output(std::uint64_t address, std::uint64_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(output().data());
+  return begin <= address && address + bytes <= begin + 8 * output().size();
+}
+
+// Runs a program on threads of one block, and returns their outputs.
+std::vector<std::uint64_t> run_program(const std::string& body, int threads = 32,
+                                       Timing timing = Timing::kLate) {
+  const Module module = parse_module(program(body));
+  output().assign(static_cast<std::size_t>(threads), 0);
+  const std::uint64_t* const data = output().data();
+  Machine machine;
+  machine.timing = timing;
+  machine.is_memory = is_output;
+  Launch launch;
+  launch.threads = threads;
+  launch.shared_bytes = kSharedBytes;
+  launch.parameters = std::as_bytes(std::span(&data, 1));
+  run(machine, module.at("test"), launch);
+  return output();
+}
+std::string fault_of(const std::string& body, int threads = 32) {
+  return message_of<Fault>([&] { static_cast<void>(run_program(body, threads)); });
+}
+
+// The output of lane 0 of a program that leaves 32 bits in %r9.
+std::uint32_t word_of(const std::string& body) {
+  return static_cast<std::uint32_t>(run_program(body + "st.global.u32 [%rd1], %r9;")[0]);
+}
+
+TEST(PtxMachine, ComputesIntegers) {
+  EXPECT_EQ(word_of("mov.u32 %r8, -7; shr.s32 %r9, %r8, 1;"), 0xfffffffcU);
+  EXPECT_EQ(word_of("mov.u32 %r8, -7; shr.u32 %r9, %r8, 40;"), 0U);
+  EXPECT_EQ(word_of("mov.u32 %r8, -7; mul.hi.s32 %r9, %r8, 2;"), 0xffffffffU);
+  EXPECT_EQ(word_of("mov.u32 %r8, -7; div.s32 %r9, %r8, 2;"), 0xfffffffdU);
+  EXPECT_EQ(word_of("mov.u32 %r8, -7; div.u32 %r9, %r8, 0;"), 0xffffffffU);
+  EXPECT_EQ(word_of("mov.u16 %rs1, 65535; cvt.s32.s16 %r9, %rs1;"), 0xffffffffU);
+  EXPECT_EQ(word_of("mov.u16 %rs1, 65535; add.s16 %rs1, %rs1, 2; cvt.u32.u16 %r9, %rs1;"), 1U);
+}
+
+TEST(PtxMachine, RoundsAsInstructionsSay) {
+  const auto bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };
+  EXPECT_EQ(word_of("mov.f32 %f1, 0f3F800000; add.rz.f32 %f2, %f1, 0f33FFFFFF; mov.b32 %r9, %f2;"),
+            bits(1.0F));
+  EXPECT_EQ(word_of("mov.f32 %f1, 0f3F800000; add.rn.f32 %f2, %f1, 0f33FFFFFF; mov.b32 %r9, %f2;"),
+            bits(1.0F + 0x1p-23F));
+  // Ties go to even, NaN is 0x7fff, and the first operand goes to the upper half.
+  EXPECT_EQ(word_of("mov.f32 %f1, 0f3F808000; mov.f32 %f2, 0f7FC00001;"
+                    "cvt.rn.bf16x2.f32 %r9, %f1, %f2;"),
+            0x3f807fffU);
+  EXPECT_EQ(word_of("mov.f32 %f1, 0f7FC00000; max.f32 %f2, %f1, 0f40000000; mov.b32 %r9, %f2;"),
+            bits(2.0F));
+  EXPECT_EQ(word_of("mov.f32 %f1, 0f7FC00000; setp.ltu.f32 %p1, %f1, 0f00000000;"
+                    "selp.u32 %r9, 1, 0, %p1;"),
+            1U);
+}
+
+TEST(PtxMachine, ExtendsLoadsToTheRegister) {
+  const std::string store = "mov.u32 %r8, -2; st.shared.u32 [%r2], %r8;";
+  EXPECT_EQ(run_program(store + "ld.shared.s32 %rd9, [%r2]; st.global.u64 [%rd1], %rd9;")[0],
+            0xfffffffffffffffeU);
+  EXPECT_EQ(run_program(store + "ld.shared.u8 %rd9, [%r2]; st.global.u64 [%rd1], %rd9;")[0], 0xfeU);
+}
+
+TEST(PtxMachine, LanesThatPartMeetAgain) {
+  const std::vector<std::uint64_t> found = run_program(R"(
+mov.u32 %r9, 0;
+LOOP:
+add.s32 %r9, %r9, 1;
+setp.lt.s32 %p1, %r9, %r1;
+@%p1 bra LOOP;
+mov.u32 %r10, 31;
+shfl.sync.bfly.b32 %r11|%p2, %r9, 1, 31, -1;
+st.global.u32 [%rd1], %r11;)");
+  EXPECT_EQ(found[0], 1U);
+  EXPECT_EQ(found[1], 1U);
+  EXPECT_EQ(found[30], 31U);
+  EXPECT_EQ(found[31], 30U);
+}
+
+TEST(PtxMachine, PredicatesChooseLanes) {
+  const std::vector<std::uint64_t> found = run_program(R"(
+setp.eq.s32 %p1, %r1, 3;
+mov.u32 %r9, 7;
+@%p1 mov.u32 %r9, 8;
+@!%p1 add.s32 %r9, %r9, -1;
+st.global.u32 [%rd1], %r9;)");
+  EXPECT_EQ(found[3], 8U);
+  EXPECT_EQ(found[4], 6U);
+}
+
+TEST(PtxMachine, WarpsMeetAtBarriers) {
+  // Each thread reads what the thread 32 further wrote.
+  const std::vector<std::uint64_t> found = run_program(R"(
+st.shared.u32 [%r2], %r1;
+bar.sync 0;
+xor.b32 %r9, %r3, 512;
+add.s32 %r9, %r9, 1024;
+ld.shared.u32 %r10, [%r9];
+st.global.u32 [%rd1], %r10;)",
+                                                       64);
+  EXPECT_EQ(found[0], 32U);
+  EXPECT_EQ(found[63], 31U);
+}
+
+TEST(PtxMachine, CopiesEndLateOrAtOnce) {
+  const std::string copy = R"(
+mov.u64 %rd4, 5;
+st.global.u64 [%rd1], %rd4;
+and.b32 %r8, %r1, 30;
+mul.wide.u32 %rd5, %r8, 8;
+add.s64 %rd5, %rd2, %rd5;
+cp.async.cg.shared.global [%r2], [%rd5], 16, 8;
+)";
+  const std::string early = copy + "ld.shared.u64 %rd9, [%r2]; cp.async.wait_all;";
+  const std::string late = copy + "cp.async.wait_all; ld.shared.u64 %rd9, [%r2];";
+  const std::string store = "st.global.u64 [%rd1], %rd9;";
+  EXPECT_THAT(run_program(late + store), Each(5));
+  EXPECT_THAT(run_program(early + store), Each(~std::uint64_t{0}));
+  EXPECT_THAT(run_program(early + store, 32, Timing::kAtOnce), Each(5));
+  EXPECT_THAT(run_program(copy + "cp.async.wait_all; ld.shared.u64 %rd9, [%r2+8];" + store),
+              Each(0));
+  EXPECT_THAT(fault_of(copy), HasSubstr("a wait for every cp.async"));
+}
+
+TEST(PtxMachine, NamesInstructionsThatItDoesNotKnow) {
+  EXPECT_THAT(fault_of("popc.b32 %r9, %r1;"), HasSubstr("unknown instruction popc.b32"));
+}
+
+TEST(PtxMachine, NoticesWrongAddresses) {
+  EXPECT_THAT(fault_of("st.global.u32 [%rd1+252], %r1;"), HasSubstr("memory of the device"));
+  EXPECT_THAT(fault_of("st.global.u32 [%rd1+2], %r1;"), HasSubstr("an aligned address"));
+  EXPECT_THAT(fault_of("st.shared.u32 [%r2+1020], %r1;"), HasSubstr("shared memory below 2048"));
+  EXPECT_THAT(fault_of("st.shared.u32 [%r2+2], %r1;"), HasSubstr("an aligned shared address"));
+}
+
+TEST(PtxMachine, NoticesWarpsThatWaitForever) {
+  const std::string first_warp = "setp.lt.s32 %p1, %r1, 32; @%p1 bra END;";
+  EXPECT_THAT(fault_of(first_warp + "bar.sync 0; END:", 64), HasSubstr("all wait at barriers"));
+  EXPECT_THAT(fault_of("mbarrier.init.shared::cta.b64 [%r2], 1;"
+                       "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], 0;"
+                       "@!%p1 bra AGAIN;"),
+              HasSubstr("phases that end"));
+}
+
+TEST(PtxMachine, NoticesWrongCounts) {
+  EXPECT_THAT(fault_of("bar.sync 1, 32; bar.arrive 1, 64;"), HasSubstr("32 at the end"));
+  EXPECT_THAT(fault_of("setp.lt.s32 %p1, %r1, 32; @%p1 bra ONE; bar.sync 1, 32; ret;"
+                       "ONE: bar.sync 1, 96;",
+                       64),
+              HasSubstr("expected"));
+  EXPECT_THAT(fault_of("mbarrier.init.shared::cta.b64 [%r2], 2;"
+                       "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2], 16;"
+                       "mbarrier.arrive.shared::cta.b64 _, [%r2];"
+                       "mbarrier.arrive.shared::cta.b64 _, [%r2];"
+                       "mbarrier.arrive.shared::cta.b64 _, [%r2];"),
+              HasSubstr("expected 2 arrivals"));
+}
+
+TEST(PtxMachine, NoticesPartsOfWarps) {
+  EXPECT_THAT(fault_of("setp.eq.s32 %p1, %r1, 0; @%p1 bar.sync 0;"), HasSubstr("all lanes"));
+}
+
+// A product of zeros in 8 KiB of shared memory, which no proxy fence made visible.
+TEST(PtxMachine, NoticesMissingFences) {
+  const std::string product = R"(
+mov.u64 %rd8, 4611686293305294848;
+or.b64 %rd8, %rd8, 64;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, {%r1, %r1, %r1, %r1}, %rd8, 0, 1, 1, 0;
+wgmma.commit_group.sync.aligned;
+)";
+  const std::string write =
+      "st.shared.v4.u32 [%r2], {0, 0, 0, 0}; st.shared.v4.u32 [%r2+512], {0, 0, 0, 0};";
+  const std::string proxy_fence = "fence.proxy.async.shared::cta;";
+  const std::string fence = "wgmma.fence.sync.aligned;";
+  const std::string wait = "wgmma.wait_group.sync.aligned 0;";
+  const std::string store = "st.global.f32 [%rd1], %f1;";
+  EXPECT_THAT(run_program(write + proxy_fence + fence + product + wait + store), Each(0));
+  EXPECT_THAT(run_program(write + proxy_fence + fence + product + store + wait), Each(0x7fffffffU));
+  EXPECT_THAT(fault_of(write + fence + product + wait), HasSubstr("fence.proxy.async"));
+  EXPECT_THAT(fault_of(write + proxy_fence + product + wait), HasSubstr("wgmma.fence"));
+  EXPECT_THAT(fault_of(write + proxy_fence + fence + product), HasSubstr("every product"));
+  EXPECT_THAT(fault_of(write + proxy_fence + fence + product + "mov.f32 %f2, %f8;" + wait),
+              HasSubstr("sums to stay"));
+  EXPECT_THAT(fault_of(write + proxy_fence + fence + product + "add.s32 %r1, %r1, 1;" + wait),
+              HasSubstr("operands in registers to stay"));
+  EXPECT_THAT(fault_of(write + proxy_fence + fence + product + "st.shared.u32 [%r2], 1;" + wait),
+              HasSubstr("operands in shared memory to stay"));
+}
+
+TEST(PtxMachine, PrintsTheSeedOfAFault) {
+  EXPECT_THAT(fault_of("bar.arrive 1, 64;"), HasSubstr("test, block (0, 0), seed 1: "));
+}
+
+}  // namespace
+}  // namespace contextile::ptx
