@@ -150,7 +150,10 @@ TEST_P(GivenToTheDevice, ListsOfAPlanGiveTheBitsOfTilesWithEveryCall) {
     DeviceCalls tile_by_tile(host, plan);
     DeviceRanks ranks(at_once, {}, program);
     DeviceCalls calls(ranks, plan);
-    for (const std::int32_t more_heads : {0, 2, 1}) {
+    // Tensors that move need new maps, which take long here.
+    const std::vector<std::int32_t> moves =
+        program == cuda::Program::kMma ? std::vector{0, 2, 1} : std::vector{2};
+    for (const std::int32_t more_heads : moves) {
       calls.move_tensors(more_heads);
       const auto seed = static_cast<std::uint64_t>(more_heads);
       EXPECT_TRUE(results_of(calls, seed) == results_of(tile_by_tile, seed)) << more_heads;
@@ -178,7 +181,7 @@ TEST(PreparedLists, StayOnTheDevice) {
   AttentionShape shape = small_shape();
   for (const cuda::Program program : {cuda::Program::kMma, cuda::Program::kWgmma}) {
     std::vector<std::int64_t> uploaded;
-    for (const std::int64_t tokens : {1024, 4096}) {
+    for (const std::int64_t tokens : {256, 1024}) {
       const auto plan = plan_and_check(batch_of({tokens}, "causal", shape), cluster_of(1, 2),
                                        parse_strategies("ring").at(0), {})
                             .plan;
