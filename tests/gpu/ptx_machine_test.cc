@@ -19,7 +19,6 @@ namespace contextile::ptx {
 namespace {
 
 using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kSharedBytes = 1024;
@@ -210,6 +209,17 @@ TEST(PtxMachine, NoticesWrongCounts) {
                        "mbarrier.arrive.shared::cta.b64 _, [%r2];"
                        "mbarrier.arrive.shared::cta.b64 _, [%r2];"),
               HasSubstr("expected 2 arrivals"));
+}
+
+// Turns of warps do not matter: without a barrier every order is an error.
+TEST(PtxMachine, NoticesRacesOfWarps) {
+  const std::string write = "st.shared.u32 [%r2], %r1;";
+  const std::string read = "xor.b32 %r9, %r3, 512; ld.shared.u32 %r10, [%r9+1024];";
+  EXPECT_EQ(fault_of(write + "bar.sync 0;" + read, 64), "no error");
+  EXPECT_THAT(fault_of(write + read, 64), HasSubstr("expected a barrier before warp"));
+  EXPECT_THAT(fault_of(write + "bar.sync 0;" + read + write, 64),
+              HasSubstr("expected a barrier before warp"));
+  EXPECT_THAT(fault_of("st.shared.u32 [shared], %r1;", 64), HasSubstr("expected a barrier"));
 }
 
 TEST(PtxMachine, NoticesPartsOfWarps) {

@@ -94,6 +94,8 @@ WGMMA_MUTATIONS = [
     Mutation("registers not in eights", "wgmma_", r"(setmaxnreg\.dec\S*) 24;", r"\1 28;"),
     Mutation("weights packed the other way", "wgmma_forward", r"(cvt\.rn\.\w+x2\.f32 %r\d+), (%f\d+), (%f\d+);", r"\1, \3, \2;"),
 ]
+# The barrier behind each main loop of cuda:mma and of pages is not needed for its launches, so
+# nothing can notice that it is removed.
 MMA_MUTATIONS = [
     Mutation("first wait for cp.async removed", "forward", r"cp\.async\.wait_all;", GONE, 0),
     Mutation("second wait for cp.async removed", "forward", r"cp\.async\.wait_all;", GONE, 1),
@@ -118,6 +120,9 @@ PAGED_MUTATIONS = [
     Mutation("second wait for cp.async removed", "paged_", r"cp\.async\.wait_all;", GONE, 1),
     Mutation("first barrier removed", "paged_", r"bar\.sync\s+0;", GONE, 0),
     Mutation("second barrier removed", "paged_", r"bar\.sync\s+0;", GONE, 1),
+    Mutation("third barrier removed", "paged_", r"bar\.sync\s+0;", GONE, 2),
+    Mutation("fourth barrier removed", "paged_", r"bar\.sync\s+0;", GONE, 3),
+    Mutation("last barrier removed", "paged_", r"bar\.sync\s+0;", GONE, -1),
     Mutation("values not read transposed", "paged_", r"x4\.trans\.shared", "x4.shared", 0),
     Mutation("next entry of a page table", "paged_", r"(ld\.shared\.s32\s+%rd\d+, \[%r\d+)\+4\]", r"\1+12]", 0),
     Mutation("maxima of warps not stored", "paged_", r"st\.shared\.f32[^;]*;", GONE, 0),

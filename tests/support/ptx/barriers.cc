@@ -33,9 +33,12 @@ void meet(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
     fault("{}: expected {} threads at barrier {}, found more", in.text, count, number);
   }
   warp.gives_way = true;
+  block.races.release(warp.index, barrier.clock);
   if (barrier.num_arrived == count) {
+    if (!in.form.is_arrival) block.races.acquire(warp.index, barrier.clock);
     for (const int waiting : barrier.waiting) {
       block.warps[static_cast<std::size_t>(waiting)].is_blocked = false;
+      block.races.acquire(waiting, barrier.clock);
     }
     barrier = {};
   } else if (!in.form.is_arrival) {
@@ -71,7 +74,7 @@ void init_phases(Block& block, Warp& warp, const Instruction& in, LaneMask mask)
     static_cast<void>(block.at(address, 8));
     const auto count = static_cast<int>(counts[lane]);
     if (count < 1) fault("{}: expected at least one arrival, found {}", in.text, count);
-    block.phases[address] = {count, count, 0, 0, false};
+    block.phases[address] = {count, count, 0, 0, false, {}};
     warp.unfenced_phases.insert(address);
   });
 }
@@ -80,6 +83,7 @@ void arrive(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
   each_lane(mask, [&](int lane) {
     const std::uint32_t address = shared_address(block, warp, in.operands[1], lane);
     PhaseBarrier& barrier = phase_barrier_at(block, address);
+    block.races.release(warp.index, barrier.clock);
     if (--barrier.num_pending < 0) {
       fault("{}: expected {} arrivals at the mbarrier at {}, found more", in.text,
             barrier.num_expected, address);
@@ -106,7 +110,9 @@ void try_wait(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
     if (parities[lane] > 1) fault("{}: expected parity 0 or 1, found {}", in.text, parities[lane]);
     const PhaseBarrier& barrier = phase_barrier_at(block, address);
     if ((barrier.phase & 1) == parities[lane]) finish_box_copies(block, address);
-    if ((barrier.phase & 1) != parities[lane]) ended |= LaneMask{1} << lane;
+    if ((barrier.phase & 1) == parities[lane]) return;
+    block.races.acquire(warp.index, barrier.clock);
+    ended |= LaneMask{1} << lane;
   });
   write_predicate(warp, in.operands[0], mask, ended);
   if (ended != 0) {

@@ -46,6 +46,7 @@ void land(Block& block, const BoxCopy& copy) {
                copy.to + num_rows * kRowBytes);
     }
   }
+  block.races.release_proxy(copy.time, phase_barrier_at(block, copy.barrier).clock);
   complete_bytes(block, copy.barrier, std::int64_t{num_rows} * kRowBytes);
 }
 
@@ -89,7 +90,7 @@ void finish_box_copies(Block& block, std::uint32_t barrier) {
 
 void start_box_copy(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
   each_lane(mask, [&](int lane) {
-    const BoxCopy copy = copy_of_lane(block, warp, in, lane);
+    BoxCopy copy = copy_of_lane(block, warp, in, lane);
     if (copy.to % kRowBytes != 0)
       fault("{}: expected a destination at 128 bytes, found {}", in.text, copy.to);
     if (copy.source.box_cols * 2 != static_cast<std::int32_t>(kRowBytes)) {
@@ -100,6 +101,9 @@ void start_box_copy(Block& block, Warp& warp, const Instruction& in, LaneMask ma
     }
     const auto num_rows =
         static_cast<std::uint32_t>(copy.source.box_heads * copy.source.box_tokens);
+    static_cast<void>(block.at(copy.to, num_rows * kRowBytes));
+    copy.time =
+        block.races.write_by_proxy(warp.index, copy.to - kSharedBegin, num_rows * kRowBytes);
     for (std::uint32_t at = copy.to; at < copy.to + num_rows * kRowBytes; at += kPiece) {
       block.require_fenced(at, "TMA");
       std::memset(block.at(at, kPiece), 0xff, kPiece);

@@ -8,6 +8,7 @@
 //   * Asynchronous copies and products complete as late as they may, or at once. Until then their
 //     destinations hold NaN, and the operands of products must not change.
 //   * Registers and shared memory hold NaN until they are written.
+//   * Barriers order accesses of shared memory by different warps.
 //   * Data that threads wrote to shared memory needs a proxy fence before TMA or wgmma uses it.
 //   * Every address must be aligned and belong to an allocation.
 //   * Barriers have the expected number of arrivals, and some warp always makes progress.

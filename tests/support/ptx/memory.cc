@@ -78,7 +78,11 @@ void access_shared(Block& block, Warp& warp, const Instruction& in, LaneMask mas
   load_or_store(block, warp, in, mask, [&](int lane, std::uint32_t bytes) {
     const auto address = static_cast<std::uint32_t>(address_of(block, warp, address_in(in), lane));
     std::uint8_t* at = block.at(address, bytes);
-    if (in.form.is_store) block.note_write(address, warp);
+    if (in.form.is_store) {
+      block.note_write(address, bytes, warp);
+    } else {
+      block.note_read(address, bytes, warp);
+    }
     return at;
   });
 }
@@ -106,7 +110,7 @@ void copy_async(Block& block, Warp& warp, const Instruction& in, LaneMask mask) 
       block.require_memory(from, bytes, in);
     }
     std::memset(block.at(to, 16), 0xff, 16);
-    block.note_write(to, warp);
+    block.note_write(to, 16, warp);
     warp.copies.push_back({to, from, bytes});
   });
   if (!block.is_late()) finish_copies(block, warp);

@@ -82,6 +82,7 @@ std::vector<std::uint16_t> elements_of(Block& block, const Warp& warp, const Pro
   each_element(warp, product, [&](std::uint32_t address) {
     std::uint16_t bits = 0;
     std::memcpy(&bits, block.at(address, 2), 2);
+    block.note_read(address, 2, warp);
     elements.push_back(bits);
   });
   return elements;

@@ -77,7 +77,9 @@ void prepare(Block& block) {
   const auto bytes = static_cast<std::size_t>(block.launch->shared_bytes + 15) / 16 * 16;
   block.shared.assign(bytes, 0xff);
   block.writer.assign(bytes / kPiece + 1, 0);
-  block.warps.resize(static_cast<std::size_t>(block.launch->threads / kLanes));
+  const int num_warps = block.launch->threads / kLanes;
+  block.races.reset(num_warps, bytes);
+  block.warps.resize(static_cast<std::size_t>(num_warps));
   int index = 0;
   for (Warp& warp : block.warps) {
     warp.index = index++;

@@ -17,6 +17,7 @@
 #include "gpu/box_map.h"
 #include "support/ptx/kernel.h"
 #include "support/ptx/machine.h"
+#include "support/ptx/races.h"
 
 namespace contextile::ptx {
 
@@ -82,6 +83,7 @@ struct NamedBarrier {
   std::uint32_t num_arrived = 0;
   std::uint32_t num_expected = 0;
   std::vector<int> waiting;  // warps
+  Races::Clock clock;
 };
 
 struct PhaseBarrier {
@@ -90,6 +92,7 @@ struct PhaseBarrier {
   std::int64_t pending_bytes = 0;
   std::uint32_t phase = 0;
   bool is_fenced = false;  // the asynchronous proxy sees its initialization
+  Races::Clock clock;
 };
 
 // A TMA copy that has not completed.
@@ -100,6 +103,7 @@ struct BoxCopy {
   std::int32_t head = 0;
   std::int32_t token = 0;
   std::uint32_t barrier = 0;
+  std::uint32_t time = 0;  // of the proxy
 };
 
 struct Block {
@@ -115,6 +119,7 @@ struct Block {
   std::array<NamedBarrier, 16> barriers;
   std::map<std::uint32_t, PhaseBarrier> phases;  // by address
   std::vector<BoxCopy> box_copies;
+  Races races;
 
   [[nodiscard]] bool is_late() const { return machine->timing == Timing::kLate; }
 
@@ -132,10 +137,14 @@ struct Block {
   [[nodiscard]] static std::uint32_t piece_of(std::uint32_t address) {
     return (address - kSharedBegin) / kPiece;
   }
-  // Notes a write of the generic proxy.
-  void note_write(std::uint32_t address, Warp& warp) {
+  // Notes a write of the generic proxy, of at most 16 bytes.
+  void note_write(std::uint32_t address, std::uint32_t bytes, Warp& warp) {
+    races.write(warp.index, address - kSharedBegin, bytes);
     writer[piece_of(address)] = 1 + warp.index;
     warp.unfenced.insert(piece_of(address));
+  }
+  void note_read(std::uint32_t address, std::uint32_t bytes, const Warp& warp) {
+    races.read(warp.index, address - kSharedBegin, bytes);
   }
   // Requires a proxy fence between a write of the generic proxy and an access of the other one.
   void require_fenced(std::uint32_t address, std::string_view who) const {

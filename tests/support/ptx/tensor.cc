@@ -20,8 +20,9 @@ void load_matrices(Block& block, Warp& warp, const Instruction& in, LaneMask mas
   require_whole_warp(warp, in, mask);
   std::array<const std::uint8_t*, kLanes> rows;
   for (int lane = 0; lane < kLanes; ++lane) {
-    const std::uint64_t address = address_of(block, warp, in.operands[1], lane);
-    rows[static_cast<std::size_t>(lane)] = block.at(static_cast<std::uint32_t>(address), 16);
+    const auto address = static_cast<std::uint32_t>(address_of(block, warp, in.operands[1], lane));
+    rows[static_cast<std::size_t>(lane)] = block.at(address, 16);
+    block.note_read(address, 16, warp);
   }
   const auto element = [&](int matrix, int row, int col) {
     std::uint16_t bits = 0;
