@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <string>
-#include <type_traits>
 
 #include "base/check.h"
 #include "gpu/encode_map.h"
@@ -34,20 +33,21 @@ struct Copy2D {
 
   static constexpr int kDevice = 2;
 };
-constexpr Result kSuccess = 0;
-constexpr Result kNotFound = 500;
-constexpr Result kNotReady = 600;
-constexpr int kMajor = 75, kMinor = 76;  // of the compute capability
-struct PoolProperties {                  // CUmemPoolProps
-  int allocation = 1;                    // pinned
-  int handles = 0;                       // none
-  int location = 1;                      // a device
+// CUmemPoolProps.
+struct PoolProperties {
+  int allocation = 1;  // pinned
+  int handles = 0;     // none
+  int location = 1;    // a device
   int device = 0;
   void* security = nullptr;
   std::size_t largest = 0;  // as the system has it
   std::array<unsigned char, 56> reserved{};
 };
 static_assert(sizeof(PoolProperties) == 88);
+constexpr Result kSuccess = 0;
+constexpr Result kNotFound = 500;
+constexpr Result kNotReady = 600;
+constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
 constexpr unsigned kNonBlocking = 1;              // a stream independent of the default one
 constexpr unsigned kNoTiming = 2;                 // an event without a clock
 constexpr int kRelaxed = 2;                       // a capture that forbids no other calls
@@ -64,8 +64,7 @@ class Library {
     CONTEXTILE_CHECK(handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
                      name, ::dlerror());
     const auto find = [&](auto& function, const char* symbol) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
+      look_up(function, symbol);
       CONTEXTILE_CHECK(function != nullptr, "cuda: expected {} in {}, found no such function",
                        symbol, name);
     };
@@ -115,7 +114,10 @@ class Library {
     find(launch_graph, "cuGraphLaunch");
     find(destroy_graph, "cuGraphDestroy");
     find(destroy_executable, "cuGraphExecDestroy");
-    find_newer();
+    // CUDA 12.4 and newer have these.
+    look_up(count_functions, "cuModuleGetFunctionCount");
+    look_up(list_functions, "cuModuleEnumerateFunctions");
+    look_up(load_function, "cuFuncLoad");
   }
   // The library stays open: other libraries of the process may have threads in it.
   ~Library() = default;
@@ -174,15 +176,10 @@ class Library {
   Result (*destroy_executable)(void*) = nullptr;
 
  private:
-  // Finds functions of CUDA 12.4 and newer, which may be absent.
-  void find_newer() {
-    const auto find = [&](auto& function, const char* symbol) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(handle_, symbol));
-    };
-    find(count_functions, "cuModuleGetFunctionCount");
-    find(list_functions, "cuModuleEnumerateFunctions");
-    find(load_function, "cuFuncLoad");
+  // Finds a function; null if there is none.
+  template <typename Function>
+  void look_up(Function*& function, const char* symbol) {
+    function = reinterpret_cast<Function*>(::dlsym(handle_, symbol));
   }
 
   void* handle_;

@@ -65,7 +65,7 @@ class GpuDriver : public Driver {
         if (std::filesystem::exists(file_of(module), error)) modules_.load(module, file_of(module));
       }
     } catch (...) {
-      if (const Current current(*this, std::nothrow); current) release_modules();
+      if (const Current current(*this, std::nothrow); current) unload();
       cuda_.release_context(device_);
       throw;
     }
@@ -84,7 +84,7 @@ class GpuDriver : public Driver {
         cuda_.destroy_event(chunk.free);
         cuda_.free_host(chunk.memory);
       }
-      release_modules();
+      unload();
     }
     cuda_.release_context(device_);
   }
@@ -400,8 +400,8 @@ class GpuDriver : public Driver {
     check("cuMemPoolSetAttribute", cuda_.pool_attribute(pool_, kReleaseThreshold, &everything));
   }
 
-  // Unloads what the constructor loaded. Needs the device.
-  void release_modules() noexcept {
+  // Frees the modules and the pool. Needs the device.
+  void unload() noexcept {
     modules_.unload();
     if (pool_ != nullptr) cuda_.destroy_pool(std::exchange(pool_, nullptr));
   }

@@ -9,18 +9,6 @@
 namespace contextile {
 namespace {
 
-// The element of `items` (ascending, end to end) whose tokens hold `token`.
-template <typename Item, typename TokensOf>
-std::size_t find_holder(std::span<const Item> items, std::int64_t token,
-                        const TokensOf& tokens_of) {
-  const auto after =
-      std::upper_bound(items.begin(), items.end(), token,
-                       [&](std::int64_t t, const Item& item) { return t < tokens_of(item).begin; });
-  CONTEXTILE_CHECK(after != items.begin() && tokens_of(*(after - 1)).contains(token),
-                   "plan: expected token {} inside a sequence, found none", token);
-  return static_cast<std::size_t>(after - items.begin()) - 1;
-}
-
 // Plans made without positions count from the start of every sequence.
 std::vector<PositionSegment> position_segments(const Plan& plan) {
   if (!plan.positions.empty()) return plan.positions;
@@ -29,6 +17,28 @@ std::vector<PositionSegment> position_segments(const Plan& plan) {
     segments.push_back({plan.sequences[s], static_cast<std::int64_t>(s), 0});
   }
   return segments;
+}
+
+// Returns the segment (of ascending ones, end to end) that holds a token.
+std::size_t holder_of(std::span<const PositionSegment> segments, std::int64_t token) {
+  const auto begin_of = [](const PositionSegment& segment) { return segment.tokens.begin; };
+  const auto after = std::ranges::upper_bound(segments, token, {}, begin_of);
+  CONTEXTILE_CHECK(after != segments.begin() && (after - 1)->tokens.contains(token),
+                   "plan: expected token {} inside a sequence, found none", token);
+  return static_cast<std::size_t>(after - segments.begin()) - 1;
+}
+
+// Calls `visit(segment, token)` for every local row, in local order.
+template <typename Visit>
+void for_each_local_token(const Plan& plan, Rank rank, const Visit& visit) {
+  const std::vector<PositionSegment> segments = position_segments(plan);
+  for (const Range& range : local_ranges(plan, rank)) {
+    std::size_t at = holder_of(segments, range.begin);
+    for (std::int64_t t = range.begin; t < range.end; ++t) {
+      if (t >= segments[at].tokens.end) at = holder_of(segments, t);
+      visit(segments[at], t);
+    }
+  }
 }
 
 }  // namespace
@@ -62,37 +72,19 @@ std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank) {
 }
 
 std::vector<TokenPosition> positions(const Plan& plan, Rank rank) {
-  const std::vector<PositionSegment> segments = position_segments(plan);
-  const auto tokens_of = [](const PositionSegment& segment) { return segment.tokens; };
   std::vector<TokenPosition> result;
-  for (const Range& range : local_ranges(plan, rank)) {
-    std::size_t at =
-        find_holder(std::span<const PositionSegment>(segments), range.begin, tokens_of);
-    for (std::int64_t t = range.begin; t < range.end; ++t) {
-      if (t >= segments[at].tokens.end) {
-        at = find_holder(std::span<const PositionSegment>(segments), t, tokens_of);
-      }
-      const PositionSegment& segment = segments[at];
-      result.push_back({segment.sequence, segment.first_position + t - segment.tokens.begin, t});
-    }
-  }
+  for_each_local_token(plan, rank, [&](const PositionSegment& segment, std::int64_t token) {
+    result.push_back(
+        {segment.sequence, segment.first_position + token - segment.tokens.begin, token});
+  });
   return result;
 }
 
 std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank) {
-  const std::vector<PositionSegment> segments = position_segments(plan);
-  const auto tokens_of = [](const PositionSegment& segment) { return segment.tokens; };
   std::vector<std::int64_t> result;
-  for (const Range& range : local_ranges(plan, rank)) {
-    std::size_t at =
-        find_holder(std::span<const PositionSegment>(segments), range.begin, tokens_of);
-    for (std::int64_t t = range.begin; t < range.end; ++t) {
-      if (t >= segments[at].tokens.end) {
-        at = find_holder(std::span<const PositionSegment>(segments), t, tokens_of);
-      }
-      result.push_back(t + 1 < segments[at].tokens.end ? t + 1 : -1);
-    }
-  }
+  for_each_local_token(plan, rank, [&](const PositionSegment& segment, std::int64_t token) {
+    result.push_back(token + 1 < segment.tokens.end ? token + 1 : -1);
+  });
   return result;
 }
 

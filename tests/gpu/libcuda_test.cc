@@ -112,16 +112,12 @@ TEST_F(FakeGpu, RunsPlansByWgmmaWithTheBitsOfTheHost) {
 }
 
 // Calls of both directions: the first of each is captured and the others are replayed, with inputs
-// written between them. With wgmma every call makes lists and maps, which its graph keeps.
+// written between them. With wgmma every call uploads maps, which its graph keeps.
 TEST_F(FakeGpu, ReplaysCallsWithTheBitsOfTheHost) {
   put_module("wgmma");
   DeviceOptions with_wgmma = options();
   with_wgmma.optional_modules = {"wgmma"};
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  const Workload workload = batch_of({300, 37, 190}, "causal", shape);
+  const Workload workload = batch_of({300, 37, 190}, "causal", small_heads());
   const auto plan =
       plan_and_check(workload, cluster_of(1, 4), parse_strategies("hybrid").at(0), {}).plan;
   for (const Program program : {Program::kMma, Program::kWgmma}) {
@@ -132,12 +128,7 @@ TEST_F(FakeGpu, ReplaysCallsWithTheBitsOfTheHost) {
     DeviceRanks ranks(*gpu, {}, program, Graphs::kOn);
     DeviceCalls calls(ranks, plan);
     for (std::uint64_t seed = 0; seed < 2; ++seed) {
-      for (DeviceCalls* some : {&run, &calls}) {
-        some->set_inputs(seed);
-        some->forward();
-        some->backward();
-      }
-      EXPECT_TRUE(calls.results() == run.results()) << name_of(program) << seed;
+      EXPECT_TRUE(results_of(calls, seed) == results_of(run, seed)) << name_of(program) << seed;
     }
   }
 }
@@ -242,11 +233,7 @@ TEST_F(FakeGpu, AsksForFunctionsInTheirModulesAlone) {
   put_module("wgmma");
   DeviceOptions with_wgmma = options();
   with_wgmma.optional_modules = {"wgmma"};
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  const Workload workload = batch_of({300, 37}, "causal", shape);
+  const Workload workload = batch_of({300, 37}, "causal", small_heads());
   const auto plan =
       plan_and_check(workload, cluster_of(1, 2), parse_strategies("zigzag").at(0), {}).plan;
   RunOptions run;

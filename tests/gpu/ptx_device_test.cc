@@ -123,11 +123,7 @@ std::unique_ptr<Driver> open_ptx_device() {
 // Four ranks compute both directions within the bounds of fp64, and replayed graphs give the bits
 // of calls without graphs.
 TEST_F(PtxDevice, RunsPlansOfFourRanksWithGraphs) {
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  const Workload workload = batch_of({300, 37, 190}, "causal", shape);
+  const Workload workload = batch_of({300, 37, 190}, "causal", small_heads());
   const auto plan =
       plan_and_check(workload, cluster_of(1, 4), parse_strategies("hybrid").at(0), {}).plan;
   const std::unique_ptr<Driver> gpu = open_ptx_device();
@@ -141,12 +137,7 @@ TEST_F(PtxDevice, RunsPlansOfFourRanksWithGraphs) {
     DeviceRanks replaying(*gpu, {}, program, Graphs::kOn);
     DeviceCalls calls(replaying, plan);
     for (std::uint64_t seed = 0; seed < 2; ++seed) {
-      for (DeviceCalls* some : {&expected, &calls}) {
-        some->set_inputs(seed);
-        some->forward();
-        some->backward();
-      }
-      EXPECT_TRUE(calls.results() == expected.results()) << seed;
+      EXPECT_TRUE(results_of(calls, seed) == results_of(expected, seed)) << seed;
     }
   }
 }

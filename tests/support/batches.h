@@ -20,6 +20,15 @@ inline AttentionShape grouped_heads() {
   return shape;
 }
 
+// Few and small heads, for devices whose kernels run in loops.
+inline AttentionShape small_heads() {
+  AttentionShape shape;
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.head_dim = shape.value_dim = 64;
+  return shape;
+}
+
 // One sequence of every length under one mask rule ("causal", "lambda:16,200").
 inline Workload batch_of(const std::vector<std::int64_t>& lengths,
                          const std::string& mask = "causal",

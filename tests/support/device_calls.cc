@@ -171,4 +171,11 @@ std::vector<ExecutionStats> DeviceCalls::stats() const {
   return all;
 }
 
+std::vector<std::byte> results_of(DeviceCalls& calls, std::uint64_t seed) {
+  calls.set_inputs(seed);
+  calls.forward();
+  calls.backward();
+  return calls.results();
+}
+
 }  // namespace contextile

@@ -46,4 +46,7 @@ class DeviceCalls {
   std::vector<std::unique_ptr<OneRank>> ranks_;
 };
 
+// Runs both directions on inputs of a seed. Returns the bits of the results.
+[[nodiscard]] std::vector<std::byte> results_of(DeviceCalls& calls, std::uint64_t seed);
+
 }  // namespace contextile

@@ -227,7 +227,6 @@ class Executor:
         self._current: Prepared | None = None  # the one prepared last
         self._number = next(_numbers)  # of this executor
         self._num_calls = 0  # number of forward calls; the same on all ranks
-        # Number of a forward call by the address of its LSE.
 
     @property
     def transport(self) -> _core.Transport:

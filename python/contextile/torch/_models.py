@@ -6,6 +6,7 @@ import functools
 import re
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,34 +23,36 @@ _ORDERED = re.compile(
 _TOWERS = ("vision", "visual", "audio", "speech", "image")
 
 
-def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
-    """Returns the outermost module of a kind that is computing, and its forward's arguments."""
-    found = None
+def _forwards() -> Iterator[dict[str, Any]]:
+    """Yields the local variables of each forward that is computing, innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "forward":
-            model = frame.f_locals.get("self")
-            if isinstance(model, kind):
-                found = model, frame.f_locals
+            yield frame.f_locals
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
+    """Returns the outermost module of a kind that is computing, and its forward's arguments."""
+    found = None
+    for variables in _forwards():
+        if isinstance(variables.get("self"), kind):
+            found = variables["self"], variables
     return found
 
 
 def check_batch(plan: _core.Plan) -> None:
     """Raises if a module that is computing has tensors of ``local_batch`` for another plan."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "forward":
-            for name, value in frame.f_locals.items():
-                if not isinstance(value, Tensor) or value.dtype is not torch.int64:
-                    continue
-                digest = digest_behind(value)
-                if digest is not None and digest != plan.digest:
-                    raise _core.InvalidArgument(
-                        f"attention: expected {name} of the plan that the executor is prepared for ({plan.digest}), found those "
-                        f"that local_batch made for another ({digest}); call prepare with the plan of each batch"
-                    )
-        frame = frame.f_back  # type: ignore[assignment]
+    for variables in _forwards():
+        for name, value in variables.items():
+            if not isinstance(value, Tensor) or value.dtype is not torch.int64:
+                continue
+            digest = digest_behind(value)
+            if digest is not None and digest != plan.digest:
+                raise _core.InvalidArgument(
+                    f"attention: expected {name} of the plan that the executor is prepared for ({plan.digest}), found those "
+                    f"that local_batch made for another ({digest}); call prepare with the plan of each batch"
+                )
 
 
 @functools.lru_cache(maxsize=64)
@@ -67,6 +70,6 @@ def _ordered_part(model: weakref.ref[Any]) -> str | None:
 def ordered_part(model: nn.Module) -> str | None:
     """Returns the name of a part that depends on the order of tokens, if the model has one.
 
-    Looked at are the modules that the model has at the first call.
+    The modules are those that the model has at the first call.
     """
     return _ordered_part(weakref.ref(model))

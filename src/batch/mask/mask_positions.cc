@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "base/ranges.h"
 #include "contextile/mask.h"
 
 namespace contextile {
@@ -13,21 +15,6 @@ namespace {
 // Ranges of rows that a comparison may look at in all. A mask beyond it keeps its tokens in storage
 // order: each row is then a few bands of a dense pattern, not of a tree.
 constexpr std::int64_t kMostRangesCompared = 100'000'000;
-
-// Sorts ranges and merges those that touch. Drops empty ones.
-void merge(std::vector<Range>& ranges) {
-  std::erase_if(ranges, [](const Range& range) { return range.empty(); });
-  std::ranges::sort(ranges);
-  std::size_t kept = 0;
-  for (const Range& range : ranges) {
-    if (kept > 0 && range.begin <= ranges[kept - 1].end) {
-      ranges[kept - 1].end = std::max(ranges[kept - 1].end, range.end);
-    } else {
-      ranges[kept++] = range;
-    }
-  }
-  ranges.resize(kept);
-}
 
 // Membership of ascending tokens in merged ranges.
 class Walk {
@@ -56,7 +43,9 @@ class BreakFinder {
     for (const Mask* mask : masks) {
       for (const Band& band : mask->bands) add(band);
     }
-    for (std::vector<Range>* ranges : {&rows_, &joined_, &follow_}) merge(*ranges);
+    for (std::vector<Range>* ranges : {&rows_, &joined_, &follow_}) {
+      *ranges = merged(std::move(*ranges));
+    }
     Walk rows(rows_);
     Walk rows_before(rows_);
     Walk joined(joined_);
@@ -125,7 +114,7 @@ class Rows {
              std::min(band.k.end, q + std::min(band.hi, kUnbounded) + 1)});
       }
     }
-    for (std::vector<Range>& row : rows_) merge(row);
+    for (std::vector<Range>& row : rows_) row = merged(std::move(row));
   }
 
   [[nodiscard]] bool is_complete() const { return is_complete_; }
@@ -177,8 +166,7 @@ std::optional<std::vector<std::int64_t>> followed_tokens(const Mask& mask, Range
   const auto is_row = [](std::vector<Range> expected, Range added,
                          const std::vector<Range>& found) {
     expected.push_back(added);
-    merge(expected);
-    return expected == found;
+    return merged(std::move(expected)) == found;
   };
   const auto is_stretch = [&](std::int64_t first, std::int64_t last) {
     return is_row(own.of(first), {first, last + 1}, own.of(last));
@@ -192,6 +180,29 @@ std::optional<std::vector<std::int64_t>> followed_tokens(const Mask& mask, Range
   return is_stretch(first, document.end - 1) ? std::optional(followed) : std::nullopt;
 }
 
+// Adds the segments of a document, of which `branches` do not attend the token before them: one
+// segment per branch if one of the masks shows a tree, otherwise one for all.
+void add_document(std::span<const Mask* const> masks, Range document, std::int64_t sequence,
+                  std::span<const std::int64_t> branches, std::vector<PositionSegment>& segments) {
+  std::optional<std::vector<std::int64_t>> followed;
+  for (std::size_t m = 0; m < masks.size() && !branches.empty() && !followed; ++m) {
+    followed = followed_tokens(*masks[m], document, branches);
+  }
+  const auto first = static_cast<std::ptrdiff_t>(segments.size());
+  segments.push_back({document, sequence, 0});
+  if (!followed) return;
+  const auto begin_of = [](const PositionSegment& segment) { return segment.tokens.begin; };
+  for (std::size_t b = 0; b < branches.size(); ++b) {
+    // The followed token is in a segment of the document that is there already.
+    const std::int64_t token = (*followed)[b];
+    const auto holder =
+        std::ranges::upper_bound(segments.begin() + first, segments.end(), token, {}, begin_of) - 1;
+    const std::int64_t position = holder->first_position + token - holder->tokens.begin + 1;
+    segments.back().tokens.end = branches[b];
+    segments.push_back({{branches[b], document.end}, sequence, position});
+  }
+}
+
 }  // namespace
 
 std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
@@ -201,7 +212,6 @@ std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
   auto cut = breaks.cuts.begin();
   auto branch = breaks.branches.begin();
   for (std::size_t s = 0; s < sequences.size(); ++s) {
-    const auto sequence = static_cast<std::int64_t>(s);
     std::int64_t begin = sequences[s].begin;
     while (begin < sequences[s].end) {
       while (cut != breaks.cuts.end() && *cut <= begin) ++cut;
@@ -210,25 +220,8 @@ std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
       while (branch != breaks.branches.end() && *branch <= begin) ++branch;
       const auto first_branch = branch;
       while (branch != breaks.branches.end() && *branch < end) ++branch;
-      const std::span<const std::int64_t> branches(first_branch, branch);
-      std::optional<std::vector<std::int64_t>> followed;
-      for (std::size_t m = 0; m < masks.size() && !branches.empty() && !followed; ++m) {
-        followed = followed_tokens(*masks[m], {begin, end}, branches);
-      }
-      const std::size_t document = segments.size();
-      segments.push_back({{begin, end}, sequence, 0});
-      for (std::size_t b = 0; followed && b < branches.size(); ++b) {
-        // The position of the followed token is in a segment that stands already.
-        const std::int64_t token = (*followed)[b];
-        const auto holder =
-            std::ranges::upper_bound(
-                segments.begin() + static_cast<std::ptrdiff_t>(document), segments.end(), token, {},
-                [](const PositionSegment& segment) { return segment.tokens.begin; }) -
-            1;
-        const std::int64_t position = holder->first_position + token - holder->tokens.begin + 1;
-        segments.back().tokens.end = branches[b];
-        segments.push_back({{branches[b], end}, sequence, position});
-      }
+      add_document(masks, {begin, end}, static_cast<std::int64_t>(s), {first_branch, branch},
+                   segments);
       begin = end;
     }
   }

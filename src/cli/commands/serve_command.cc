@@ -187,12 +187,13 @@ std::string sampling_text(const GenerationDefaults& defaults) {
 }
 
 std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options,
-                                              const Serving& serving) {
+                                              const Serving& serving,
+                                              const SamplingParams& sampling) {
   ServeOptions serve = options.serve;
   serve.model = options.name.empty() ? serving.model.name : options.name;
   serve.vocab_size = serving.model.config.vocab_size;
   serve.end_tokens = serving.model.config.end_tokens;
-  serve.sampling = generation_defaults(options, serving).sampling;
+  serve.sampling = sampling;
   const std::int64_t room =
       std::int64_t{serving.engine.cache.num_pages} * serving.engine.cache.layout.block_tokens();
   serve.max_length = std::min(serving.model.config.max_length, room);
@@ -203,7 +204,7 @@ std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options
 }
 
 void print_start(const ServeCommandOptions& options, const Serving& serving,
-                 const CompletionServer& server) {
+                 const std::string& sampling, const CompletionServer& server) {
   const DecoderConfig& config = serving.model.config;
   const std::int64_t token_bytes = kv_bytes_per_token(config, serving.decoder.kv_dtype);
   const std::int64_t pages = serving.engine.cache.num_pages;
@@ -218,8 +219,7 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
       options.transport.name, to_string(serving.decoder.mode),
       pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
       static_cast<double>(pages * serving.decoder.layout.page_size * token_bytes) / (1 << 20),
-      sampling_text(generation_defaults(options, serving)), printable(options.serve.host),
-      server.port()));
+      sampling, printable(options.serve.host), server.port()));
   check_stdout();
 }
 
@@ -230,16 +230,19 @@ class OpenServer {
 
   void open(const Serving& serving) {
     if (server_ != nullptr) return;
-    server_ = open_server(options_, serving);
+    const GenerationDefaults defaults = generation_defaults(options_, serving);
+    sampling_ = sampling_text(defaults);
+    server_ = open_server(options_, serving, defaults.sampling);
     stop_.emplace(*server_);
   }
   CompletionServer& ready(const Serving& serving) {
-    if (!std::exchange(is_announced_, true)) print_start(options_, serving, *server_);
+    if (!std::exchange(is_announced_, true)) print_start(options_, serving, sampling_, *server_);
     return *server_;
   }
 
  private:
   const ServeCommandOptions& options_;
+  std::string sampling_;  // of requests that do not say, for print_start
   std::unique_ptr<CompletionServer> server_;
   std::optional<StopOnSignal> stop_;
   bool is_announced_ = false;

@@ -40,13 +40,6 @@ std::shared_ptr<const Plan> plan_of(const std::string& strategy, const std::stri
   return plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
 }
 
-std::vector<std::byte> results_of(DeviceCalls& calls, std::uint64_t seed) {
-  calls.set_inputs(seed);
-  calls.forward();
-  calls.backward();
-  return calls.results();
-}
-
 struct Case {
   std::string strategy;
   std::string mask;

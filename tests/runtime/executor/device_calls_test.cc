@@ -28,15 +28,6 @@ using cuda::HostDriver;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-AttentionShape small_shape() {
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  shape.dtype = Dtype::kBf16;
-  return shape;
-}
-
 std::shared_ptr<const Plan> plan_of(const std::string& strategy, const std::string& mask,
                                     const AttentionShape& shape) {
   const Workload workload = batch_of({300, 37, 190}, mask, shape);
@@ -86,7 +77,7 @@ TEST_P(GivenToTheDevice, NothingIsUploadedInACall) {
   const std::string strategy = GetParam();
   HostDriver driver(HostDriver::Mode::kRecorded);
   DeviceRanks ranks(driver);
-  DeviceCalls calls(ranks, plan_of(strategy, "causal", small_shape()));
+  DeviceCalls calls(ranks, plan_of(strategy, "causal", small_heads()));
   calls.set_inputs(1);
   const Given forward = given_by(driver, [&] { calls.forward(); });
   const Given backward = given_by(driver, [&] { calls.backward(); });
@@ -131,17 +122,10 @@ class TileByTile : public RankHost {
   std::vector<std::unique_ptr<Kernel>> kernels_;
 };
 
-std::vector<std::byte> results_of(DeviceCalls& calls, std::uint64_t seed) {
-  calls.set_inputs(seed);
-  calls.forward();
-  calls.backward();
-  return calls.results();
-}
-
 // Lists that were made before there were tensors find them, wherever they are and whatever the
 // distance between tokens.
 TEST_P(GivenToTheDevice, ListsOfAPlanGiveTheBitsOfTilesWithEveryCall) {
-  AttentionShape shape = small_shape();
+  AttentionShape shape = small_heads();
   shape.sink = true;
   const auto plan = plan_of(GetParam(), "causal", shape);
   HostDriver at_once(HostDriver::Mode::kAtOnce);
@@ -178,7 +162,7 @@ class CountingDriver : public HostDriver {
 // Lists grow with the square of a batch, and stay on the device; calls upload maps of tiles at
 // most.
 TEST(PreparedLists, StayOnTheDevice) {
-  AttentionShape shape = small_shape();
+  AttentionShape shape = small_heads();
   for (const cuda::Program program : {cuda::Program::kMma, cuda::Program::kWgmma}) {
     std::vector<std::int64_t> uploaded;
     for (const std::int64_t tokens : {256, 1024}) {
