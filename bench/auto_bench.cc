@@ -158,7 +158,7 @@ FastestPlans fastest_of(const Strategy& strategy, const Workload& workload,
   FastestPlans fastest;
   for (const auto& options : strategy.variants(workload, cluster, {})) {
     StrategyRequest request;
-  request.max_roundings = kAnyRoundings;  // as the originals
+    request.max_roundings = kAnyRoundings;  // as the originals
     request.options = options;
     if (strategy.unsupported(workload, cluster, request)) continue;
     const std::vector<std::int64_t> sizes = strategy.block_sizes(request);

@@ -112,8 +112,7 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
       if (!row.skipped.empty() || !row.failed.empty()) continue;
       const Workload& workload = input.batches[b];
       try {
-        PlannedBatch planned =
-            plan_checked_batch(workload, input.cluster, row.choice, options);
+        PlannedBatch planned = plan_checked_batch(workload, input.cluster, row.choice, options);
         if (planned.verified.ok()) {
           row.simulations.push_back(simulate(*planned.plan, input.cluster));
           row.bounds.push_back(

@@ -95,7 +95,8 @@ TEST_F(SimulatedServing, RefusesWhatMakesNoSense) {
   expect_bad_input(simulate({"--port", "0"}), {"--port: expected without --simulate"});
   expect_bad_input(simulate({"--ranks", "2"}), {"--ranks: expected without --simulate"});
   expect_bad_input(simulate({"--transport", "gloo"}), {"--transport", "without --simulate"});
-  expect_bad_input(contextile({"serve", "--devices", "2"}), {"--devices: expected with --simulate"});
+  expect_bad_input(contextile({"serve", "--devices", "2"}),
+                   {"--devices: expected with --simulate"});
   expect_bad_input(contextile({"serve", "--json"}), {"--json: expected with --simulate"});
   expect_bad_input(simulate({"--json", "--csv"}), {"either --json or --csv"});
   expect_bad_input(contextile({"serve", "--simulate", "poisson", "--model", "llama"}),
