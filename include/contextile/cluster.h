@@ -131,6 +131,12 @@ struct Cluster {
   // Throws InvalidArgument when tp does not divide devices_per_node or pp does not divide the
   // remaining devices.
   [[nodiscard]] Cluster group(std::int32_t tp, std::int32_t pp) const;
+
+  // Returns the cluster of the ranks first … first + count - 1 alone: whole nodes, or an equal part
+  // of each. If the ranks are spread unevenly over nodes, the parts are the largest of equal size,
+  // and links between two parts of a node count as links between nodes. Throws InvalidArgument when
+  // the cluster does not have these ranks.
+  [[nodiscard]] Cluster consecutive(Rank first, std::int32_t count) const;
 };
 
 void check_cluster(const Cluster& cluster);  // throws InvalidArgument

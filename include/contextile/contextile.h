@@ -16,6 +16,7 @@
 #include "contextile/simulate.h"
 #include "contextile/bounds.h"
 #include "contextile/report.h"
+#include "contextile/schedule.h"
 #include "contextile/executor.h"
 #include "contextile/inproc_attention.h"
 #include "contextile/store.h"

@@ -145,6 +145,8 @@ struct PlanInput {
   Cluster cluster;                // the context-parallel group
   std::vector<Workload> batches;  // at least one
   PlanOptions options;
+  // false: strategies that schedule micro-batches (Strategy::has_schedule) count only as one plan.
+  bool schedules = true;
 };
 
 // Lower bounds on the time of any plan that owns no more tokens per device and node than the
@@ -156,6 +158,14 @@ struct BatchBound {
 };
 [[nodiscard]] BatchBound bound_beside(const Plan& plan, const Workload& workload,
                                       const Cluster& cluster, const Simulation& simulation);
+
+// A batch as micro-batches (schedule.h).
+struct ComparedSchedule {
+  std::size_t micro_batches = 0;
+  std::int64_t most_tokens = 0;   // that a rank holds at a time
+  std::int64_t memory_bytes = 0;  // peak of attention on a rank, one micro-batch at a time
+  double layer_us = 0;            // with linear layers; 0 if the cost of a token is not given
+};
 
 // The result of one strategy on all batches of a comparison.
 struct ComparedStrategy {
@@ -169,6 +179,9 @@ struct ComparedStrategy {
   // Times of a layer with its linear layers (layer_us), one for each batch whose plan verifies;
   // empty if the cost of a token is not given.
   std::vector<double> layers_us;
+  // Of a strategy that schedules micro-batches, one for each batch whose plan verifies. The plans
+  // and times above are of all its rounds in one plan; layers_us are the schedule's.
+  std::vector<ComparedSchedule> schedules;
 
   // Returns true if every plan verifies, or if the strategy does not apply.
   [[nodiscard]] bool ok() const;

@@ -1,6 +1,8 @@
 #include "contextile/cluster.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <string>
 #include <string_view>
 
@@ -97,6 +99,30 @@ Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
   // The other devices of the node compute at the same time.
   result.compute_slots_per_node =
       compute_slots_per_node * result.devices_per_node / devices_per_node;
+  return result;
+}
+
+Cluster Cluster::consecutive(Rank first, std::int32_t count) const {
+  check_cluster(*this);
+  CONTEXTILE_CHECK(first.valid() && count >= 1 && count <= num_devices() - first.value,
+                   "cluster {}: expected ranks below {}, found {} ranks from {} on", quote(name),
+                   num_devices(), count, first.value);
+  const std::int32_t offset = first.value % devices_per_node;
+  std::int32_t part = count;  // of a node
+  if (offset + count > devices_per_node) {
+      // Equal parts divide the ranks on the first node, on whole nodes and on the last node.
+    const std::int32_t on_first = devices_per_node - offset;
+    const std::int32_t on_last = (offset + count) % devices_per_node;
+    part = count == 2 * on_first ? on_first
+                                 : std::gcd(std::gcd(on_first, devices_per_node), on_last);
+  }
+  Cluster result = *this;
+  result.nodes = count / part;
+  result.devices_per_node = part;
+  const double share = static_cast<double>(part) / devices_per_node;
+  result.inter_gbytes_per_s_per_node *= share;
+  result.nics_per_node = std::clamp(static_cast<std::int32_t>(nics_per_node * share), 1, part);
+  result.compute_slots_per_node = compute_slots_per_node * part / devices_per_node;
   return result;
 }
 

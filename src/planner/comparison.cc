@@ -1,7 +1,10 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "contextile/planner.h"
+#include "contextile/schedule.h"
 #include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
 #include "predict/bounds/checked_bound.h"
@@ -75,6 +78,22 @@ BatchBound bound_beside_checked(const Plan& plan, const Workload& workload, cons
   return bound;
 }
 
+// The batch as micro-batches. Throws CheckFailed when one of their plans does not verify.
+ComparedSchedule compared_schedule(const Workload& workload, const PlanInput& input,
+                                   const StrategyChoice& choice, const PlanOptions& options) {
+  const PlannedSchedule schedule = plan_schedule(workload, input.cluster, choice, options);
+  for (const SchedulePlan& plan : schedule.plans) {
+    if (plan.planned.verified.ok()) continue;
+    throw CheckFailed(fmt::format("a micro-batch: {}", plan.planned.verified.violations.front()));
+  }
+  const double linear_us = input.options.linear_us_per_token.value_or(0);
+  const SchedulePrediction prediction = predict_schedule(schedule, linear_us);
+  return {.micro_batches = schedule.num_micro_batches(),
+          .most_tokens = prediction.most_tokens(),
+          .memory_bytes = prediction.memory_bytes(),
+          .layer_us = linear_us > 0 ? prediction.time_us : 0};
+}
+
 }  // namespace
 
 BatchBound bound_beside(const Plan& plan, const Workload& workload, const Cluster& cluster,
@@ -103,10 +122,12 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
                         .batches = {},
                         .simulations = {},
                         .bounds = {},
-                        .layers_us = {}});
+                        .layers_us = {},
+                        .schedules = {}});
   }
   for (std::size_t i = 0; i < compared.size(); ++i) {
     ComparedStrategy& row = compared[i];
+    const bool is_scheduled = input.schedules && find_strategy(row.choice.name).has_schedule();
     for (std::size_t b = 0; b < input.batches.size(); ++b) {
       if (hooks.started) hooks.started(i, b);
       if (!row.skipped.empty() || !row.failed.empty()) continue;
@@ -120,6 +141,10 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
           if (input.options.linear_us_per_token) {
             row.layers_us.push_back(
                 layer_us(planned, row.simulations.back(), *input.options.linear_us_per_token));
+          }
+          if (is_scheduled && workload.home.empty()) {
+            row.schedules.push_back(compared_schedule(workload, input, row.choice, options));
+            if (!row.layers_us.empty()) row.layers_us.back() = row.schedules.back().layer_us;
           }
           if (hooks.planned) hooks.planned(i, b, planned);
         }

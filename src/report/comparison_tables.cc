@@ -41,9 +41,13 @@ Cell mean_of(const std::vector<PlannedBatch>& batches, Direction direction, Valu
   return mean(batches, [&](const PlannedBatch& batch) { return value(*stats(batch)); });
 }
 
-std::int64_t peak_memory_bytes(const std::vector<PlannedBatch>& batches) {
+std::int64_t peak_memory_bytes(const ComparedStrategy& comparison) {
   std::int64_t peak = 0;
-  for (const PlannedBatch& batch : batches) {
+  for (const ComparedSchedule& schedule : comparison.schedules) {
+    peak = std::max(peak, schedule.memory_bytes);
+  }
+  if (!comparison.schedules.empty()) return peak;
+  for (const PlannedBatch& batch : comparison.batches) {
     for (const auto& direction : {batch.statistics.forward, batch.statistics.backward}) {
       if (direction) peak = std::max(peak, direction->peak_memory_bytes);
     }
@@ -92,6 +96,19 @@ WorstError worst_error(const std::vector<RunReport>& runs, bool gradients) {
     }
   }
   return worst;
+}
+
+// Says which strategies are counted by micro-batch.
+std::string schedules_text(std::span<const ComparedStrategy> comparisons) {
+  std::string names;
+  for (const ComparedStrategy& comparison : comparisons) {
+    if (comparison.schedules.empty()) continue;
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", choice_text(comparison.choice));
+  }
+  if (names.empty()) return names;
+  return wrap(names + ": peak of one micro-batch at a time, as plan --schedule has them",
+              kTextColumns) +
+         '\n';
 }
 
 std::string heading(const PlanInput& input) {
@@ -155,7 +172,7 @@ Table planning_table(std::span<const ComparedStrategy> comparisons) {
          mean_of(batches, Direction::kBackward, intra),
          mean_of(batches, Direction::kForward, imbalance),
          mean(batches, [](const PlannedBatch& b) { return b.statistics.token_imbalance; }),
-         peak_memory_bytes(batches),
+         peak_memory_bytes(comparison),
          mean_planning_s(comparison),
          verified(comparison),
          {},
@@ -211,7 +228,8 @@ Table execution_table(std::span<const ComparedStrategy> comparisons,
 std::string comparison_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons,
                             std::span<const StrategyRuns> runs, std::uint64_t run_seed,
                             bool colour) {
-  std::string text = heading(input) + planning_table(comparisons).text(colour);
+  std::string text = heading(input) + planning_table(comparisons).text(colour) +
+                     schedules_text(comparisons);
   const bool predicted =
       std::any_of(comparisons.begin(), comparisons.end(),
                   [](const ComparedStrategy& c) { return !c.simulations.empty(); });
@@ -254,6 +272,12 @@ Json comparisons_json(std::span<const ComparedStrategy> comparisons,
       entry["verify_s"] = batch.verify_s;
       entry["verify"] = verify_json(batch.verified);
       entry["statistics"] = statistics_json(batch.statistics);
+      if (b < comparison.schedules.size()) {
+        const ComparedSchedule& schedule = comparison.schedules[b];
+        entry["schedule"] = {{"micro_batches", schedule.micro_batches},
+                             {"most_tokens", schedule.most_tokens},
+                             {"memory_bytes", schedule.memory_bytes}};
+      }
       if (b < comparison.simulations.size()) {
         entry["predicted"] = prediction_json(comparison.simulations[b], comparison.bounds[b]);
       }

@@ -171,6 +171,23 @@ std::string describe_job(const TrainingJob& job) {
                      peak_tflops_of(job.cluster));
 }
 
+std::string scheduled_text(std::span<const StepOutcome> outcomes) {
+  std::vector<std::string> names;
+  for (const StepOutcome& outcome : outcomes) {
+    const std::string& name = outcome.setting.strategy.name;
+    if (outcome.prediction && is_scheduled(outcome.setting) && !std::ranges::count(names, name)) {
+      names.push_back(name);
+    }
+  }
+  if (names.empty()) return "";
+  return '\n' +
+         wrap(fmt::format("{}: sequences of the step scheduled over DP x CP ranks; a rank holds one "
+                          "micro-batch at a time (--one-plan: all of a round)",
+                          fmt::join(names, ", ")),
+              kTextColumns) +
+         '\n';
+}
+
 Json job_json(const TrainingJob& job) {
   const ModelSpec& model = job.model;
   const IterationOptions& options = job.options;
@@ -291,6 +308,7 @@ Json outcome_json(const StepOutcome& outcome) {
   document["strategy"] = outcome.setting.strategy.name;
   document["schedule"] = to_string(outcome.setting.schedule);
   document["chunks"] = outcome.setting.chunks;
+  document["scheduled"] = is_scheduled(outcome.setting);
   document["ping_pong"] = outcome.setting.nano_batches == NanoBatches::kPingPong;
   if (outcome.prediction) {
     document["model_flops"] = outcome.prediction->model_flops;

@@ -24,6 +24,8 @@ void sort_outcomes(std::vector<StepOutcome>& outcomes);
 // Tables of the first `top` outcomes that fit, of those out of memory, and of the impossible ones.
 // If no plan could change the verdict, one row represents all strategies.
 [[nodiscard]] std::string outcomes_text(std::span<const StepOutcome> outcomes, std::size_t top);
+// A line that names the strategies whose micro-batches are their own schedule's; empty if none is.
+[[nodiscard]] std::string scheduled_text(std::span<const StepOutcome> outcomes);
 // The parts of the time of a stage's device, and its memory.
 [[nodiscard]] std::string stages_text(const StepOutcome& outcome);
 [[nodiscard]] Json outcome_json(const StepOutcome& outcome);

@@ -123,6 +123,12 @@ class TypedStrategy : public Strategy {
                                                  const StrategyRequest& request,
                                                  Options& options) const = 0;
 
+  [[nodiscard]] PartialWire wire() const { return card_.wire; }
+  // Returns all options as text.
+  [[nodiscard]] std::map<std::string, std::string> printed(const Options& options) const {
+    return table_.print(options);
+  }
+
   [[noreturn]] void refuse(std::string_view reason) const {
     fail_argument("strategy {}: {}", name(), reason);
   }

@@ -54,7 +54,15 @@ struct StepSetting {
   std::int32_t group = 0;
   NanoBatches nano_batches = NanoBatches::kOne;
   StrategyChoice strategy;
+  // true: a strategy that schedules micro-batches (Strategy::has_schedule) counts as one plan per
+  // micro-batch of the job. false: its scheduler deals the sequences of the whole step over DP x CP
+  // ranks in rounds, and the rounds are the step's micro-batches. Its option `cap` is then by
+  // default an even share of the largest micro-batch: what a rank of a static group holds.
+  bool one_plan = false;
 };
+// Returns true if the setting's strategy schedules the step's micro-batches. Pools of kSamePhase
+// and ping-pong need one plan.
+[[nodiscard]] bool is_scheduled(const StepSetting& setting);
 // Returns a text such as "TP 8, CP 4, DP 2, PP 1".
 [[nodiscard]] std::string sizes_text(const ParallelSizes& sizes);
 
@@ -97,12 +105,21 @@ class StepPlanner {
 
   [[nodiscard]] Workload workload_of(const std::vector<DocumentRows>& documents,
                                      std::int32_t tp) const;
+  // The rounds of a schedule, or the reason why there is none.
+  struct PlannedRounds {
+    std::vector<BatchPart> rounds;
+    std::optional<std::string> unsupported;
+    std::optional<std::string> unpipelined;  // why stages cannot run them
+  };
+  [[nodiscard]] const PlannedRounds& planned_rounds(const StepSetting& setting);
+
   [[nodiscard]] const PlannedPart& planned(const StepSetting& setting, const Cluster& group,
                                            const Workload& workload, const std::string& what);
   [[nodiscard]] TrainingStep even_step(const StepSetting& setting) const;
   // These fill the step. They return why it cannot be planned, or nothing.
   std::optional<std::string> plan_micro_batches(const StepSetting& setting, TrainingStep& step);
   std::optional<std::string> plan_ticks(const StepSetting& setting, TrainingStep& step);
+  std::optional<std::string> plan_rounds(const StepSetting& setting, TrainingStep& step);
   [[nodiscard]] BatchPart unplanned_part(const StepSetting& setting,
                                          const std::vector<DocumentRows>& documents) const;
 
@@ -110,6 +127,7 @@ class StepPlanner {
   std::vector<MaskUse> masks_;
   PlanNotice notice_;
   std::map<Key, PlannedPart> plans_;
+  std::map<Key, PlannedRounds> rounds_;
 };
 
 // ------------------------------------------------------------------------------- sweeps

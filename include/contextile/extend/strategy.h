@@ -96,6 +96,27 @@ struct StrategyRequest : PlanOptions {
   SearchHook searched = {};  // of strategies with search_phases(); may be empty
 };
 
+// The sequences of one forward and backward of the model, packed, and its group: the ranks first …
+// first + size - 1.
+struct GroupBatch {
+  std::int32_t first = 0;
+  std::int32_t size = 1;
+  std::vector<std::int32_t> sequences;  // indices into Workload::sequences, in ranks' order
+
+  friend bool operator==(const GroupBatch&, const GroupBatch&) = default;
+};
+// The work between two barriers. A rank takes part in its micro-batches one after another, in this
+// order; micro-batches of different ranks run at the same time.
+using ScheduleRound = std::vector<GroupBatch>;
+
+// The micro-batches of a batch, and how the original attends each of them.
+struct BatchSchedule {
+  std::vector<ScheduleRound> rounds;           // together they hold every sequence once
+  std::map<std::string, std::string> options;  // of the strategy, as used, defaults filled in
+  StrategyChoice attention;                    // inside a group
+  std::optional<Dtype> wire = {};  // of its partial results; unset: that of `attention`
+};
+
 // How a strategy that leaves no block size open decides which device computes what.
 enum class Deciding : std::uint8_t { kByRule, kBySearch };
 
@@ -135,6 +156,14 @@ class Strategy {
       const Workload&, const Cluster&, const StrategyRequest&) const {
     return {{}};
   }
+
+  // Returns true if the original runs a batch as micro-batches of groups of ranks (`schedule`).
+  // Most originals run all of it at once.
+  [[nodiscard]] virtual bool has_schedule() const { return false; }
+  // Returns those micro-batches; `arrange` puts the same work into one plan. Throws InvalidArgument
+  // on bad options, with the reason when it cannot, and if has_schedule() is false.
+  [[nodiscard]] virtual BatchSchedule schedule(const Workload& workload, const Cluster& cluster,
+                                               const StrategyRequest& request) const;
 
   // Makes an arrangement, with the first of block_sizes() if the request leaves the size open.
   // Deterministic: the same arguments give the same arrangement on any number of threads. Throws

@@ -34,6 +34,7 @@ struct CompareOptions {
   std::int32_t repeats = 1;
   std::string kernel;  // empty: the preferred one for the dtype
   std::optional<SensitivityPlans> sensitivity;
+  bool one_plan = false;
   bool json = false;
   bool csv = false;
 };
@@ -43,7 +44,8 @@ int run(const CompareOptions& options) {
   if (options.csv && options.execute) {
     fail_argument("--csv: expected one table, found two with --run; use --json");
   }
-  const PlanInput input = load_input(options.input);
+  PlanInput input = load_input(options.input);
+  input.schedules = !options.one_plan;
   std::optional<Execution> execution;
   static_cast<void>(find_kernel(options.kernel));
   if (options.execute) {
@@ -101,6 +103,9 @@ Action add_compare_command(CLI::App& app) {
                [options = options.get()](const std::string& text) {
                  options->sensitivity = parse_sensitivity_plans(text);
                });
+  add_switch(app, "--one-plan", options->one_plan,
+             "count all micro-batches of bytescale, megatron_dynamic and megatron_packed as one "
+             "plan, as if a rank held them at the same time");
   add_input_options(app, options->input);
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "the table, with --sensitivity that of changed constants,");

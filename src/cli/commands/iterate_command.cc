@@ -37,6 +37,7 @@ struct IterateOptions {
   std::optional<std::int32_t> chunks;
   std::int32_t group = 0;
   bool ping_pong = false;
+  bool one_plan = false;
   IterationOptions iteration;
   std::vector<StrategyChoice> strategies;
   bool sweep = false;
@@ -139,6 +140,7 @@ std::vector<StepSetting> settings_of(const IterateOptions& options,
       StepSetting& setting = settings.emplace_back();
       setting.sizes = sizes;
       setting.strategy = choice;
+      setting.one_plan = options.one_plan;
       setting.nano_batches = options.ping_pong ? NanoBatches::kPingPong : NanoBatches::kOne;
       // A pipeline of one stage has nothing to schedule; a sweep meets such pipelines.
       if (options.sweep && sizes.pp == 1) continue;
@@ -181,6 +183,7 @@ void print_outcomes(const IterateOptions& options, const TrainingJob& job,
                       options.ping_pong ? "; two nano-batches in ping-pong" : "");
   text += "\nexposed: communication that nothing hides; GB: of the fullest device\n\n" +
           outcomes_text(outcomes, static_cast<std::size_t>(options.top));
+  text += scheduled_text(outcomes);
   const StepOutcome& best = outcomes.front();
   if (!best.memory.empty()) {
     text += fmt::format("\n{}: {}\n", best.setting.strategy.name, sizes_text(best.setting.sizes)) +
@@ -260,6 +263,9 @@ void add_pipeline_options(CLI::App& app, IterateOptions& options) {
   add_size<std::int32_t>(
       app, "--group", options.group, 0,
       {"N", "interleaved: micro-batches a chunk runs in a row; 0: the stages", ""});
+  add_switch(app, "--one-plan", options.one_plan,
+             "bytescale, megatron_dynamic, megatron_packed: one plan per micro-batch, instead of the "
+             "step's sequences scheduled over DP x CP ranks in rounds, each a micro-batch");
   add_switch(app, "--ping-pong", options.ping_pong,
              "every micro-batch in two halves that run in turns, the transfers of one under the "
              "compute of the other");

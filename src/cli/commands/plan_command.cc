@@ -12,6 +12,7 @@
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
 #include "cli/commands/contextile_program.h"
+#include "cli/commands/plan_schedules.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
 #include "cli/options/outputs.h"
@@ -37,15 +38,8 @@ struct PlanCommandOptions {
   bool json = false;
   bool csv = false;
   bool explain = false;
+  ScheduleOptions schedule;
 };
-
-const StrategyChoice& single_choice(const std::vector<StrategyChoice>& choices) {
-  if (choices.size() != 1) {
-    fail_argument("--strategy: expected one strategy, found {}; 'contextile compare' takes several",
-                  choices.size());
-  }
-  return choices.front();
-}
 
 std::vector<std::string> output_names(const PlanCommandOptions& options, std::size_t num_batches) {
   if (num_batches == 1) return {options.output_path};
@@ -127,8 +121,10 @@ int run(const PlanCommandOptions& options) {
   if (options.output_path == kStandardStream && stdout_is_terminal()) {
     fail_argument("--output: expected a file or a pipe, found a terminal");
   }
-  const StrategyChoice& choice = single_choice(options.strategy);
-  check_explain(options, find_strategy(choice.name));  // before a long read, as misspelt names
+  const StrategyChoice& choice = single_choice("--strategy", options.strategy);
+  // Before a long read, as misspelt names.
+  check_explain(options, find_strategy(choice.name));
+  check_schedule(options.schedule, choice, options.output_path, options.explain);
   const PlanInput input = load_input(options.input);
   for (const Workload& workload : input.batches) {
     if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
@@ -137,6 +133,10 @@ int run(const PlanCommandOptions& options) {
   }
   const std::vector<std::string> names = output_names(options, input.batches.size());
   check_output_names(options, names);
+  if (options.schedule.schedule) {
+    return plan_schedules(options.schedule, input, choice, names,
+                          {.json = options.json, .csv = options.csv});
+  }
   ProgressBar progress(static_cast<std::int64_t>(input.batches.size()));
   PlanOptions settings = input.options;
   settings.progress = progress.within_step();
@@ -184,10 +184,13 @@ Action add_plan_command(CLI::App& app) {
   add_csv_option(app, options->csv, "a row for each batch and direction");
   add_switch(app, "--explain", options->explain,
              "also how auto searched: its phases, what each tried and found, and the winner");
+  add_schedule_options(app, options->schedule);
   add_examples(
       app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K --cluster dgx-h200:4x8",
             "contextile plan -o other.plan --lengths lengths.txt --mask lambda:64,4096 --strategy "
-            "zigzag"});
+            "zigzag",
+            "contextile plan -o batch.json --schedule --strategy megatron_dynamic --lengths "
+            "lengths.txt"});
   show_first(app, {"--output", "--strategy", "--lengths", "--dataset", "--tokens", "--mask",
                    "--cluster", "--json"});
   return [options] { return run(*options); };

@@ -10,7 +10,9 @@
 
 #include "base/check.h"
 #include "contextile/planner.h"
+#include "contextile/schedule.h"
 #include "planner/step/ping_pong.h"
+#include "planner/step/scheduled_rounds.h"
 #include "strategy/stage_home.h"
 
 namespace contextile {
@@ -58,6 +60,14 @@ PooledBatch pooled_batch(const std::vector<StageParts>& parts, const ParallelSiz
   return batch;
 }
 
+void hold_nothing(TrainingStep& step) {
+  for (std::vector<MicroBatchWork>& replica : step.replicas) {
+    for (MicroBatchWork& micro_batch : replica) {
+      for (BatchPart& part : micro_batch.parts) part.tokens_at_once = 0;
+    }
+  }
+}
+
 std::optional<std::string> pipeline_problem(const PipelineShape& shape) {
   try {
     check_pipeline(shape);
@@ -68,6 +78,12 @@ std::optional<std::string> pipeline_problem(const PipelineShape& shape) {
 }
 
 }  // namespace
+
+bool is_scheduled(const StepSetting& setting) {
+  return !setting.one_plan && setting.schedule != PipelineSchedule::kSamePhase &&
+         setting.nano_batches == NanoBatches::kOne &&
+         find_strategy(setting.strategy.name).has_schedule();
+}
 
 std::string sizes_text(const ParallelSizes& sizes) {
   return fmt::format("TP {}, CP {}, DP {}, PP {}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
@@ -159,6 +175,56 @@ TrainingStep StepPlanner::even_step(const StepSetting& setting) const {
     step.ticks.assign(dp, {ticks, std::vector<MicroBatchAttention>(1)});
   }
   return step;
+}
+
+const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting& setting) {
+  const auto& [tp, cp, dp, pp] = setting.sizes;
+  const Cluster ranks = job_.cluster.group(tp, pp);  // of a stage, all replicas
+  StrategyChoice choice = setting.strategy;
+  std::int64_t largest = 0;  // micro-batch
+  BatchLengths lengths;      // of the whole step
+  for (const BatchLengths& micro_batch : job_.micro_batches) {
+    largest = std::max(largest, tokens_of(micro_batch));
+    lengths.insert(lengths.end(), micro_batch.begin(), micro_batch.end());
+  }
+  choice.options.try_emplace("cap", fmt::format("{}", (largest + cp - 1) / cp));
+  const Key key{choice_text(choice), ranks.nodes, ranks.devices_per_node,
+                ranks.inter_gbytes_per_s_per_node, tp, "schedule"};
+  const auto known = rounds_.find(key);
+  if (known != rounds_.end()) return known->second;
+  notice_(fmt::format("{}, TP {}, {} x {}: schedule", choice_text(choice), tp, ranks.nodes,
+                      ranks.devices_per_node));
+  const Workload workload = make_workload(lengths, attention_shape_of(job_.model, tp), masks_);
+  PlannedRounds planned;
+  planned.unsupported = unscheduled_reason(workload, ranks, choice, job_.plan);
+  if (!planned.unsupported) {
+    const PlannedSchedule schedule = plan_schedule(workload, ranks, choice, job_.plan);
+    for (const SchedulePlan& plan : schedule.plans) {
+      if (plan.planned.verified.ok()) continue;
+      throw CheckFailed(
+          fmt::format("{}: {}", choice_text(choice), plan.planned.verified.violations.front()));
+    }
+    planned.rounds = round_parts(schedule, tp);
+    planned.unpipelined = pipeline_reason(schedule);
+  }
+  return rounds_.emplace(key, std::move(planned)).first->second;
+}
+
+std::optional<std::string> StepPlanner::plan_rounds(const StepSetting& setting,
+                                                    TrainingStep& step) {
+  const PlannedRounds& planned = planned_rounds(setting);
+  if (planned.unsupported) return planned.unsupported;
+  if (setting.sizes.pp > 1 && planned.unpipelined) return planned.unpipelined;
+  step.pipeline.micro_batches = static_cast<std::int32_t>(planned.rounds.size());
+  if (auto problem = pipeline_problem(step.pipeline)) return problem;
+  for (std::size_t d = 0; d < step.replicas.size(); ++d) {
+    step.replicas[d].clear();
+    for (const BatchPart& round : planned.rounds) {
+      step.replicas[d].push_back(
+          {{replica_part(round, static_cast<std::int32_t>(d), setting.sizes.dp)}});
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<std::string> StepPlanner::plan_micro_batches(const StepSetting& setting,
@@ -254,7 +320,10 @@ StepOutcome StepPlanner::predict(const StepSetting& setting) {
   }
   TrainingStep step = even_step(setting);
   if (impossible(pipeline_problem(step.pipeline))) return outcome;
-  // Settings that exceed the memory even without attention's own are not worth planning.
+  // Settings that exceed the memory even without attention's own are not worth planning. A schedule
+  // decides how many tokens a rank holds at a time.
+  const bool scheduled = is_scheduled(setting);
+  if (scheduled) hold_nothing(step);
   outcome.memory = step_memory(step);
   if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {
     outcome.verdict = Verdict::kOutOfMemory;
@@ -263,7 +332,9 @@ StepOutcome StepPlanner::predict(const StepSetting& setting) {
   }
   outcome.planned = true;
   const bool pooled = setting.schedule == PipelineSchedule::kSamePhase;
-  if (impossible(pooled ? plan_ticks(setting, step) : plan_micro_batches(setting, step))) {
+  if (impossible(scheduled ? plan_rounds(setting, step)
+                 : pooled  ? plan_ticks(setting, step)
+                           : plan_micro_batches(setting, step))) {
     outcome.memory.clear();
     return outcome;
   }

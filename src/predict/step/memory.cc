@@ -86,7 +86,7 @@ class StageMemoryCount {
       most =
           std::max(most, peak_in_flight(order, [&](const PipelineStep& step) {
                      const double tokens =
-                         static_cast<double>(batch_of(d, step.micro_batch).device_tokens());
+                         static_cast<double>(batch_of(d, step.micro_batch).held_tokens());
                      double bytes = tokens * per_token(step_.options.recompute);
                      if (!full()) bytes += retained_bytes(d, step.micro_batch);
                      return bytes * costs_.layers_of(step.chunk * step_.pipeline.stages + stage_);
@@ -103,7 +103,7 @@ class StageMemoryCount {
         const MicroBatchWork& batch = batch_of(d, i);
         std::int64_t staging = 0;
         for (std::size_t part = 0; part < batch.parts.size(); ++part) {
-          logits = std::max(logits, static_cast<double>(batch.parts[part].device_tokens) *
+          logits = std::max(logits, static_cast<double>(batch.parts[part].held_tokens()) *
                                         step_.model.vocabulary * kLogitBytes / step_.sizes.tp);
           for (const Direction direction : kDirections) {
             const std::int64_t bytes =
@@ -115,7 +115,7 @@ class StageMemoryCount {
         memory_.attention_bytes = std::max(memory_.attention_bytes,
                                            staging * static_cast<std::int64_t>(batch.parts.size()));
         layer = std::max(layer,
-                         static_cast<double>(batch.device_tokens()) * per_token(Recompute::kNone) +
+                         static_cast<double>(batch.held_tokens()) * per_token(Recompute::kNone) +
                              retained_bytes(d, i));
       }
     }

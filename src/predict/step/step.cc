@@ -199,6 +199,12 @@ std::int64_t MicroBatchWork::device_tokens() const {
       [](std::int64_t sum, const BatchPart& part) { return sum + part.device_tokens; });
 }
 
+std::int64_t MicroBatchWork::held_tokens() const {
+  return std::accumulate(
+      parts.begin(), parts.end(), std::int64_t{0},
+      [](std::int64_t sum, const BatchPart& part) { return sum + part.held_tokens(); });
+}
+
 double peak_tflops_of(const Cluster& cluster) {
   return cluster.peak_tflops > 0 ? cluster.peak_tflops : cluster.attention_tflops;
 }

@@ -54,7 +54,7 @@ class WaveMaker {
         loads_(static_cast<std::size_t>(options.num_ranks)),
         is_free_(loads_.size()) {}
 
-  std::vector<GroupRound> run(const std::vector<Parcel>& parcels) {
+  std::vector<ScheduleRound> run(const std::vector<Parcel>& parcels) {
     for (const Parcel& parcel : parcels) {
       std::optional<std::int32_t> first = least_loaded(parcel.num_ranks);
       if (!first) {
@@ -94,7 +94,7 @@ class WaveMaker {
   const WaveOptions& options_;
   std::vector<double> loads_;
   std::vector<bool> is_free_;  // in the current wave; no rank is free before the first wave
-  std::vector<GroupRound> waves_;
+  std::vector<ScheduleRound> waves_;
 };
 
 // Source: ByteScale (Ge et al., 2025) as FCP describes its baseline. Steps: waves; a long sequence
@@ -112,14 +112,14 @@ class BytescaleStrategy : public GroupStrategy<BytescaleOptions> {
                       option_table()) {}
 
  protected:
-  [[nodiscard]] std::vector<GroupRound> rounds(const Workload& workload, std::int32_t num_ranks,
+  [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
                                                BytescaleOptions& options) const override {
     WaveOptions schedule{.num_ranks = num_ranks, .cap_tokens = options.cap};
     if (options.balanced) schedule.choice = RankChoice::kFlops;
-    std::vector<GroupRound> waves = schedule_bytescale(lengths_of(workload), schedule);
+    std::vector<ScheduleRound> waves = schedule_bytescale(lengths_of(workload), schedule);
     if (options.sync == WaveSync::kWave) return waves;
-    GroupRound all;
-    for (GroupRound& wave : waves) std::move(wave.begin(), wave.end(), std::back_inserter(all));
+    ScheduleRound all;
+    for (ScheduleRound& wave : waves) std::move(wave.begin(), wave.end(), std::back_inserter(all));
     return {std::move(all)};
   }
 
@@ -149,7 +149,7 @@ const BytescaleStrategy& bytescale() {
 
 }  // namespace
 
-std::vector<GroupRound> schedule_bytescale(std::span<const std::int64_t> lengths,
+std::vector<ScheduleRound> schedule_bytescale(std::span<const std::int64_t> lengths,
                                            const WaveOptions& options) {
   check_sample_lengths(lengths, options.num_ranks, options.cap_tokens);
   return WaveMaker(options).run(make_parcels(lengths, options.cap_tokens));

@@ -28,7 +28,7 @@ struct WaveOptions {
 // free in the current wave and have the least total load over all waves (ties: the lowest ranks).
 // If there are none, a new wave begins. `lengths` are positive tokens. Throws InvalidArgument when
 // L > R·C. O(sequences · (bins + R)).
-[[nodiscard]] std::vector<GroupRound> schedule_bytescale(std::span<const std::int64_t> lengths,
+[[nodiscard]] std::vector<ScheduleRound> schedule_bytescale(std::span<const std::int64_t> lengths,
                                                          const WaveOptions& options);
 
 [[nodiscard]] const Strategy& bytescale_strategy();

@@ -26,12 +26,26 @@ namespace contextile {
 // A strategy whose options have `cap`, the tokens of one rank; 0: mean_tokens().
 template <typename Options>
 class GroupStrategy : public TypedStrategy<Options> {
+ public:
+  [[nodiscard]] bool has_schedule() const final { return true; }
+  [[nodiscard]] BatchSchedule schedule(const Workload& workload, const Cluster& cluster,
+                                       const StrategyRequest& request) const final {
+    Options options = this->parse(request.options);
+    if (const auto reason = unsupported_with(workload, cluster, options)) this->refuse(*reason);
+    BatchSchedule schedule;
+    schedule.rounds = capped_rounds(workload, cluster, options);
+    schedule.options = this->printed(options);
+    schedule.attention = {"zigzag"};
+    if (this->wire() == PartialWire::kF32) schedule.wire = Dtype::kF32;
+    return schedule;
+  }
+
  protected:
   using TypedStrategy<Options>::TypedStrategy;
 
   // Decides the rounds and writes the decisions into `options`, whose cap is set. Throws
   // InvalidArgument with the reason when it cannot.
-  [[nodiscard]] virtual std::vector<GroupRound> rounds(const Workload& workload,
+  [[nodiscard]] virtual std::vector<ScheduleRound> rounds(const Workload& workload,
                                                        std::int32_t num_ranks,
                                                        Options& options) const = 0;
 
@@ -64,7 +78,7 @@ class GroupStrategy : public TypedStrategy<Options> {
   }
 
  private:
-  [[nodiscard]] std::vector<GroupRound> capped_rounds(const Workload& workload,
+  [[nodiscard]] std::vector<ScheduleRound> capped_rounds(const Workload& workload,
                                                       const Cluster& cluster,
                                                       Options& options) const {
     if (options.cap == 0) options.cap = mean_tokens(workload, cluster.num_devices());

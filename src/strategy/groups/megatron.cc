@@ -33,13 +33,13 @@ class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
                       option_table()) {}
 
  protected:
-  [[nodiscard]] std::vector<GroupRound> rounds(const Workload& workload, std::int32_t num_ranks,
+  [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
                                                MegatronDynamicOptions& options) const override {
     const BalancedCpOptions schedule{
         .num_ranks = num_ranks,
         .cap_tokens = options.cap,
         .faults = options.match_original ? UpstreamFaults::kReproduced : UpstreamFaults::kRepaired};
-    std::vector<GroupRound> result;
+    std::vector<ScheduleRound> result;
     for (const ScheduledRound& round : schedule_balanced_cp(lengths_of(workload), schedule)) {
       result.push_back(group_items(round.samples, SampleOrder::kOneByOne));
     }
@@ -72,10 +72,10 @@ class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
                       option_table()) {}
 
  protected:
-  [[nodiscard]] std::vector<GroupRound> rounds(const Workload& workload, std::int32_t num_ranks,
+  [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
                                                MegatronPackedOptions& options) const override {
     if (options.cp == 0) options.cp = num_ranks;
-    std::vector<GroupRound> result;
+    std::vector<ScheduleRound> result;
     for (const RankSamples& samples : schedule(lengths_of(workload), num_ranks, options)) {
       result.push_back(group_items(samples, SampleOrder::kPacked));
     }

@@ -169,7 +169,7 @@ void check_process_groups(const RankSamples& samples) {
   const auto num_ranks = static_cast<std::int32_t>(samples.size());
   std::int32_t largest = 1;  // the largest power of two that is at most R / 2
   while (largest * 4 <= num_ranks) largest *= 2;
-  for (const GroupItem& group : group_items(samples, SampleOrder::kPacked)) {
+  for (const GroupBatch& group : group_items(samples, SampleOrder::kPacked)) {
     const bool is_power = (group.size & (group.size - 1)) == 0;
     const bool exists = group.size == 1 || group.size == num_ranks ||
                         (is_power && group.size <= largest && group.first % group.size == 0);

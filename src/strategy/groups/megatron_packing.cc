@@ -126,9 +126,9 @@ class PackedRoundMaker {
 };
 
 // Grows groups, the smallest first, to all ranks.
-RankSamples spread(std::span<const GroupItem> items, std::int32_t num_ranks) {
+RankSamples spread(std::span<const GroupBatch> items, std::int32_t num_ranks) {
   RankGroups groups{.num_ranks = num_ranks};
-  for (const GroupItem& item : items) groups.add(item.size).samples = item.sequences;
+  for (const GroupBatch& item : items) groups.add(item.size).samples = item.sequences;
   while (groups.free_ranks() > 0) {
     RankGroup& group = groups.smallest();
     groups.grow(group, std::min(group.size, groups.free_ranks()));
@@ -162,7 +162,7 @@ std::vector<RankSamples> align_rounds(std::vector<RankSamples> rounds, std::int3
   std::size_t whole = 0;  // rounds in a row that are one group
   while (rounds.size() % static_cast<std::size_t>(multiple) != 0) {
     i = i == 0 ? rounds.size() - 1 : i - 1;
-    const GroupRound groups = group_items(rounds[i], SampleOrder::kPacked);
+    const ScheduleRound groups = group_items(rounds[i], SampleOrder::kPacked);
     if (groups.size() < 2) {
       ++whole;
       CONTEXTILE_CHECK(whole <= rounds.size(),
@@ -175,7 +175,7 @@ std::vector<RankSamples> align_rounds(std::vector<RankSamples> rounds, std::int3
     const auto num_ranks = static_cast<std::int32_t>(rounds[i].size());
     std::size_t first = 1;  // groups of the first part
     while (first + 1 < groups.size() && 2 * groups[first].first < num_ranks) ++first;
-    const std::span<const GroupItem> all(groups);
+    const std::span<const GroupBatch> all(groups);
     rounds[i] = spread(all.subspan(first), num_ranks);
     rounds.push_back(spread(all.first(first), num_ranks));
   }

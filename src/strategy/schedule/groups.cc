@@ -16,7 +16,7 @@ namespace {
 
 class RoundArranger {
  public:
-  RoundArranger(const Workload& workload, const GroupRound& items, const GroupsConfig& config)
+  RoundArranger(const Workload& workload, const ScheduleRound& items, const GroupsConfig& config)
       : workload_(workload), items_(items), config_(config) {
     for (std::size_t i = 0; i < items.size(); ++i) cut(i);
     start_items();
@@ -46,7 +46,7 @@ class RoundArranger {
 
   // Cuts the sequences of item i into blocks in a zigzag over its ranks.
   void cut(std::size_t i) {
-    const GroupItem& item = items_[i];
+    const GroupBatch& item = items_[i];
     std::vector<Range> sequences;
     for (const std::int32_t s : item.sequences) {
       sequences.push_back(workload_.sequences[static_cast<std::size_t>(s)]);
@@ -64,7 +64,7 @@ class RoundArranger {
   // An item begins when the last of its ranks has finished the items before.
   void start_items() {
     std::int32_t num_ranks = 0;
-    for (const GroupItem& item : items_) num_ranks = std::max(num_ranks, item.first + item.size);
+    for (const GroupBatch& item : items_) num_ranks = std::max(num_ranks, item.first + item.size);
     std::vector<Start> next(static_cast<std::size_t>(num_ranks));
     for (std::size_t i = 0; i < items_.size(); ++i) {
       Start start;
@@ -83,7 +83,7 @@ class RoundArranger {
 
   [[nodiscard]] std::vector<Range> tokens_of_round() const {
     std::vector<Range> tokens;
-    for (const GroupItem& item : items_) {
+    for (const GroupBatch& item : items_) {
       for (const std::int32_t s : item.sequences) {
         tokens.push_back(workload_.sequences[static_cast<std::size_t>(s)]);
       }
@@ -147,7 +147,7 @@ class RoundArranger {
   }
 
   const Workload& workload_;
-  const GroupRound& items_;
+  const ScheduleRound& items_;
   const GroupsConfig& config_;
   WorkBlocks work_;
   std::vector<std::size_t> item_of_;       // of every block
@@ -159,12 +159,12 @@ class RoundArranger {
 
 }  // namespace
 
-GroupRound group_items(const RankSamples& samples, SampleOrder order) {
-  GroupRound items;
+ScheduleRound group_items(const RankSamples& samples, SampleOrder order) {
+  ScheduleRound items;
   for (std::size_t first = 0; first < samples.size();) {
     std::size_t end = first + 1;
     while (end < samples.size() && !samples[first].empty() && samples[end] == samples[first]) ++end;
-    GroupItem item{static_cast<std::int32_t>(first), static_cast<std::int32_t>(end - first), {}};
+    GroupBatch item{static_cast<std::int32_t>(first), static_cast<std::int32_t>(end - first), {}};
     if (order == SampleOrder::kPacked && !samples[first].empty()) {
       item.sequences = samples[first];
       items.push_back(std::move(item));
@@ -179,10 +179,10 @@ GroupRound group_items(const RankSamples& samples, SampleOrder order) {
   return items;
 }
 
-Arrangement arrange_groups(const Workload& workload, std::span<const GroupRound> rounds,
+Arrangement arrange_groups(const Workload& workload, std::span<const ScheduleRound> rounds,
                            const GroupsConfig& config) {
   Arrangement arrangement;
-  for (const GroupRound& items : rounds) {
+  for (const ScheduleRound& items : rounds) {
     arrangement.rounds.push_back(RoundArranger(workload, items, config).run());
   }
   return arrangement;

@@ -23,7 +23,7 @@ TEST(Bytescale, GivesLongSequencesRanksAndPacksShortOnes) {
   const auto waves = schedule_bytescale(lengths, {.num_ranks = 6, .cap_tokens = 100});
   // Wave 1: 1 on ranks 0 to 2, 0 on 3 and 4, the first full bin on 5. Then the ranks with the
   // fewest tokens: 3 has 75.
-  EXPECT_EQ(waves, (std::vector<GroupRound>{
+  EXPECT_EQ(waves, (std::vector<ScheduleRound>{
                        {{0, 3, {1}}, {3, 2, {0}}, {5, 1, {3, 4}}},
                        {{3, 1, {2, 5}}, {4, 1, {6}}},
                    }));
@@ -38,9 +38,9 @@ TEST(Bytescale, ChoosesByWorkWhenAskedTo) {
   by_work.choice = RankChoice::kFlops;
   const auto tokens = schedule_bytescale(lengths, by_tokens);
   const auto work = schedule_bytescale(lengths, by_work);
-  const std::vector<GroupRound> expected_tokens = {{{0, 1, {0}}, {1, 1, {7, 8}}},
+  const std::vector<ScheduleRound> expected_tokens = {{{0, 1, {0}}, {1, 1, {7, 8}}},
                                                    {{0, 1, {1, 2}}, {1, 1, {3, 4, 5, 6}}}};
-  const std::vector<GroupRound> expected_work = {{{0, 1, {0}}, {1, 1, {7, 8}}},
+  const std::vector<ScheduleRound> expected_work = {{{0, 1, {0}}, {1, 1, {7, 8}}},
                                                  {{1, 1, {1, 2}}, {0, 1, {3, 4, 5, 6}}}};
   EXPECT_EQ(tokens, expected_tokens);
   EXPECT_EQ(work, expected_work);
@@ -56,10 +56,10 @@ TEST(Bytescale, PlacesEverySequenceOnceWithinItsCap) {
     for (const std::int64_t length : lengths) total += length;
     const std::int64_t cap = (total + ranks - 1) / ranks;
     std::vector<int> seen(lengths.size());
-    for (const GroupRound& wave :
+    for (const ScheduleRound& wave :
          schedule_bytescale(lengths, {.num_ranks = ranks, .cap_tokens = cap})) {
       std::vector<int> busy(static_cast<std::size_t>(ranks));
-      for (const GroupItem& item : wave) {
+      for (const GroupBatch& item : wave) {
         std::int64_t tokens = 0;
         for (const std::int32_t s : item.sequences) {
           ++seen[static_cast<std::size_t>(s)];

@@ -30,7 +30,7 @@ const std::vector<std::int64_t> kBlogLengths = {32768, 16384, 8192, 4096, 4096, 
 void expect_every_sample_once(const std::vector<RankSamples>& rounds, std::size_t num_samples) {
   std::vector<int> seen(num_samples);
   for (const RankSamples& round : rounds) {
-    for (const GroupItem& item : group_items(round, SampleOrder::kOneByOne)) {
+    for (const GroupBatch& item : group_items(round, SampleOrder::kOneByOne)) {
       ++seen[static_cast<std::size_t>(item.sequences[0])];
     }
   }
@@ -61,7 +61,7 @@ TEST(BalancedCp, WorksOnAnyNumberOfRanks) {
       for (std::size_t r = 0; r < round.samples.size(); ++r) {
         EXPECT_FALSE(round.samples[r].empty()) << "rank " << r;
       }
-      for (const GroupItem& item : group_items(round.samples, SampleOrder::kOneByOne)) {
+      for (const GroupBatch& item : group_items(round.samples, SampleOrder::kOneByOne)) {
         EXPECT_LE(lengths[static_cast<std::size_t>(item.sequences[0])], item.size * cap);
         double work = 0;
         for (const std::int32_t s : round.samples[static_cast<std::size_t>(item.first)]) {
@@ -125,7 +125,7 @@ TEST(DynamicCp, KeepsEveryRankWithinItsCap) {
     for (const ScheduledRound& round :
          schedule_dynamic_cp(lengths, {.num_ranks = ranks, .cap_tokens = cap})) {
       rounds.push_back(round.samples);
-      for (const GroupItem& item : group_items(round.samples, SampleOrder::kPacked)) {
+      for (const GroupBatch& item : group_items(round.samples, SampleOrder::kPacked)) {
         double tokens = 0;
         for (const std::int32_t s : item.sequences) {
           tokens += static_cast<double>(lengths[static_cast<std::size_t>(s)]) / item.size;

@@ -23,15 +23,15 @@ std::map<std::int32_t, std::set<std::int32_t>> stages_of(const ArrangedDirection
 TEST(GroupItems, AreRunsOfRanksWithTheSameSamples) {
   const RankSamples samples = {{0}, {0}, {}, {3, 1}, {2}, {2}};
   EXPECT_EQ(group_items(samples, SampleOrder::kOneByOne),
-            (GroupRound{{0, 2, {0}}, {3, 1, {3}}, {3, 1, {1}}, {4, 2, {2}}}));
+            (ScheduleRound{{0, 2, {0}}, {3, 1, {3}}, {3, 1, {1}}, {4, 2, {2}}}));
   EXPECT_EQ(group_items(samples, SampleOrder::kPacked),
-            (GroupRound{{0, 2, {0}}, {3, 1, {3, 1}}, {4, 2, {2}}}));
+            (ScheduleRound{{0, 2, {0}}, {3, 1, {3, 1}}, {4, 2, {2}}}));
 }
 
 TEST(ArrangeGroups, RunsARanksItemsOneAfterAnother) {
   const Workload workload = batch_of({400, 80, 90, 200});
   // Ranks 0 and 1 share sequence 0, then rank 1 alone has 1 and 2, then all three share 3.
-  const std::vector<GroupRound> rounds = {{{0, 2, {0}}, {1, 1, {1}}, {1, 1, {2}}, {0, 3, {3}}}};
+  const std::vector<ScheduleRound> rounds = {{{0, 2, {0}}, {1, 1, {1}}, {1, 1, {2}}, {0, 3, {3}}}};
   const Arrangement arrangement = arrange_groups(workload, rounds, {});
   ASSERT_EQ(arrangement.rounds.size(), 1U);
   const ArrangedMask& programs = arrangement.rounds[0].programs[0];
@@ -48,7 +48,7 @@ TEST(ArrangeGroups, RunsARanksItemsOneAfterAnother) {
 
 TEST(ArrangeGroups, MovesNothingForSingleRanksAndARingForOthers) {
   const Workload workload = batch_of({300, 50, 60});
-  const std::vector<GroupRound> rounds = {{{0, 1, {1, 2}}, {1, 3, {0}}}};
+  const std::vector<ScheduleRound> rounds = {{{0, 1, {1, 2}}, {1, 3, {0}}}};
   const Arrangement arrangement = arrange_groups(workload, rounds, {});
   std::map<std::int32_t, int> sent;
   for (const Transfer& t : arrangement.rounds[0].programs[0].forward->transfers) {
@@ -60,7 +60,7 @@ TEST(ArrangeGroups, MovesNothingForSingleRanksAndARingForOthers) {
 
 TEST(ArrangeGroups, GivesEveryRoundTheMaskOfItsTokens) {
   const Workload workload = batch_of({30, 40, 50});
-  const std::vector<GroupRound> rounds = {{{0, 1, {2}}, {1, 1, {0}}}, {{0, 2, {1}}}};
+  const std::vector<ScheduleRound> rounds = {{{0, 1, {2}}, {1, 1, {0}}}, {{0, 2, {1}}}};
   const Arrangement arrangement =
       arrange_groups(workload, rounds, {.block_size = 8, .backward = false});
   ASSERT_EQ(arrangement.rounds.size(), 2U);

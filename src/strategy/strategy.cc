@@ -1,0 +1,13 @@
+#include "contextile/extend/strategy.h"
+
+#include "base/check.h"
+
+namespace contextile {
+
+BatchSchedule Strategy::schedule(const Workload&, const Cluster&, const StrategyRequest&) const {
+  fail_argument("strategy {}: expected one that schedules micro-batches, found one that runs a "
+                "batch at once",
+                name());
+}
+
+}  // namespace contextile
