@@ -85,6 +85,7 @@ NB_MODULE(_core, module) {
   bind_plans(module);
   bind_simulation(module);
   bind_planning(module);
+  bind_schedules(module);
   bind_data(module);
   bind_execution(module);
   bind_stores(module);

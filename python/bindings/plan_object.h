@@ -11,6 +11,7 @@
 #include "contextile/cluster.h"
 #include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
+#include "contextile/planner.h"
 
 namespace contextile::python {
 
@@ -22,6 +23,11 @@ struct PlanObject {
   double verify_s = 0;
   std::optional<SearchReport> search = {};  // of a strategy that searches in phases
 };
+
+// Returns a plan that was made for the cluster. Throws CheckFailed, with the strategy's name, when
+// it does not verify.
+[[nodiscard]] PlanObject object_of(PlannedBatch planned, const Cluster& cluster,
+                                   const std::string& strategy);
 
 // A cluster, or a text that Cluster.load takes.
 using MaybeCluster = std::optional<std::variant<Cluster, std::string>>;

@@ -29,15 +29,6 @@ PlanOptions options_of(std::optional<std::int64_t> block_size,
   return options;
 }
 
-PlanObject object_of(PlannedBatch planned, const Cluster& cluster, const std::string& strategy) {
-  if (!planned.verified.ok()) {
-    throw CheckFailed(strategy + ": " + std::to_string(planned.verified.num_violations) +
-                      " violations: " + planned.verified.violations.front());
-  }
-  return {std::move(planned.plan), cluster,          planned.arrange_s,
-          planned.build_s,         planned.verify_s, std::move(planned.search)};
-}
-
 // The result of one strategy for one batch.
 struct Comparison {
   std::string strategy;
@@ -204,6 +195,15 @@ void bind_options(nb::module_& module) {
 }
 
 }  // namespace
+
+PlanObject object_of(PlannedBatch planned, const Cluster& cluster, const std::string& strategy) {
+  if (!planned.verified.ok()) {
+    throw CheckFailed(strategy + ": " + std::to_string(planned.verified.num_violations) +
+                      " violations: " + planned.verified.violations.front());
+  }
+  return {std::move(planned.plan), cluster,          planned.arrange_s,
+          planned.build_s,         planned.verify_s, std::move(planned.search)};
+}
 
 void bind_planning(nb::module_& module) {
   bind_options(module);

@@ -46,6 +46,8 @@ from contextile._core import (
     PlacedTile,
     Plan,
     PlanningFailed,
+    Schedule,
+    ScheduledMicroBatch,
     Store,
     StrategyChoice,
     Tile,
@@ -68,7 +70,7 @@ from contextile._core import (
     tiles,
 )
 from contextile._numpy_executor import NumpyExecutor, kernels, run_inproc
-from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan
+from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan, schedule
 
 if TYPE_CHECKING:
     from contextile import plot
@@ -97,6 +99,8 @@ __all__ = [
     "PlacedTile",
     "Plan",
     "PlanningFailed",
+    "Schedule",
+    "ScheduledMicroBatch",
     "Store",
     "StrategyChoice",
     "Tile",
@@ -124,6 +128,7 @@ __all__ = [
     "read_lengths",
     "run_inproc",
     "sample_lengths",
+    "schedule",
     "strategies",
     "tiles",
 ]

@@ -18,6 +18,7 @@ from contextile._core import (
     MaskSpec,
     Plan,
     PlanOptions,
+    Schedule,
     StrategyChoice,
     TimeBound,
     Workload,
@@ -233,6 +234,16 @@ def _choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
     return choices[0]
 
 
+def _workload_of(call: str, lengths: Sequence[int] | Workload, cluster: Cluster, batch: dict[str, Any]) -> Workload:
+    """Returns the workload of lengths and the parts of ``batch`` that are not None."""
+    given = {key: value for key, value in batch.items() if value is not None}
+    if not isinstance(lengths, Workload):
+        return make_workload(lengths, num_ranks=cluster.num_devices, **given)
+    if given:
+        raise _core.InvalidArgument(f"{call}: expected a workload alone, found it with {', '.join(given)}")
+    return lengths
+
+
 def plan(
     lengths: Sequence[int] | Workload,
     *,
@@ -325,13 +336,7 @@ def plan(
         "home": home,
         "roles": roles,
     }
-    given = {key: value for key, value in batch.items() if value is not None}
-    if isinstance(lengths, Workload):
-        if given:
-            raise _core.InvalidArgument(f"plan: expected a workload alone, found it with {', '.join(given)}")
-        workload = lengths
-    else:
-        workload = make_workload(lengths, num_ranks=the_cluster.num_devices, **given)
+    workload = _workload_of("plan", lengths, the_cluster, batch)
     hook = _hook_of(progress)
     options = _options_of(
         {
@@ -354,6 +359,82 @@ def plan(
                 )
             return _core.plan_arrangement(workload, the_cluster, arrangement, options)
         return _core.plan_batch(workload, the_cluster, _choice_of(strategy), options)
+    finally:
+        if isinstance(hook, _ProgressBar):
+            hook.close()
+
+
+def schedule(
+    lengths: Sequence[int] | Workload,
+    *,
+    cluster: Cluster | str,
+    strategy: StrategyChoice | str = "megatron_dynamic",
+    group_strategy: StrategyChoice | str | None = None,
+    block_size: int | None = None,
+    wire: str | None = None,
+    backward: bool = True,
+    seed: int = 0,
+    token_limit: int | None = None,
+    memory_limit_bytes: int | None = None,
+    progress: Progress = False,
+    **batch: Any,
+) -> Schedule:
+    """Schedules a batch as micro-batches, each for a group of ranks that fits its sequences.
+
+    A rank runs forward and backward of one micro-batch after another, with a barrier after each
+    round, so that it holds the activations of one micro-batch at a time. This is how Megatron-LM's
+    dynamic context parallelism and ByteScale run; ``plan`` puts the same work into one plan.
+    Sources: Megatron-LM, ``hybrid_cp_schedule.py`` and ``data_schedule.py``; ByteScale (2025).
+
+    Parameters
+    ----------
+    lengths, cluster, block_size, wire, backward, seed, token_limit, memory_limit_bytes, progress
+        As for ``plan``. The limits hold for one micro-batch at a time.
+    strategy : StrategyChoice or str
+        ``megatron_dynamic``, ``megatron_packed`` or ``bytescale``. Their option ``cap`` is the number
+        of tokens of a rank: ``max_seqlen_per_dp_cp_rank`` of Megatron-LM.
+    group_strategy : StrategyChoice or str, optional
+        The strategy inside the groups. Default: that of the original, a zigzag ring.
+    **batch
+        ``mask``, ``heads`` and the rest, as for ``make_workload``, without ``home``.
+
+    Returns
+    -------
+    Schedule
+        ``rounds``, each with ``micro_batches`` of ``sequences``, ``ranks`` and a ``plan`` for those
+        ranks; ``of(rank)`` has the micro-batches of a rank.
+
+    Raises
+    ------
+    InvalidArgument
+        The strategy runs batches at once, options are bad, or a group cannot plan its sequences.
+    CheckFailed
+        A plan does not verify.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> schedule = ct.schedule([90_000, 500, 40_572, 1000], cluster="dgx-h200:1x8")
+    >>> [[len(micro_batch.ranks) for micro_batch in round.micro_batches] for round in schedule.rounds]
+    [[8], [4, 2, 2]]
+    """
+    the_cluster = cluster_of(cluster)
+    workload = _workload_of("schedule", lengths, the_cluster, batch)
+    hook = _hook_of(progress)
+    options = _options_of(
+        {
+            "block_size": block_size,
+            "wire": wire,
+            "backward": backward,
+            "seed": seed,
+            "token_limit": token_limit,
+            "memory_limit_bytes": memory_limit_bytes,
+        },
+        hook,
+    )
+    inside = None if group_strategy is None else _choice_of(group_strategy)
+    try:
+        return _core.plan_schedule(workload, the_cluster, _choice_of(strategy), options, inside)
     finally:
         if isinstance(hook, _ProgressBar):
             hook.close()

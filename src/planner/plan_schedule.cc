@@ -54,6 +54,8 @@ std::string group_text(const GroupBatch& group) {
                                                group.first + group.size - 1));
 }
 
+constexpr std::size_t kPlansBetweenReports = 64;
+
 class SchedulePlanner {
  public:
   SchedulePlanner(const Workload& workload, const Cluster& cluster, const PlanOptions& options)
@@ -68,19 +70,14 @@ class SchedulePlanner {
       }
     }
     if (!options_.wire) options_.wire = decided.wire;
-    options_.progress = {};  // a plan is a small part of the work
+    const ProgressHook progress = std::exchange(options_.progress, {});  // not that of single plans
     schedule.plans.resize(wanted_.size());
-    parallel_for(std::size_t{0}, wanted_.size(), [&](std::size_t i) {
-      Wanted& wanted = wanted_[i];
-      try {
-        schedule.plans[i].planned =
-            plan_checked_batch(wanted.workload, wanted.cluster, attention, options_);
-      } catch (const InvalidArgument& error) {
-        fail_argument("schedule, {}: {}", wanted.text, error.what());
-      }
-      schedule.plans[i].cluster = std::move(wanted.cluster);
-      wanted.workload = {};
-    });
+    for (std::size_t begin = 0; begin < wanted_.size(); begin += kPlansBetweenReports) {
+      if (progress) progress("planning micro-batches", count(begin), count(wanted_.size()));
+      const std::size_t end = std::min(wanted_.size(), begin + kPlansBetweenReports);
+      parallel_for(begin, end,
+                   [&](std::size_t i) { plan_one(wanted_[i], attention, schedule.plans[i]); });
+    }
   }
 
  private:
@@ -89,6 +86,18 @@ class SchedulePlanner {
     Cluster cluster;
     std::string text;  // its first micro-batch, for errors
   };
+
+  static std::int64_t count(std::size_t plans) { return static_cast<std::int64_t>(plans); }
+
+  void plan_one(Wanted& wanted, const StrategyChoice& attention, SchedulePlan& plan) const {
+    try {
+      plan.planned = plan_checked_batch(wanted.workload, wanted.cluster, attention, options_);
+    } catch (const InvalidArgument& error) {
+      fail_argument("schedule, {}: {}", wanted.text, error.what());
+    }
+    plan.cluster = std::move(wanted.cluster);
+    wanted.workload = {};
+  }
 
   // Returns the index of the micro-batch's plan.
   std::size_t plan_of(const GroupBatch& group) {
