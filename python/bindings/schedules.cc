@@ -120,8 +120,7 @@ void bind_schedules(nb::module_& module) {
   bind_prediction(module);
   nb::class_<ScheduleObject>(module, "Schedule",
                              "A batch as micro-batches of groups of ranks, from schedule().")
-      .def_prop_ro("strategy",
-                   [](const ScheduleObject& self) { return self.schedule().strategy; })
+      .def_prop_ro("strategy", [](const ScheduleObject& self) { return self.schedule().strategy; })
       .def_prop_ro("options", [](const ScheduleObject& self) { return self.schedule().options; })
       .def_prop_ro("num_ranks",
                    [](const ScheduleObject& self) { return self.schedule().num_ranks; })
@@ -151,8 +150,7 @@ void bind_schedules(nb::module_& module) {
          const PlanOptions& options, const std::optional<StrategyChoice>& group_strategy) {
         return ScheduleObject(plan_schedule(workload, cluster, choice, options, group_strategy));
       },
-      "workload"_a, "cluster"_a, "choice"_a, "options"_a, "group_strategy"_a = nb::none(),
-      release);
+      "workload"_a, "cluster"_a, "choice"_a, "options"_a, "group_strategy"_a = nb::none(), release);
 }
 
 }  // namespace contextile::python

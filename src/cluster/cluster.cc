@@ -110,11 +110,11 @@ Cluster Cluster::consecutive(Rank first, std::int32_t count) const {
   const std::int32_t offset = first.value % devices_per_node;
   std::int32_t part = count;  // of a node
   if (offset + count > devices_per_node) {
-      // Equal parts divide the ranks on the first node, on whole nodes and on the last node.
+    // Equal parts divide the ranks on the first node, on whole nodes and on the last node.
     const std::int32_t on_first = devices_per_node - offset;
     const std::int32_t on_last = (offset + count) % devices_per_node;
-    part = count == 2 * on_first ? on_first
-                                 : std::gcd(std::gcd(on_first, devices_per_node), on_last);
+    part =
+        count == 2 * on_first ? on_first : std::gcd(std::gcd(on_first, devices_per_node), on_last);
   }
   Cluster result = *this;
   result.nodes = count / part;

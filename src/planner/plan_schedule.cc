@@ -27,8 +27,8 @@ std::vector<std::int64_t> signature_of(const Workload& workload, const Cluster& 
   for (const NamedMask& named : workload.masks) {
     signature.push_back(-1);
     for (const Band& band : named.mask.bands) {
-      signature.insert(signature.end(), {band.q.begin, band.q.end, band.k.begin, band.k.end,
-                                         band.lo, band.hi});
+      signature.insert(signature.end(),
+                       {band.q.begin, band.q.end, band.k.begin, band.k.end, band.lo, band.hi});
     }
   }
   signature.push_back(-1);
@@ -43,11 +43,11 @@ std::vector<std::int64_t> signature_of(const Workload& workload, const Cluster& 
 }
 
 std::string group_text(const GroupBatch& group) {
-  std::string text = fmt::format("sequence{} {}", group.sequences.size() == 1 ? "" : "s",
-                                 fmt::join(group.sequences.begin(),
-                                           group.sequences.begin() +
-                                               std::min<std::ptrdiff_t>(4, std::ssize(group.sequences)),
-                                           ", "));
+  std::string text = fmt::format(
+      "sequence{} {}", group.sequences.size() == 1 ? "" : "s",
+      fmt::join(group.sequences.begin(),
+                group.sequences.begin() + std::min<std::ptrdiff_t>(4, std::ssize(group.sequences)),
+                ", "));
   if (group.sequences.size() > 4) text += ", …";
   return text + (group.size == 1 ? fmt::format(" on rank {}", group.first)
                                  : fmt::format(" on ranks {} to {}", group.first,
@@ -119,8 +119,8 @@ class SchedulePlanner {
 }  // namespace
 
 bool PlannedSchedule::ok() const {
-  return std::ranges::all_of(
-      plans, [](const SchedulePlan& plan) { return plan.planned.verified.ok(); });
+  return std::ranges::all_of(plans,
+                             [](const SchedulePlan& plan) { return plan.planned.verified.ok(); });
 }
 
 std::size_t PlannedSchedule::num_micro_batches() const {

@@ -228,8 +228,8 @@ Table execution_table(std::span<const ComparedStrategy> comparisons,
 std::string comparison_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons,
                             std::span<const StrategyRuns> runs, std::uint64_t run_seed,
                             bool colour) {
-  std::string text = heading(input) + planning_table(comparisons).text(colour) +
-                     schedules_text(comparisons);
+  std::string text =
+      heading(input) + planning_table(comparisons).text(colour) + schedules_text(comparisons);
   const bool predicted =
       std::any_of(comparisons.begin(), comparisons.end(),
                   [](const ComparedStrategy& c) { return !c.simulations.empty(); });

@@ -56,12 +56,12 @@ std::string schedule_text(const PlannedSchedule& schedule, const SchedulePredict
   const auto micro_batches = static_cast<std::int64_t>(schedule.num_micro_batches());
   std::int64_t widest = 0;  // what a rank holds of all rounds together
   for (const ScheduledRank& rank : prediction.ranks) widest = std::max(widest, rank.tokens);
-  std::string text = fmt::format(
-      "schedule  {}, {}, {}, {} on {}\n", schedule.strategy,
-      count(static_cast<std::int64_t>(schedule.rounds.size()), "round"),
-      count(micro_batches, "micro-batch"),
-      count(static_cast<std::int64_t>(schedule.plans.size()), "different plan"),
-      count(schedule.num_ranks, "rank"));
+  std::string text =
+      fmt::format("schedule  {}, {}, {}, {} on {}\n", schedule.strategy,
+                  count(static_cast<std::int64_t>(schedule.rounds.size()), "round"),
+                  count(micro_batches, "micro-batch"),
+                  count(static_cast<std::int64_t>(schedule.plans.size()), "different plan"),
+                  count(schedule.num_ranks, "rank"));
   text += '\n' + rounds_table(schedule, prediction).text();
   text += fmt::format(
       "\nA rank holds at most {} tokens at a time, of at most {} in all rounds;\n"
@@ -93,12 +93,9 @@ Json schedule_json(const PlannedSchedule& schedule, std::span<const std::string>
                      {"num_ranks", plan.num_devices()},
                      {"num_tokens", plan.num_tokens()}});
   }
-  return {{"format", "contextile schedule"},
-          {"version", 1},
-          {"strategy", schedule.strategy},
-          {"options", schedule.options},
-          {"num_ranks", schedule.num_ranks},
-          {"rounds", std::move(rounds)},
+  return {{"format", "contextile schedule"}, {"version", 1},
+          {"strategy", schedule.strategy},   {"options", schedule.options},
+          {"num_ranks", schedule.num_ranks}, {"rounds", std::move(rounds)},
           {"plans", std::move(plans)}};
 }
 
@@ -113,12 +110,9 @@ Json schedule_prediction_json(const SchedulePrediction& prediction) {
                      {"memory_bytes", rank.memory_bytes},
                      {"busy_s", 1e-6 * rank.busy_us}});
   }
-  return {{"time_s", 1e-6 * prediction.time_us},
-          {"rounds_s", std::move(rounds)},
-          {"idle_share", prediction.idle_share},
-          {"most_tokens", prediction.most_tokens()},
-          {"memory_bytes", prediction.memory_bytes()},
-          {"ranks", std::move(ranks)}};
+  return {{"time_s", 1e-6 * prediction.time_us},       {"rounds_s", std::move(rounds)},
+          {"idle_share", prediction.idle_share},       {"most_tokens", prediction.most_tokens()},
+          {"memory_bytes", prediction.memory_bytes()}, {"ranks", std::move(ranks)}};
 }
 
 }  // namespace contextile

@@ -181,10 +181,11 @@ std::string scheduled_text(std::span<const StepOutcome> outcomes) {
   }
   if (names.empty()) return "";
   return '\n' +
-         wrap(fmt::format("{}: sequences of the step scheduled over DP x CP ranks; a rank holds one "
-                          "micro-batch at a time (--one-plan: all of a round)",
-                          fmt::join(names, ", ")),
-              kTextColumns) +
+         wrap(
+             fmt::format("{}: sequences of the step scheduled over DP x CP ranks; a rank holds one "
+                         "micro-batch at a time (--one-plan: all of a round)",
+                         fmt::join(names, ", ")),
+             kTextColumns) +
          '\n';
 }
 

@@ -5,9 +5,10 @@
 namespace contextile {
 
 BatchSchedule Strategy::schedule(const Workload&, const Cluster&, const StrategyRequest&) const {
-  fail_argument("strategy {}: expected one that schedules micro-batches, found one that runs a "
-                "batch at once",
-                name());
+  fail_argument(
+      "strategy {}: expected one that schedules micro-batches, found one that runs a "
+      "batch at once",
+      name());
 }
 
 }  // namespace contextile

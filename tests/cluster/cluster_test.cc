@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "support/message_of.h"
 
@@ -281,6 +282,36 @@ TEST(ClusterGroup, RefusesWhatDoesNotDivide) {
   EXPECT_THAT(message(1, 5), HasSubstr("divides the 24 ranks left by tp 1, found 5"));
   EXPECT_THAT(message(1, -1), HasSubstr("pp"));
   EXPECT_THAT(message(1, 2), HasSubstr("whole nodes"));
+}
+
+TEST(ConsecutiveRanks, AreANodesPartWholeNodesOrEqualParts) {
+  const Cluster cluster = load_cluster("p4de:4x8");
+  const auto shape = [&](std::int32_t first, std::int32_t count) {
+    const Cluster part = cluster.consecutive(Rank{first}, count);
+    EXPECT_NO_THROW(check_cluster(part));
+    EXPECT_DOUBLE_EQ(part.inter_gbytes_per_s_per_node,
+                     cluster.inter_gbytes_per_s_per_node * part.devices_per_node / 8);
+    return std::pair(part.nodes, part.devices_per_node);
+  };
+  EXPECT_EQ(shape(0, 4), std::pair(1, 4));
+  EXPECT_EQ(shape(13, 3), std::pair(1, 3));
+  EXPECT_EQ(shape(8, 8), std::pair(1, 8));
+  EXPECT_EQ(shape(0, 32), std::pair(4, 8));
+  EXPECT_EQ(shape(8, 16), std::pair(2, 8));
+  EXPECT_EQ(shape(6, 4), std::pair(2, 2));
+  EXPECT_EQ(shape(3, 10), std::pair(2, 5));
+  EXPECT_EQ(shape(4, 16), std::pair(4, 4));
+  EXPECT_EQ(shape(7, 4), std::pair(4, 1));
+  EXPECT_EQ(shape(6, 12), std::pair(6, 2));
+}
+
+TEST(ConsecutiveRanks, AreRefusedOutsideTheCluster) {
+  const Cluster cluster = load_cluster("p4de:2x8");
+  for (const auto& [first, count] : {std::pair(10, 7), {-1, 2}, {0, 0}, {16, 1}}) {
+    const std::string message =
+        message_of([&] { static_cast<void>(cluster.consecutive(Rank{first}, count)); });
+    EXPECT_THAT(message, HasSubstr("expected ranks below 16"));
+  }
 }
 
 }  // namespace

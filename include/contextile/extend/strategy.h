@@ -114,7 +114,7 @@ struct BatchSchedule {
   std::vector<ScheduleRound> rounds;           // together they hold every sequence once
   std::map<std::string, std::string> options;  // of the strategy, as used, defaults filled in
   StrategyChoice attention;                    // inside a group
-  std::optional<Dtype> wire = {};  // of its partial results; unset: that of `attention`
+  std::optional<Dtype> wire = {};              // of its partial results; unset: that of `attention`
 };
 
 // How a strategy that leaves no block size open decides which device computes what.

@@ -63,10 +63,11 @@ void add_schedule_options(CLI::App& app, ScheduleOptions& options) {
   add_switch(app, "--schedule", options.schedule,
              "micro-batches as the original runs them: FILE lists rounds and groups of ranks, the "
              "plans go to FILE.0, FILE.1, ...");
-  add_value(app, "--group-strategy",
-            {"NAME[:KEY=VALUE,...]", "with --schedule: the strategy inside the groups",
-             "as the original, zigzag"},
-            [&options](const std::string& text) { options.group_strategy = parse_strategies(text); });
+  add_value(
+      app, "--group-strategy",
+      {"NAME[:KEY=VALUE,...]", "with --schedule: the strategy inside the groups",
+       "as the original, zigzag"},
+      [&options](const std::string& text) { options.group_strategy = parse_strategies(text); });
 }
 
 void check_schedule(const ScheduleOptions& options, const StrategyChoice& choice,
@@ -91,8 +92,8 @@ void check_schedule(const ScheduleOptions& options, const StrategyChoice& choice
     if (!strategy->has_schedule()) continue;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", strategy->name());
   }
-  fail_argument("--schedule: expected a strategy that schedules micro-batches ({}), found {}", names,
-                quote(choice.name));
+  fail_argument("--schedule: expected a strategy that schedules micro-batches ({}), found {}",
+                names, quote(choice.name));
 }
 
 int plan_schedules(const ScheduleOptions& options, const PlanInput& input,
@@ -142,9 +143,8 @@ int plan_schedules(const ScheduleOptions& options, const PlanInput& input,
     }
   }
   if (output.json) {
-    print_json({{"command", "plan"},
-                {"seed", input.options.seed},
-                {"schedules", std::move(documents)}});
+    print_json(
+        {{"command", "plan"}, {"seed", input.options.seed}, {"schedules", std::move(documents)}});
   } else if (output.csv) {
     print(table_of(documents).csv());
   }

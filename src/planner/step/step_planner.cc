@@ -188,8 +188,12 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
     lengths.insert(lengths.end(), micro_batch.begin(), micro_batch.end());
   }
   choice.options.try_emplace("cap", fmt::format("{}", (largest + cp - 1) / cp));
-  const Key key{choice_text(choice), ranks.nodes, ranks.devices_per_node,
-                ranks.inter_gbytes_per_s_per_node, tp, "schedule"};
+  const Key key{choice_text(choice),
+                ranks.nodes,
+                ranks.devices_per_node,
+                ranks.inter_gbytes_per_s_per_node,
+                tp,
+                "schedule"};
   const auto known = rounds_.find(key);
   if (known != rounds_.end()) return known->second;
   notice_(fmt::format("{}, TP {}, {} x {}: schedule", choice_text(choice), tp, ranks.nodes,

@@ -113,7 +113,7 @@ class BytescaleStrategy : public GroupStrategy<BytescaleOptions> {
 
  protected:
   [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
-                                               BytescaleOptions& options) const override {
+                                                  BytescaleOptions& options) const override {
     WaveOptions schedule{.num_ranks = num_ranks, .cap_tokens = options.cap};
     if (options.balanced) schedule.choice = RankChoice::kFlops;
     std::vector<ScheduleRound> waves = schedule_bytescale(lengths_of(workload), schedule);
@@ -150,7 +150,7 @@ const BytescaleStrategy& bytescale() {
 }  // namespace
 
 std::vector<ScheduleRound> schedule_bytescale(std::span<const std::int64_t> lengths,
-                                           const WaveOptions& options) {
+                                              const WaveOptions& options) {
   check_sample_lengths(lengths, options.num_ranks, options.cap_tokens);
   return WaveMaker(options).run(make_parcels(lengths, options.cap_tokens));
 }

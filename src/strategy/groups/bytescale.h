@@ -29,7 +29,7 @@ struct WaveOptions {
 // If there are none, a new wave begins. `lengths` are positive tokens. Throws InvalidArgument when
 // L > R·C. O(sequences · (bins + R)).
 [[nodiscard]] std::vector<ScheduleRound> schedule_bytescale(std::span<const std::int64_t> lengths,
-                                                         const WaveOptions& options);
+                                                            const WaveOptions& options);
 
 [[nodiscard]] const Strategy& bytescale_strategy();
 

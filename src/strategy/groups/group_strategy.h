@@ -46,8 +46,8 @@ class GroupStrategy : public TypedStrategy<Options> {
   // Decides the rounds and writes the decisions into `options`, whose cap is set. Throws
   // InvalidArgument with the reason when it cannot.
   [[nodiscard]] virtual std::vector<ScheduleRound> rounds(const Workload& workload,
-                                                       std::int32_t num_ranks,
-                                                       Options& options) const = 0;
+                                                          std::int32_t num_ranks,
+                                                          Options& options) const = 0;
 
   [[nodiscard]] std::optional<std::string> unsupported_with(const Workload& workload,
                                                             const Cluster&,
@@ -79,8 +79,8 @@ class GroupStrategy : public TypedStrategy<Options> {
 
  private:
   [[nodiscard]] std::vector<ScheduleRound> capped_rounds(const Workload& workload,
-                                                      const Cluster& cluster,
-                                                      Options& options) const {
+                                                         const Cluster& cluster,
+                                                         Options& options) const {
     if (options.cap == 0) options.cap = mean_tokens(workload, cluster.num_devices());
     return rounds(workload, cluster.num_devices(), options);
   }

@@ -34,7 +34,7 @@ class MegatronDynamicStrategy : public GroupStrategy<MegatronDynamicOptions> {
 
  protected:
   [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
-                                               MegatronDynamicOptions& options) const override {
+                                                  MegatronDynamicOptions& options) const override {
     const BalancedCpOptions schedule{
         .num_ranks = num_ranks,
         .cap_tokens = options.cap,
@@ -73,7 +73,7 @@ class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
 
  protected:
   [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
-                                               MegatronPackedOptions& options) const override {
+                                                  MegatronPackedOptions& options) const override {
     if (options.cp == 0) options.cp = num_ranks;
     std::vector<ScheduleRound> result;
     for (const RankSamples& samples : schedule(lengths_of(workload), num_ranks, options)) {
