@@ -179,7 +179,7 @@ struct ComparedStrategy {
   // Times of a layer with its linear layers (layer_us), one for each batch whose plan verifies;
   // empty if the cost of a token is not given.
   std::vector<double> layers_us;
-  // Of a strategy that schedules micro-batches, one for each batch whose plan verifies. The plans
+  // One for each batch whose plan verifies, if the strategy schedules micro-batches. The plans
   // and times above are of all its rounds in one plan; layers_us are the schedule's.
   std::vector<ComparedSchedule> schedules;
 

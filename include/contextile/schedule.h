@@ -77,7 +77,7 @@ struct PlannedSchedule {
                                             const PlanOptions& options = {},
                                             const std::optional<StrategyChoice>& attention = {});
 
-// What one rank does and holds.
+// The work of one rank, and the tokens and memory that it holds.
 struct ScheduledRank {
   std::int64_t micro_batches = 0;
   std::int64_t tokens = 0;        // of all its micro-batches

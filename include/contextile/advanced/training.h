@@ -254,8 +254,8 @@ struct BatchPart {
   MicroBatchAttention attention;   // with kSamePhase: zero, see TrainingStep::ticks
   // By round and mask. Empty: every rank owns device_tokens, and all end attention at once.
   std::vector<RoundShares> shares = {};
-  // Tokens whose activations a rank holds at a time. Unset: device_tokens. Less if a part stands for
-  // micro-batches that a rank runs one after another.
+  // Tokens whose activations a rank holds at a time. Unset: device_tokens. It is less if a part
+  // stands for micro-batches that a rank runs one after another.
   std::optional<std::int64_t> tokens_at_once = {};
 
   [[nodiscard]] std::int64_t held_tokens() const { return tokens_at_once.value_or(device_tokens); }

@@ -263,9 +263,10 @@ void add_pipeline_options(CLI::App& app, IterateOptions& options) {
   add_size<std::int32_t>(
       app, "--group", options.group, 0,
       {"N", "interleaved: micro-batches a chunk runs in a row; 0: the stages", ""});
-  add_switch(app, "--one-plan", options.one_plan,
-             "bytescale, megatron_dynamic, megatron_packed: one plan per micro-batch, instead of the "
-             "step's sequences scheduled over DP x CP ranks in rounds, each a micro-batch");
+  add_switch(
+      app, "--one-plan", options.one_plan,
+      "bytescale, megatron_dynamic, megatron_packed: one plan per micro-batch, instead of the "
+      "step's sequences scheduled over DP x CP ranks in rounds, each a micro-batch");
   add_switch(app, "--ping-pong", options.ping_pong,
              "every micro-batch in two halves that run in turns, the transfers of one under the "
              "compute of the other");

@@ -83,14 +83,13 @@ class StageMemoryCount {
         static_cast<std::int32_t>(peak_in_flight(order, [](const PipelineStep&) { return 1.0; }));
     double most = 0;
     for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
-      most =
-          std::max(most, peak_in_flight(order, [&](const PipelineStep& step) {
-                     const double tokens =
-                         static_cast<double>(batch_of(d, step.micro_batch).held_tokens());
-                     double bytes = tokens * per_token(step_.options.recompute);
-                     if (!full()) bytes += retained_bytes(d, step.micro_batch);
-                     return bytes * costs_.layers_of(step.chunk * step_.pipeline.stages + stage_);
-                   }));
+      most = std::max(
+          most, peak_in_flight(order, [&](const PipelineStep& step) {
+            const double tokens = static_cast<double>(batch_of(d, step.micro_batch).held_tokens());
+            double bytes = tokens * per_token(step_.options.recompute);
+            if (!full()) bytes += retained_bytes(d, step.micro_batch);
+            return bytes * costs_.layers_of(step.chunk * step_.pipeline.stages + stage_);
+          }));
     }
     memory_.activations_bytes = rounded(most);
   }
@@ -114,9 +113,9 @@ class StageMemoryCount {
         // Both of two parts may be between their transfers and their attention.
         memory_.attention_bytes = std::max(memory_.attention_bytes,
                                            staging * static_cast<std::int64_t>(batch.parts.size()));
-        layer = std::max(layer,
-                         static_cast<double>(batch.held_tokens()) * per_token(Recompute::kNone) +
-                             retained_bytes(d, i));
+        layer =
+            std::max(layer, static_cast<double>(batch.held_tokens()) * per_token(Recompute::kNone) +
+                                retained_bytes(d, i));
       }
     }
     const bool last = stage_ + 1 == step_.pipeline.stages;

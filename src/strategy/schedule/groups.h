@@ -31,8 +31,8 @@ struct GroupsConfig {
   bool backward = true;
 };
 
-// Returns one arranged round per round of the schedule; together they hold every sequence once. The caller
-// fills in name, options and wire.
+// Returns one arranged round per round of a schedule; together they hold every sequence once. The
+// caller fills in name, options and wire.
 //
 // An item of c ranks is a zigzag ring of c steps over all its sequences, as TransformerEngine runs
 // it: KV moves one hop per step under the previous step's compute; backward is reversed, with dKV

@@ -30,7 +30,7 @@ Pairs pairs_of(const Mask& mask, std::int64_t num_tokens) {
   return pairs;
 }
 
-// What each selected token was called in the whole batch.
+// The selected tokens by their index in the whole batch.
 std::vector<std::int64_t> tokens_behind(const Workload& whole,
                                         const std::vector<std::int32_t>& sequences) {
   std::vector<std::int64_t> tokens;

@@ -43,7 +43,7 @@ TEST_F(ScheduledSteps, HoldLessThanAStaticGroup) {
     const StepOutcome outcome = predict(name);
     ASSERT_EQ(outcome.verdict, Verdict::kFits) << outcome.reason;
     EXPECT_LT(outcome.memory_bytes(), fixed.memory_bytes()) << name;
-    // As one plan a rank holds the tokens of all rounds.
+    // In one plan a rank holds the tokens of all rounds.
     EXPECT_GT(predict(name, {.cp = 8}, true).memory_bytes(), fixed.memory_bytes()) << name;
   }
 }

@@ -39,9 +39,9 @@ TEST(Bytescale, ChoosesByWorkWhenAskedTo) {
   const auto tokens = schedule_bytescale(lengths, by_tokens);
   const auto work = schedule_bytescale(lengths, by_work);
   const std::vector<ScheduleRound> expected_tokens = {{{0, 1, {0}}, {1, 1, {7, 8}}},
-                                                   {{0, 1, {1, 2}}, {1, 1, {3, 4, 5, 6}}}};
+                                                      {{0, 1, {1, 2}}, {1, 1, {3, 4, 5, 6}}}};
   const std::vector<ScheduleRound> expected_work = {{{0, 1, {0}}, {1, 1, {7, 8}}},
-                                                 {{1, 1, {1, 2}}, {0, 1, {3, 4, 5, 6}}}};
+                                                    {{1, 1, {1, 2}}, {0, 1, {3, 4, 5, 6}}}};
   EXPECT_EQ(tokens, expected_tokens);
   EXPECT_EQ(work, expected_work);
 }
