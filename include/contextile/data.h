@@ -89,6 +89,20 @@ enum class OutlierRelease : std::uint8_t {
 [[nodiscard]] std::vector<MicroBatch> pack_wlb_without_defer(std::span<const Document> documents,
                                                              const WlbPackingOptions& options);
 
+struct DpBalancedPackingOptions {
+  std::int64_t max_tokens = 0;     // tokens of one micro-batch
+  std::int64_t multiple = 1;       // the number of micro-batches is a multiple of it
+  std::int32_t max_documents = 0;  // in a micro-batch; 0: no limit
+};
+
+// Packing of Megatron-LM dev, data_schedule.py (DpBalancedScheduler). Documents fill micro-batches
+// in the order they come (next fit). While the number of micro-batches is not a multiple, the last
+// document of the last micro-batch with several documents gets a micro-batch of its own. Throws
+// InvalidArgument on bad options, on a document that is empty or longer than max_tokens, and when
+// there are too few documents for a multiple. O(documents).
+[[nodiscard]] std::vector<MicroBatch> pack_dp_balanced(std::span<const Document> documents,
+                                                       const DpBalancedPackingOptions& options);
+
 // -------------------------------------------------------------------------------------------- data
 
 // Reads sequence lengths: one per line (.txt or anything else), a JSON array (.json or text that
@@ -212,6 +226,9 @@ class BatchSampler {
   // Returns the pieces of a step's batch, in order. Throws InvalidArgument on a step below 0 or
   // beyond 2^62 tokens. kSplit: O(documents); kDrop: O(documents · epochs so far).
   [[nodiscard]] std::vector<DocumentPiece> pieces(std::int64_t step) const;
+  // Returns those of each of `count` steps from `first` on, in one pass over the documents.
+  [[nodiscard]] std::vector<std::vector<DocumentPiece>> pieces_of(std::int64_t first,
+                                                                  std::int64_t count) const;
   // Returns the lengths of the pieces, in tokens.
   [[nodiscard]] std::vector<std::int64_t> batch(std::int64_t step) const;
 
@@ -222,8 +239,10 @@ class BatchSampler {
 
  private:
   [[nodiscard]] std::vector<DocumentPiece> order(std::int64_t epoch) const;
-  [[nodiscard]] std::vector<DocumentPiece> pieces_cut(std::int64_t step) const;
-  [[nodiscard]] std::vector<DocumentPiece> pieces_whole(std::int64_t step) const;
+  [[nodiscard]] std::vector<std::vector<DocumentPiece>> pieces_cut(std::int64_t first,
+                                                                   std::int64_t count) const;
+  [[nodiscard]] std::vector<std::vector<DocumentPiece>> pieces_whole(std::int64_t first,
+                                                                     std::int64_t count) const;
 
   BatchSamplerOptions options_;
   std::vector<DocumentPiece> documents_;  // whole documents that are used

@@ -16,6 +16,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "contextile/cluster.h"
 #include "contextile/data.h"
@@ -35,10 +36,12 @@ struct PlanJob {
   // a time budget are refused, because their plans differ between machines.
   StrategyChoice choice = {"auto", {{"steps", "4000000"}}};
   PlanOptions plan;  // `progress` is not used
-  // Makes the batch of a step if `input` cannot describe it. Its documents must be the sampler's,
-  // and its shape the input's. Planning threads call it, several at a time. Empty: load_workload
-  // makes it.
+  // Makes the batch of a step if `input` cannot describe it. Its documents must have the lengths of
+  // `lengths_tokens`, and its shape must be the input's. Planning threads call it, several at a
+  // time. Empty: load_workload makes it.
   std::function<Workload(std::int64_t step)> workload = {};
+  // Returns the lengths of a step's documents if they are not the sampler's. Empty: the sampler's.
+  std::function<std::vector<std::int64_t>(std::int64_t step)> lengths_tokens = {};
 };
 
 // Returns the batch of a step that the planner plans. Throws as BatchSampler and load_workload do,

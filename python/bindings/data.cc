@@ -22,6 +22,109 @@ BatchSamplerOptions sampler_options(std::int64_t tokens,
       .seed = seed};
 }
 
+// (document, begin, end) of a piece of a document.
+using PieceRow = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+using PieceRows = std::vector<PieceRow>;
+
+PieceRows rows_of(const std::vector<DocumentPiece>& pieces) {
+  PieceRows rows;
+  for (const DocumentPiece& piece : pieces) {
+    rows.emplace_back(piece.document, piece.tokens.begin, piece.tokens.end);
+  }
+  return rows;
+}
+
+// Numbers pieces, so that the packers' ids lead back to them.
+class PieceTable {
+ public:
+  std::vector<Document> documents_of(const PieceRows& rows) {
+    std::vector<Document> documents;
+    for (const PieceRow& row : rows) {
+      const auto& [document, begin, end] = row;
+      documents.push_back({std::ssize(rows_), end - begin});
+      rows_.push_back(row);
+    }
+    return documents;
+  }
+  [[nodiscard]] PieceRows rows_of(const std::vector<Document>& documents) const {
+    PieceRows rows;
+    for (const Document& document : documents) {
+      rows.push_back(rows_[static_cast<std::size_t>(document.id)]);
+    }
+    return rows;
+  }
+  [[nodiscard]] std::vector<PieceRows> rows_of(
+      const std::vector<std::vector<Document>>& lists) const {
+    std::vector<PieceRows> all;
+    for (const std::vector<Document>& documents : lists) all.push_back(rows_of(documents));
+    return all;
+  }
+
+ private:
+  PieceRows rows_;
+};
+
+// Micro-batches of a step, queues and remaining pieces.
+using WlbRows = std::tuple<std::vector<PieceRows>, std::vector<PieceRows>, PieceRows>;
+
+WlbRows pack_wlb_rows(const std::vector<PieceRows>& queues, const PieceRows& remained,
+                      const PieceRows& arriving, const WlbPackingOptions& options,
+                      bool release_all) {
+  PieceTable table;
+  WlbPackingState state;
+  for (const PieceRows& queue : queues) state.queues.push_back(table.documents_of(queue));
+  state.remained = table.documents_of(remained);
+  const std::vector<Document> documents = table.documents_of(arriving);
+  const WlbPackingStep step =
+      pack_wlb(std::move(state), documents, options,
+               release_all ? OutlierRelease::kAll : OutlierRelease::kFullQueues);
+  return {table.rows_of(step.micro_batches), table.rows_of(step.state.queues),
+          table.rows_of(step.state.remained)};
+}
+
+void bind_packing(nb::module_& module) {
+  nb::class_<WlbPackingOptions>(module, "WlbPackingOptions", "Options of WLB-LLM's packing.")
+      .def_rw("micro_batches", &WlbPackingOptions::micro_batches)
+      .def_rw("max_tokens", &WlbPackingOptions::max_tokens, "Tokens of one micro-batch.")
+      .def_rw("balance_tokens", &WlbPackingOptions::balance_tokens,
+              "A document of this many tokens costs as much in attention as in everything else.");
+  module.def(
+      "parse_wlb_packing",
+      [](std::string_view text) {
+        BatchOptions options;
+        parse_packing(text, options);
+        if (options.packing == Packing::kSequential) {
+          fail("packing: expected wlb[:key=value,...], found '" + std::string(text) + "'");
+        }
+        return std::pair(options.wlb, options.packing == Packing::kWlb);
+      },
+      "text"_a, "Parses wlb[:key=value,...]. Returns the options and true if documents may wait.");
+  module.def("pack_wlb", &pack_wlb_rows, "queues"_a, "remained"_a, "arriving"_a, "options"_a,
+             nb::kw_only(), "release_all"_a,
+             "One step of WLB-LLM's packing of rows (document, begin, end). Returns its "
+             "micro-batches, and the queues and the remaining rows for the next step.");
+  module.def(
+      "pack_wlb_without_defer",
+      [](const PieceRows& arriving, const WlbPackingOptions& options) {
+        PieceTable table;
+        const std::vector<Document> documents = table.documents_of(arriving);
+        return table.rows_of(pack_wlb_without_defer(documents, options));
+      },
+      "arriving"_a, "options"_a, "The same for a step by itself, in which nothing waits.");
+  module.def(
+      "pack_dp_balanced",
+      [](const PieceRows& arriving, std::int64_t max_tokens, std::int64_t multiple) {
+        PieceTable table;
+        const std::vector<Document> documents = table.documents_of(arriving);
+        return table.rows_of(
+            pack_dp_balanced(documents, {.max_tokens = max_tokens, .multiple = multiple}));
+      },
+      "arriving"_a, nb::kw_only(), "max_tokens"_a, "multiple"_a,
+      "Packing of Megatron-LM's scheduler dp_balanced.");
+  module.def("packing_workload", &packing_workload, "length_tokens"_a, "balance_tokens"_a,
+             "Returns the work of a document of L tokens: (L/B)^2 + L/B.");
+}
+
 void bind_sampler(nb::module_& module) {
   nb::class_<BatchSampler>(
       module, "BatchSampler",
@@ -62,14 +165,19 @@ tokens is the size of a batch. Documents longer than max_document_tokens (defaul
            "Returns the lengths of the documents of the step's batch, in tokens.")
       .def(
           "pieces",
-          [](const BatchSampler& self, std::int64_t step) {
-            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> rows;
-            for (const DocumentPiece& piece : self.pieces(step)) {
-              rows.emplace_back(piece.document, piece.tokens.begin, piece.tokens.end);
-            }
-            return rows;
-          },
+          [](const BatchSampler& self, std::int64_t step) { return rows_of(self.pieces(step)); },
           "step"_a, "Returns the rows (document, begin, end) of the step's batch, in order.")
+      .def(
+          "pieces_of",
+          [](const BatchSampler& self, std::int64_t first, std::int64_t count) {
+            std::vector<PieceRows> batches;
+            for (const auto& pieces : self.pieces_of(first, count)) {
+              batches.push_back(rows_of(pieces));
+            }
+            return batches;
+          },
+          "first"_a, "count"_a,
+          "Returns the same rows of each of `count` steps from `first` on, in one pass.")
       .def_prop_ro("num_documents", &BatchSampler::num_documents, "Number of documents in use.")
       .def_prop_ro("num_dropped", &BatchSampler::num_dropped,
                    "Number of documents left out for their length.")
@@ -119,6 +227,7 @@ Lengths are multiplied by scale. Raises InvalidArgument for an unknown dataset, 
 131072
 )");
   bind_sampler(module);
+  bind_packing(module);
 }
 
 }  // namespace contextile::python

@@ -16,23 +16,23 @@ std::string one_line(const nb::python_error& error) {
   return nb::cast<std::string>(describe(error.value()));
 }
 
-// Wraps a Python function that returns the batch of a step, for threads that are not Python's. An
-// error that it raises becomes the failure of that step.
-std::function<Workload(std::int64_t)> workload_function(nb::object function) {
+// Wraps a Python function of a step, for threads that are not Python's. An error that it raises
+// becomes the failure of that step. `what` names its result.
+template <typename Result>
+std::function<Result(std::int64_t)> function_of_step(nb::object function, std::string what) {
   const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)),
                                            [](nb::object* owned) {
                                              const nb::gil_scoped_acquire gil;
                                              delete owned;
                                            });
-  return [shared](std::int64_t step) {
+  return [shared, what = std::move(what)](std::int64_t step) {
     const nb::gil_scoped_acquire gil;
     try {
-      return nb::cast<Workload>((*shared)(step));
+      return nb::cast<Result>((*shared)(step));
     } catch (nb::python_error& error) {
       fail(one_line(error));
     } catch (const nb::cast_error&) {
-      fail("workload of step " + std::to_string(step) +
-           ": expected a Workload, found another type");
+      fail(what + " of step " + std::to_string(step) + ": expected another type");
     }
   };
 }
@@ -66,18 +66,22 @@ void bind_job(nb::module_& module) {
           "__init__",
           [](PlanJob* self, const BatchSampler& sampler, const AttentionShape& shape,
              const Cluster& cluster, const StrategyChoice& choice, const PlanOptions& options,
-             nb::object workload) {
+             nb::object workload, nb::object lengths) {
             PlanJob job = {.sampler = sampler,
                            .input = {},
                            .cluster = cluster,
                            .choice = choice,
                            .plan = options,
-                           .workload = workload_function(std::move(workload))};
+                           .workload = function_of_step<Workload>(std::move(workload), "workload")};
+            if (!lengths.is_none()) {
+              job.lengths_tokens =
+                  function_of_step<std::vector<std::int64_t>>(std::move(lengths), "lengths");
+            }
             job.input.shape = shape;
             new (self) PlanJob(std::move(job));
           },
-          nb::kw_only(), "sampler"_a, "shape"_a, "cluster"_a, "choice"_a, "options"_a,
-          "workload"_a);
+          nb::kw_only(), "sampler"_a, "shape"_a, "cluster"_a, "choice"_a, "options"_a, "workload"_a,
+          "lengths"_a = nb::none());
 }
 
 void bind_planner(nb::module_& module) {

@@ -242,6 +242,16 @@ void bind_workloads(nb::module_& module) {
       .def_prop_ro("num_tokens", &Workload::num_tokens, "Tokens of the batch.")
       .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
       .def_ro("shape", &Workload::shape, "AttentionShape of every layer.")
+      .def_prop_ro(
+          "position_begins",
+          [](const Workload& workload) {
+            std::vector<std::int64_t> begins;
+            for (const PositionSegment& segment : workload.positions) {
+              begins.push_back(segment.tokens.begin);
+            }
+            return begins;
+          },
+          "First token of every document and of every branch of one. No token predicts it.")
       .def_prop_ro("mask_names",
                    [](const Workload& workload) {
                      std::vector<std::string> names;

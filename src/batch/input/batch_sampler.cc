@@ -65,10 +65,18 @@ std::vector<std::int64_t> BatchSampler::batch(std::int64_t step) const {
 }
 
 std::vector<DocumentPiece> BatchSampler::pieces(std::int64_t step) const {
-  CONTEXTILE_CHECK(step >= 0 && step < kMaxStreamTokens / options_.tokens,
-                   "batch: expected a step of 0 to {}, found {}",
-                   kMaxStreamTokens / options_.tokens - 1, step);
-  return options_.long_documents == LongDocuments::kSplit ? pieces_cut(step) : pieces_whole(step);
+  return std::move(pieces_of(step, 1).front());
+}
+
+std::vector<std::vector<DocumentPiece>> BatchSampler::pieces_of(std::int64_t first,
+                                                                std::int64_t count) const {
+  const std::int64_t end = kMaxStreamTokens / options_.tokens;
+  CONTEXTILE_CHECK(first >= 0 && first < end, "batch: expected a step of 0 to {}, found {}",
+                   end - 1, first);
+  CONTEXTILE_CHECK(count >= 1 && count <= end - first, "batch: expected 1 to {} steps, found {}",
+                   end - first, count);
+  return options_.long_documents == LongDocuments::kSplit ? pieces_cut(first, count)
+                                                          : pieces_whole(first, count);
 }
 
 // The documents in the order of that epoch (Fisher-Yates).
@@ -83,44 +91,57 @@ std::vector<DocumentPiece> BatchSampler::order(std::int64_t epoch) const {
 }
 
 // Cuts the stream of tokens that consecutive epochs form where batches end.
-std::vector<DocumentPiece> BatchSampler::pieces_cut(std::int64_t step) const {
-  std::vector<DocumentPiece> batch;
+std::vector<std::vector<DocumentPiece>> BatchSampler::pieces_cut(std::int64_t first,
+                                                                 std::int64_t count) const {
+  std::vector<std::vector<DocumentPiece>> batches(1);
   std::int64_t missing = options_.tokens;
-  std::int64_t skip = step * options_.tokens % epoch_tokens_;
-  for (std::int64_t epoch = step * options_.tokens / epoch_tokens_;; ++epoch) {
+  std::int64_t skip = first * options_.tokens % epoch_tokens_;
+  for (std::int64_t epoch = first * options_.tokens / epoch_tokens_;; ++epoch) {
     for (const DocumentPiece& document : order(epoch)) {
       for (std::int64_t at = 0; at < document.tokens.end;) {
+        // The piece's end may lie in a later batch; then the loop comes back for the rest of it.
         const std::int64_t length =
-            std::min(document.tokens.end - at, options_.max_document_tokens);
+            std::min(document.tokens.end - at,
+                     options_.max_document_tokens - at % options_.max_document_tokens);
         const std::int64_t skipped = std::min(skip, length);
         skip -= skipped;
         const std::int64_t taken = std::min(length - skipped, missing);
         if (taken > 0) {
-          batch.push_back({document.document, {at + skipped, at + skipped + taken}});
+          batches.back().push_back({document.document, {at + skipped, at + skipped + taken}});
           missing -= taken;
-          if (missing == 0) return batch;
         }
-        at += length;
+        at += skipped + taken;
+        if (missing > 0) continue;
+        if (std::ssize(batches) == count) return batches;
+        batches.emplace_back();
+        missing = options_.tokens;
       }
     }
   }
 }
 
-std::vector<DocumentPiece> BatchSampler::pieces_whole(std::int64_t step) const {
+std::vector<std::vector<DocumentPiece>> BatchSampler::pieces_whole(std::int64_t first,
+                                                                   std::int64_t count) const {
+  std::vector<std::vector<DocumentPiece>> batches;
   std::int64_t at = 0;
+  std::vector<DocumentPiece> batch;
+  // Ends a batch. Returns true if it was the last one requested.
+  const auto end_batch = [&] {
+    if (at++ >= first) batches.push_back(std::move(batch));
+    batch.clear();
+    return std::ssize(batches) == count;
+  };
   for (std::int64_t epoch = 0;; ++epoch) {
-    std::vector<DocumentPiece> batch;
     std::int64_t tokens = 0;
     for (const DocumentPiece& document : order(epoch)) {
       if (tokens + document.tokens.end > options_.tokens) {
-        if (at++ == step) return batch;
-        batch.clear();
+        if (end_batch()) return batches;
         tokens = 0;
       }
       batch.push_back(document);
       tokens += document.tokens.end;
     }
-    if (at++ == step) return batch;
+    if (end_batch()) return batches;
   }
 }
 

@@ -178,4 +178,38 @@ std::vector<MicroBatch> pack_wlb_without_defer(std::span<const Document> documen
   return bins.take();
 }
 
+std::vector<MicroBatch> pack_dp_balanced(std::span<const Document> documents,
+                                         const DpBalancedPackingOptions& options) {
+  CONTEXTILE_CHECK(options.multiple >= 1 && options.max_documents >= 0,
+                   "packing: expected a positive multiple and a limit of documents or 0, found {} "
+                   "and {}",
+                   options.multiple, options.max_documents);
+  check_documents(documents, options.max_tokens);
+  const auto max_documents = static_cast<std::size_t>(options.max_documents);
+  // Next fit: a document goes into the last bin or opens a new one.
+  std::vector<MicroBatch> bins;
+  std::int64_t tokens = 0;
+  for (const Document& document : documents) {
+    const bool is_full = bins.empty() || tokens + document.length_tokens > options.max_tokens ||
+                         (max_documents > 0 && bins.back().size() == max_documents);
+    if (is_full) {
+      bins.emplace_back();
+      tokens = 0;
+    }
+    bins.back().push_back(document);
+    tokens += document.length_tokens;
+  }
+  // Single documents get bins of their own until there is a multiple.
+  const auto multiple = static_cast<std::size_t>(options.multiple);
+  for (std::size_t last = bins.size(); bins.size() % multiple != 0;) {
+    while (last > 0 && bins[last - 1].size() <= 1) --last;
+    CONTEXTILE_CHECK(last > 0, "expected sequences for a multiple of {} groups, found {} sequences",
+                     multiple, documents.size());
+    const Document moved = bins[last - 1].back();
+    bins[last - 1].pop_back();
+    bins.push_back({moved});
+  }
+  return bins;
+}
+
 }  // namespace contextile

@@ -113,7 +113,9 @@ class RankSteps {
 
 Workload workload_of(const PlanJob& job, std::int64_t step) {
   if (job.workload) return job.workload(step);
-  return load_workload(job.sampler.batch(step), job.input, job.cluster.num_devices());
+  const std::vector<std::int64_t> lengths =
+      job.lengths_tokens ? job.lengths_tokens(step) : job.sampler.batch(step);
+  return load_workload(lengths, job.input, job.cluster.num_devices());
 }
 
 struct LookaheadPlanner::State {

@@ -82,7 +82,8 @@ struct PlanFeed::State {
           where, rank.value, job.cluster.nodes, job.cluster.devices_per_node, plan.slice_of.value,
           plan.nodes, plan.devices_per_node);
     }
-    const std::vector<Range> expected = sequences_from_lengths(job.sampler.batch(step));
+    const std::vector<Range> expected = sequences_from_lengths(
+        job.lengths_tokens ? job.lengths_tokens(step) : job.sampler.batch(step));
     if (plan.sequences != expected ||
         !same_shape(plan.shape, shape_of_rank(job.input.shape, job.input.tp))) {
       fail_plan(

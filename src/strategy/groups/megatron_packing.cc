@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/data.h"
 #include "strategy/groups/rank_groups.h"
 
 namespace contextile {
@@ -188,38 +189,24 @@ std::vector<RankSamples> schedule_dp_balanced(std::span<const std::int64_t> leng
                    "groups: expected positive counts, found {} groups and a multiple of {}",
                    options.data_parallel, options.multiple);
   check_sample_lengths(lengths, options.context_parallel, options.cap_tokens);
-  const std::int64_t bin_tokens = options.cap_tokens * options.context_parallel;
-  const auto max_samples = static_cast<std::size_t>(options.max_samples);
-  // Next fit: a sample goes into the last bin or opens a new one.
-  std::vector<std::vector<std::int32_t>> bins;
-  std::int64_t tokens = 0;
+  std::vector<Document> samples;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    const bool is_full = bins.empty() || tokens + lengths[s] > bin_tokens ||
-                         (max_samples > 0 && bins.back().size() == max_samples);
-    if (is_full) {
-      bins.emplace_back();
-      tokens = 0;
-    }
-    bins.back().push_back(static_cast<std::int32_t>(s));
-    tokens += lengths[s];
+    samples.push_back({static_cast<std::int64_t>(s), lengths[s]});
   }
-  // Single samples get bins of their own until the bins fill whole rounds.
+  const std::vector<MicroBatch> bins =
+      pack_dp_balanced(samples, {.max_tokens = options.cap_tokens * options.context_parallel,
+                                 .multiple = std::int64_t{options.data_parallel} * options.multiple,
+                                 .max_documents = options.max_samples});
   const auto groups = static_cast<std::size_t>(options.data_parallel);
-  const std::size_t unit = groups * static_cast<std::size_t>(options.multiple);
-  for (std::size_t last = bins.size(); bins.size() % unit != 0;) {
-    while (last > 0 && bins[last - 1].size() <= 1) --last;
-    CONTEXTILE_CHECK(last > 0, "expected sequences for a multiple of {} groups, found {} sequences",
-                     unit, lengths.size());
-    const std::int32_t moved = bins[last - 1].back();
-    bins[last - 1].pop_back();
-    bins.push_back({moved});
-  }
   std::vector<RankSamples> rounds;
   for (std::size_t first = 0; first < bins.size(); first += groups) {
     RankSamples& round = rounds.emplace_back();
     for (std::size_t g = 0; g < groups; ++g) {
-      round.insert(round.end(), static_cast<std::size_t>(options.context_parallel),
-                   bins[first + g]);
+      std::vector<std::int32_t> bin;
+      for (const Document& sample : bins[first + g]) {
+        bin.push_back(static_cast<std::int32_t>(sample.id));
+      }
+      round.insert(round.end(), static_cast<std::size_t>(options.context_parallel), bin);
     }
   }
   return rounds;

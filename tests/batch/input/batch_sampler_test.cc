@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/rng.h"
@@ -126,6 +127,27 @@ TEST(BatchSampler, RefusesWhatMakesNoBatches) {
   const BatchSampler sampler({1}, {.tokens = 10});
   EXPECT_THROW(static_cast<void>(sampler.batch(-1)), InvalidArgument);
   EXPECT_THROW(static_cast<void>(sampler.batch(std::int64_t{1} << 60)), InvalidArgument);
+}
+
+TEST(BatchSampler, GivesManyStepsInOnePass) {
+  const Lengths documents = random_documents(70, 90, 3);
+  for (const LongDocuments long_documents : {LongDocuments::kSplit, LongDocuments::kDrop}) {
+    for (const std::int64_t most : {0, 40, 64}) {
+      const BatchSampler sampler(documents, {.tokens = 130,
+                                             .max_document_tokens = most,
+                                             .long_documents = long_documents,
+                                             .seed = 5});
+      const auto many = sampler.pieces_of(3, 60);  // more than an epoch
+      ASSERT_EQ(many.size(), 60U);
+      for (std::int64_t i = 0; i < 60; ++i) {
+        EXPECT_EQ(many[static_cast<std::size_t>(i)], sampler.pieces(3 + i)) << i;
+      }
+    }
+  }
+  const BatchSampler sampler(documents, {});
+  EXPECT_EQ(message_of([&] { return sampler.pieces_of(0, 0); }),
+            "batch: expected 1 to " + std::to_string((std::int64_t{1} << 62) / 131072) +
+                " steps, found 0");
 }
 
 }  // namespace

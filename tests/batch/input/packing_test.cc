@@ -339,5 +339,22 @@ TEST(WlbPackingWithoutDefer, PacksAsTheOriginalDoes) {
   }
 }
 
+TEST(DpBalancedPacking, FillsMicroBatchesInOrderUpToAMultiple) {
+  const Documents documents = documents_of({60, 50, 40, 30, 20, 10});
+  const auto packed = [&](const DpBalancedPackingOptions& options) {
+    std::vector<std::vector<std::int64_t>> ids;
+    for (const MicroBatch& bin : pack_dp_balanced(documents, options)) ids.push_back(ids_of(bin));
+    return ids;
+  };
+  using Ids = std::vector<std::vector<std::int64_t>>;
+  EXPECT_EQ(packed({.max_tokens = 100}), (Ids{{0}, {1, 2}, {3, 4, 5}}));
+  EXPECT_EQ(packed({.max_tokens = 100, .multiple = 4}), (Ids{{0}, {1, 2}, {3, 4}, {5}}));
+  EXPECT_EQ(packed({.max_tokens = 100, .multiple = 5}), (Ids{{0}, {1, 2}, {3}, {5}, {4}}));
+  EXPECT_EQ(packed({.max_tokens = 1000, .max_documents = 4}), (Ids{{0, 1, 2, 3}, {4, 5}}));
+  EXPECT_THROW(packed({.max_tokens = 100, .multiple = 7}), InvalidArgument);
+  EXPECT_THROW(packed({.max_tokens = 50}), InvalidArgument);
+  EXPECT_THROW(packed({.max_tokens = 100, .multiple = 0}), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace contextile

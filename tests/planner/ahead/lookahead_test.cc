@@ -275,6 +275,19 @@ TEST(Lookahead, RefusesThePlanOfAnotherJob) {
                                HasSubstr("its planner has another job")));
 }
 
+TEST(Lookahead, PlansBatchesOfItsOwnLengths) {
+  PlanJob job = small_job();
+  job.lengths_tokens = [](std::int64_t step) { return std::vector<std::int64_t>{100 + step, 50}; };
+  LookaheadPlanner planner(job, {.end_step = 3});
+  take_all(planner.store(), job, 0, 3, 9);
+  EXPECT_TRUE(planner.wait_for(seconds(300)));
+  LookaheadPlanner longer(job, {.run_id = "other"});
+  PlanFeed other(longer.store(), small_job(), Rank{0},
+                 {.run_id = "other", .timeout = kPatient.timeout});
+  EXPECT_THAT(message_of<InvalidPlan>([&] { return other.take(0); }),
+              HasSubstr("its planner has another job"));
+}
+
 TEST(Lookahead, RefusesWhatWasChangedInTheStore) {
   const PlanJob job = small_job();
   LookaheadPlanner planner(job, {});
