@@ -232,6 +232,12 @@ value_dim defaults to head_dim. Raises InvalidArgument for impossible shapes.
       });
 }
 
+std::vector<std::int64_t> position_begins(const Workload& workload) {
+  std::vector<std::int64_t> begins;
+  for (const PositionSegment& segment : workload.positions) begins.push_back(segment.tokens.begin);
+  return begins;
+}
+
 }  // namespace
 
 void bind_workloads(nb::module_& module) {
@@ -243,14 +249,7 @@ void bind_workloads(nb::module_& module) {
       .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
       .def_ro("shape", &Workload::shape, "AttentionShape of every layer.")
       .def_prop_ro(
-          "position_begins",
-          [](const Workload& workload) {
-            std::vector<std::int64_t> begins;
-            for (const PositionSegment& segment : workload.positions) {
-              begins.push_back(segment.tokens.begin);
-            }
-            return begins;
-          },
+          "position_begins", &position_begins,
           "First token of every document and of every branch of one. No token predicts it.")
       .def_prop_ro("mask_names",
                    [](const Workload& workload) {

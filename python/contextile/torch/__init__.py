@@ -21,11 +21,13 @@ positions, labels and loss weights.
 """
 
 from contextile.torch._attention import attention
-from contextile.torch._data import DataLoader, Piece, Step
+from contextile.torch._data import DataLoader
+from contextile.torch._documents import Piece
 from contextile.torch._executor import Executor
 from contextile.torch._group import make_transport
 from contextile.torch._layout import LocalBatch, collect, dispatch, local_batch
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
+from contextile.torch._shares import Step
 
 __all__ = [
     "DataLoader",

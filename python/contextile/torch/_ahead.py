@@ -1,0 +1,176 @@
+"""Plans of the next steps, made while ranks compute the current one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from contextile import _core
+from contextile._planning import _options_of, make_workload
+from contextile.torch._dealing import Dealer
+from contextile.torch._documents import Piece
+
+Begins = list[int]  # first tokens of documents and branches, which no token predicts
+
+
+class Batches:
+    """Makes the workloads of micro-batches, for planners.
+
+    A unit is a micro-batch: that of step ``unit // micro_batches``. The class has no reference to
+    the loader, which would otherwise never be freed.
+    """
+
+    def __init__(
+        self, dealer: Dealer, mask: Any, num_ranks: int, batch: dict[str, Any], *, replicas: int, micro_batches: int,
+        kept_steps: int,
+    ) -> None:  # fmt: skip
+        self.dealer = dealer
+        self._mask, self._num_ranks, self._batch = mask, num_ranks, batch
+        self._replicas, self._micro_batches = replicas, micro_batches
+        self._kept = kept_steps * replicas * micro_batches
+        self._begins: OrderedDict[tuple[int, int, int], Begins] = OrderedDict()
+
+    def pieces(self, unit: int, replica: int) -> list[Piece]:
+        step, micro_batch = divmod(unit, self._micro_batches)
+        return self.dealer.dealt(step)[micro_batch][replica]
+
+    def lengths(self, unit: int, replica: int) -> list[int]:
+        return [piece.num_tokens for piece in self.pieces(unit, replica)]
+
+    def mask_of(self, pieces: Sequence[Piece]) -> Any:
+        return self._mask(pieces) if callable(self._mask) else self._mask
+
+    def workload(self, unit: int, replica: int) -> _core.Workload:
+        """Returns the workload of a replica's micro-batch.
+
+        With the first of a step come the beginnings of all others. If a mask cannot be made, the
+        step fails for every rank of every replica.
+        """
+        step, micro_batch = divmod(unit, self._micro_batches)
+        workload = self._workload(step, micro_batch, replica)
+        if micro_batch == 0:
+            self.begins(step)
+        return workload
+
+    def begins(self, step: int) -> list[list[Begins]]:
+        """Returns the beginnings in every micro-batch of a step, by micro-batch and replica."""
+        found = []
+        for micro_batch in range(self._micro_batches):
+            row = []
+            for replica in range(self._replicas):
+                key = (step, micro_batch, replica)
+                begins = self._begins.get(key)
+                if begins is None:
+                    begins = self._workload(*key).position_begins
+                row.append(begins)
+            found.append(row)
+        return found
+
+    def _workload(self, step: int, micro_batch: int, replica: int) -> _core.Workload:
+        pieces = self.dealer.dealt(step)[micro_batch][replica]
+        lengths = [piece.num_tokens for piece in pieces]
+        workload = make_workload(lengths, mask=self.mask_of(pieces), num_ranks=self._num_ranks, **self._batch)
+        self._begins[step, micro_batch, replica] = workload.position_begins
+        while len(self._begins) > self._kept:
+            self._begins.popitem(last=False)
+        return workload
+
+
+class OfReplica:
+    """The micro-batches of one replica, as functions of the unit."""
+
+    def __init__(self, batches: Batches, replica: int) -> None:
+        self._batches, self._replica = batches, replica
+
+    def workload(self, unit: int) -> _core.Workload:
+        return self._batches.workload(unit, self._replica)
+
+    def lengths(self, unit: int) -> list[int]:
+        return self._batches.lengths(unit, self._replica)
+
+
+class PlanSource:
+    """Plans of micro-batches, from planners that share a store."""
+
+    def __init__(
+        self, batches: Batches, sampler: _core.BatchSampler, cluster: _core.Cluster, choice: _core.StrategyChoice,
+        options: dict[str, Any], shape: _core.AttentionShape, *, store: _core.Store | str | None, run_id: str,
+        replicas: int, replica: int, rank: int, units_ahead: int, end_unit: int | None, threads: int, timeout: float,
+    ) -> None:  # fmt: skip
+        self.is_private = store is None
+        self._store = _core.open_store(store) if isinstance(store, str) else store or _core.open_store("memory:")
+        run_id = uuid.uuid4().hex[:16] if self.is_private else run_id
+        self._run_ids = [run_id if replicas == 1 else f"{run_id}_{r}" for r in range(replicas)]
+        self._jobs = [
+            _core.PlanJob(
+                sampler=sampler,
+                shape=shape,
+                cluster=cluster,
+                choice=choice,
+                options=_options_of(options),
+                workload=of_replica.workload,
+                lengths=of_replica.lengths,
+            )
+            for of_replica in (OfReplica(batches, r) for r in range(replicas))
+        ]
+        self._replica, self._rank, self._num_ranks = replica, rank, cluster.num_devices
+        self._units_ahead, self._end_unit = units_ahead, end_unit
+        self._threads, self._timeout = threads, timeout
+        self._planner: Any = None
+        self._feeds: list[Any] = []
+
+    def _planner_of(self, replica: int, unit: int, threads: int) -> Any:
+        return _core.LookaheadPlanner(
+            self._jobs[replica],
+            self._store,
+            run_id=self._run_ids[replica],
+            first_step=unit,
+            end_step=self._end_unit,
+            steps_ahead=self._units_ahead,
+            threads=threads,
+        )
+
+    def open(self, unit: int) -> None:
+        # A private store has no other ranks, so this rank acknowledges their share, too.
+        ranks = range(self._num_ranks) if self.is_private else [self._rank]
+        self._feeds = [
+            _core.PlanFeed(
+                self._store,
+                self._jobs[self._replica],
+                rank=rank,
+                run_id=self._run_ids[self._replica],
+                first_step=unit,
+                timeout=self._timeout,
+            )
+            for rank in sorted(ranks, key=lambda rank: rank != self._rank)
+        ]
+        if self._threads > 0:
+            self._planner = self._planner_of(self._replica, unit, self._threads)
+
+    def close(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+        self._planner, self._feeds = None, []
+
+    def take(self, unit: int) -> _core.Plan:
+        return self._feeds[0].take(unit)
+
+    def release(self, unit: int) -> None:
+        for feed in self._feeds:
+            feed.acknowledge(unit)
+
+    def statistics(self) -> Any:
+        return self._feeds[0].statistics() if self._feeds else None
+
+    def serve(self, unit: int, *, threads: int, timeout: float) -> bool:
+        """Plans for all replicas until their ranks have finished. False after the timeout."""
+        until = time.monotonic() + timeout
+        planners = [self._planner_of(replica, unit, threads) for replica in range(len(self._jobs))]
+        try:
+            return all([planner.wait_for(timeout=max(until - time.monotonic(), 0)) for planner in planners])
+        finally:
+            for planner in planners:
+                planner.close()

@@ -1,0 +1,95 @@
+"""A rank's share of a micro-batch: its tokens, labels, loss weights and fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contextile import _core
+from contextile.torch._documents import DocumentReader, Piece
+from contextile.torch._layout import LocalBatch, local_batch
+
+
+class Step(NamedTuple):
+    """A rank's share of a micro-batch of a training step.
+
+    ``local.loss_weights`` are those of the mean over the labels of the whole step: of all its
+    micro-batches, replicas and ranks.
+    """
+
+    local: LocalBatch
+    plan: _core.Plan  # this rank's slice of the micro-batch's plan
+    step: int
+    pieces: list[Piece]  # the documents of the micro-batch, in order
+    micro_batch: int  # its number in the step
+    num_micro_batches: int  # of this replica in the step
+    num_labels: int  # labels of the whole step
+    fields: dict[str, Tensor]  # further fields, [local tokens, ...] each
+    sequence_fields: dict[str, Tensor]  # fields of whole documents, [pieces, ...] each
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last micro-batch of the step, after which the optimizer's step follows."""
+        return self.micro_batch + 1 == self.num_micro_batches
+
+
+class Shares:
+    """Makes a rank's shares of micro-batches."""
+
+    def __init__(self, reader: DocumentReader, ignore_index: int) -> None:
+        self._reader = reader
+        self._ignore_index = ignore_index
+        self._reads_all = False
+
+    def begin_step(self, mine: Sequence[Piece], plan: _core.Plan, rank: int) -> None:
+        """Begins a step. This rank has shares of the pieces ``mine``, the first in ``plan``."""
+        is_local = _is_local(plan, rank)
+        first = is_local.index(True) if any(is_local) else 0
+        names = self._reader.names(mine[first].document)
+        # If a token may have the number that marks tokens without labels, only reading tells.
+        self._reads_all = "labels" in names or "loss_mask" in names or self._ignore_index >= 0
+        self._reader.keep({piece.document for piece in mine})
+
+    def num_labels(self, pieces: Sequence[Piece], begins: Sequence[int]) -> int:
+        """Returns the number of labels of a micro-batch; no token predicts those at ``begins``.
+
+        If documents have labels or a loss mask, this reads all of them.
+        """
+        if not self._reads_all:
+            return sum(piece.num_tokens for piece in pieces) - len(begins)
+        is_label = self._reader.targets(pieces, self._ignore_index) != self._ignore_index
+        is_label[torch.tensor(begins, dtype=torch.int64)] = False
+        return int(is_label.sum())
+
+    def of(
+        self, pieces: Sequence[Piece], plan: _core.Plan, rank: int, num_labels: int
+    ) -> tuple[LocalBatch, dict[str, Tensor], dict[str, Tensor]]:
+        """Returns a rank's share: local batch, fields per token, fields of whole documents.
+
+        Reads only documents that the rank holds tokens of, unless there are fields of whole ones.
+        """
+        rows = self._reader.rows(pieces, _is_local(plan, rank))
+        local = local_batch(
+            rows.pop("tokens"),
+            plan=plan,
+            rank=rank,
+            labels=rows.pop("labels", None),
+            loss_mask=rows.pop("loss_mask", None),
+            ignore_index=self._ignore_index,
+        )
+        weights = (local.labels != self._ignore_index).to(torch.float32) / max(num_labels, 1)
+        local_tokens = torch.from_numpy(plan.local_tokens(rank))
+        fields = {name: field[local_tokens] for name, field in rows.items()}
+        for tensor in (weights, *fields.values()):
+            tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
+        return local._replace(loss_weights=weights), fields, self._reader.values(pieces)
+
+
+def _is_local(plan: _core.Plan, rank: int) -> list[bool]:
+    """Returns true for documents of which a rank holds tokens."""
+    ranges = np.array(plan.local_ranges(rank), dtype=np.int64).reshape(-1, 2)
+    return [bool(((ranges[:, 0] < end) & (begin < ranges[:, 1])).any()) for begin, end in plan.sequences]
