@@ -206,6 +206,8 @@ class Broken(Chats):
         (lambda item: item.update(labels=item["advantages"]), "labels of document .*: expected whole numbers"),
         (lambda item: item.update(labels=item["labels"][:, None]), r"expected \[\d+\] labels of document"),
         (lambda item: item.pop("tokens"), "expected 'tokens' of document"),
+        (lambda item: item.update(tokens=3), r"expected \[tokens\] tokens of document \d+, found \[\]"),
+        (lambda item: item.update(tokens=item["tokens"][1:]), "labels of document|loss_mask of document"),
     ],
 )  # fmt: skip
 def test_fields_that_do_not_fit_are_refused(change, message):
@@ -316,6 +318,97 @@ def test_a_process_plans_for_all_replicas(tmp_path):
     assert found == [taken(loader_of(replica=replica, end_step=2, packing="wlb")) for replica in range(2)]
 
 
+# ------------------------------------------------------------------------------------- schedules
+
+
+def scheduled(rank=0, *, ranks=4, dataset=None, **options):
+    options = {
+        **SMALL, "strategy": None, "tokens": 600, "schedule": "megatron_dynamic:cap=100",
+        "cluster": f"local:1x{ranks}", **options,
+    }  # fmt: skip
+    return DataLoader(dataset or Text(), rank=rank, **options)
+
+
+@pytest.mark.parametrize("schedule", ["megatron_dynamic:cap=100", "megatron_packed:cap=150", "bytescale:cap=150"])
+def test_rounds_share_a_step_out(schedule):
+    loaders = [scheduled(rank, schedule=schedule, end_step=2, dataset=Chats(), **FIELDS) for rank in range(4)]
+    sizes = set()
+    of_steps = {0: [], 1: []}
+    for rounds in zip(*loaders, strict=True):
+        assert len({(round.step, round.round, round.num_rounds) for round in rounds}) == 1
+        for rank, round in enumerate(rounds):
+            for share in round.micro_batches:
+                assert rank in share.ranks and share.plan.num_devices == len(share.ranks)
+                sizes.add(len(share.ranks))
+                tokens = share.local.tokens
+                assert torch.equal(share.fields["advantages"], tokens.double() / 7)
+                assert len(share.sequence_fields["reward"]) == len(share.pieces)
+                of_steps[round.step].append(share)
+    assert len(sizes) > 1
+    for step, shares in of_steps.items():
+        tokens = sorted(token for share in shares for token in share.local.tokens.tolist())
+        pieces = loaders[0].pieces(step)
+        assert tokens == sorted(1000 * piece.document + at for piece in pieces for at in range(piece.begin, piece.end))
+        assert sum(share.local.loss_weights.sum().item() for share in shares) == pytest.approx(1)
+        assert {share.num_labels for share in shares} == {sum(int((share.local.labels != -100).sum()) for share in shares)}
+
+
+def rounds_of(loader, count=None):
+    return [
+        (round.step, round.round, [(share.ranks, share.local.tokens.tolist()) for share in round.micro_batches])
+        for round in islice(loader, count)
+    ]
+
+
+def test_a_scheduled_run_continues_and_has_branches():
+    whole = rounds_of(scheduled(end_step=4, mask=mask_of))
+    part = scheduled(end_step=4, mask=mask_of, threads=3)
+    until = [one[0] for one in whole].index(2)
+    begun = rounds_of(part, until + 1)
+    other = scheduled(end_step=4, mask=mask_of, lookahead=1)
+    other.load_state_dict(json.loads(json.dumps(part.state_dict())))
+    assert begun[:until] + rounds_of(other) == whole
+    shares = [share for rank in range(4) for round in scheduled(rank, end_step=1, mask=mask_of) for share in round.micro_batches]
+    assert sum(share.local.loss_weights.sum().item() for share in shares) == pytest.approx(1)
+
+
+def test_a_step_that_cannot_be_scheduled_fails():
+    bad = scheduled().pieces(1)[0]
+
+    def mask(pieces):
+        if pieces[0] == bad:
+            raise KeyError("no such mask")
+        return "causal"
+
+    loader = scheduled(mask=mask, end_step=3)
+    seen = []
+    with pytest.raises(ct.PlanningFailed, match="step 1: planning failed: KeyError: 'no such mask'"):
+        for round in loader:
+            seen.append(round.step)
+            assert loader.statistics.steps == 1 and loader.statistics.hidden_s >= 0
+    assert set(seen) == {0} and {round.step for round in loader} == {2}
+    with pytest.raises(ct.PlanningFailed, match="step 0: planning failed: .*cap"):
+        next(iter(scheduled(schedule="megatron_dynamic:cap=10")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data_parallel": 2}, "schedule: expected no store, data_parallel, .*found data_parallel=2"),
+        ({"micro_batches": 2, "packing": "wlb"}, "found micro_batches=2, packing=wlb"),
+        ({"store": "memory:"}, "found store=memory:"),
+        ({"schedule": "zigzag"}, "schedule: expected megatron_dynamic, megatron_packed, bytescale, found zigzag"),
+        ({"schedule": "megatron_dynamic:cp=3"}, "cp"),
+        ({"strategy": "auto:budget_ms=50"}, "without a time budget"),
+        ({"lookahead": 0}, "at least 1 step ahead"),
+        ({"rank": 4}, "rank: expected 0 to 3, found 4"),
+    ],
+)
+def test_bad_options_of_schedules(options, message):
+    with pytest.raises(ct.Error, match=message):
+        next(iter(scheduled(**options)))
+
+
 # ------------------------------------------------------------------------------------- gradients
 
 
@@ -363,38 +456,76 @@ def train():
     replica = dist.get_rank() // 2
     executor = Executor(groups[replica])
     for packing in ("sequential", "wlb"):
-        train_with(packing, executor, replica)
+        train_packed(packing, executor, replica)
+    # Groups of ranks, one executor each.
+    tiles = [[first + i for i in range(size)] for size in (1, 2, 4) for first in range(0, 4, size)]
+    executors = {}
+    for tile in tiles:
+        group = dist.new_group(tile)
+        if dist.get_rank() in tile:
+            executors[tuple(tile)] = Executor(group)
+    for schedule in ("megatron_dynamic:cap=100", "megatron_packed:cap=150", "bytescale:cap=150"):
+        train_scheduled(schedule, executors)
 
 
-def train_with(packing, executor, replica):
+def train_packed(packing, executor, replica):
     """Two replicas of two ranks, two micro-batches: gradients accumulate, then all ranks sum."""
     dataset = Letters()
     options = {"ranks": 2, "dataset": dataset, "packing": packing, "end_step": 2}
     loader = loader_of(executor.rank, replica, **options)
-    model = Model()
-    mean = torch.zeros(())
+    model, mean = Model(), torch.zeros(())
     for share in loader:
-        executor.prepare(share.plan)
-        logits = model(share.local.tokens, lambda q, k, v: attention(q, k, v, executor=executor))
-        losses = cross_entropy(logits, share.local.labels, reduction="none")
-        loss = (losses * share.local.loss_weights).sum()
-        # DDP and FSDP average over all ranks, so that the loss is multiplied by their number.
-        (loss * dist.get_world_size()).backward()
-        mean += loss.detach()
-        if not share.is_last:
-            continue
-        dist.all_reduce(mean)
-        gradients = []
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-            gradients.append(parameter.grad / dist.get_world_size())
-        pieces = [piece for r in range(2) for m in range(2) for piece in loader_of(0, r, **options).pieces(share.step, m)]
-        expected, expected_gradients = reference_gradients(pieces, dataset)
-        assert abs(mean.item() - expected) < 1e-5 * expected
-        for found, one in zip(gradients, expected_gradients, strict=True):
-            assert (found - one).norm() <= 1e-5 * one.norm() + 1e-8
-        model.zero_grad()
-        mean.zero_()
+        mean += run(model, share, executor)
+        if share.is_last:
+            check_gradients(model, mean, dataset, [
+                piece for r in range(2) for m in range(2) for piece in loader_of(0, r, **options).pieces(share.step, m)
+            ])  # fmt: skip
+
+
+def train_scheduled(schedule, executors):
+    """The same in rounds of micro-batches, each by a group of ranks that fits it."""
+    dataset = Letters()
+    loader = scheduled(dist.get_rank(), schedule=schedule, dataset=dataset, end_step=2)
+    model, mean = Model(), torch.zeros(())
+    sizes = set()
+    for round in loader:
+        for share in round.micro_batches:
+            sizes.add(len(share.ranks))
+            if share.ranks not in executors:
+                group = dist.new_group(share.ranks, use_local_synchronization=True)
+                executors[share.ranks] = Executor(group)
+            mean += run(model, share, executors[share.ranks])
+        if round.is_last:
+            # A rank that had no micro-batch has no gradients yet.
+            for parameter in model.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            check_gradients(model, mean, dataset, loader.pieces(round.step))
+    assert sizes
+
+
+def run(model, share, executor):
+    executor.prepare(share.plan)
+    logits = model(share.local.tokens, lambda q, k, v: attention(q, k, v, executor=executor))
+    losses = cross_entropy(logits, share.local.labels, reduction="none")
+    loss = (losses * share.local.loss_weights).sum()
+    # DDP and FSDP average over all ranks, so that the loss is multiplied by their number.
+    (loss * dist.get_world_size()).backward()
+    return loss.detach()
+
+
+def check_gradients(model, mean, dataset, pieces):
+    dist.all_reduce(mean)
+    gradients = []
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        gradients.append(parameter.grad / dist.get_world_size())
+    expected, expected_gradients = reference_gradients(pieces, dataset)
+    assert abs(mean.item() - expected) < 1e-5 * expected
+    for found, one in zip(gradients, expected_gradients, strict=True):
+        assert (found - one).norm() <= 1e-5 * one.norm() + 1e-8
+    model.zero_grad()
+    mean.zero_()
 
 
 def test_gradients_equal_those_of_one_process():

@@ -27,13 +27,14 @@ from contextile.torch._executor import Executor
 from contextile.torch._group import make_transport
 from contextile.torch._layout import LocalBatch, collect, dispatch, local_batch
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
-from contextile.torch._shares import Step
+from contextile.torch._shares import Round, Step
 
 __all__ = [
     "DataLoader",
     "Executor",
     "LocalBatch",
     "Piece",
+    "Round",
     "ScaledDotProductAttention",
     "Step",
     "attention",

@@ -6,13 +6,17 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from contextile import _core
-from contextile._planning import _options_of, make_workload
+from contextile._display import error_text
+from contextile._planning import _options_of, make_workload, schedule
 from contextile.torch._dealing import Dealer
 from contextile.torch._documents import Piece
 
+SCHEDULES = ("megatron_dynamic", "megatron_packed", "bytescale")
 Begins = list[int]  # first tokens of documents and branches, which no token predicts
 
 
@@ -174,3 +178,102 @@ class PlanSource:
         finally:
             for planner in planners:
                 planner.close()
+
+
+class RankSchedule(NamedTuple):
+    """The micro-batches of a rank in a step."""
+
+    rounds: list[list[_core.ScheduledMicroBatch]]
+    begins: Begins  # of the whole step
+    planning_s: float
+
+
+@dataclass
+class ScheduleStatistics:
+    """Schedules of one rank so far."""
+
+    steps: int = 0
+    planning_s: float = 0.0  # that planning took
+    exposed_s: float = 0.0  # that this rank waited
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds of planning that the rank did not wait for."""
+        return max(self.planning_s - self.exposed_s, 0.0)
+
+
+class ScheduleSource:
+    """Schedules of the next steps, which threads of this process make. A unit is a step."""
+
+    is_private = True
+
+    def __init__(
+        self, batches: Batches, cluster: _core.Cluster, choice: _core.StrategyChoice,
+        group_choice: _core.StrategyChoice | None, options: dict[str, Any], *, rank: int, units_ahead: int,
+        end_unit: int | None, threads: int, timeout: float,
+    ) -> None:  # fmt: skip
+        if choice.name not in SCHEDULES:
+            raise _core.InvalidArgument(f"schedule: expected {', '.join(SCHEDULES)}, found {choice.name}")
+        if group_choice is not None and group_choice.options.get("budget_ms", "0") != "0":
+            raise _core.InvalidArgument(
+                "data loader: expected a strategy without a time budget (auto:steps=N), found "
+                f"budget_ms={group_choice.options['budget_ms']}: its plans would differ from rank to rank"
+            )
+        if units_ahead < 1 or threads < 1:
+            raise _core.InvalidArgument(
+                f"data loader: expected at least 1 step ahead and 1 thread, found {units_ahead} and {threads}"
+            )
+        self._batches, self._cluster, self._rank = batches, cluster, rank
+        self._choices = {"strategy": choice, "group_strategy": group_choice, **options}
+        self._units_ahead, self._end_unit = units_ahead, end_unit
+        self._threads, self._timeout = threads, timeout
+        self._pool: futures.ThreadPoolExecutor | None = None
+        self._steps: dict[int, futures.Future[RankSchedule]] = {}
+        self._statistics = ScheduleStatistics()
+
+    def open(self, unit: int) -> None:
+        self._pool = futures.ThreadPoolExecutor(self._threads, thread_name_prefix="contextile-schedule")
+        self._statistics = ScheduleStatistics()
+        self._fill(unit)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool, self._steps = None, {}
+
+    def take(self, unit: int) -> RankSchedule:
+        begun = time.monotonic()
+        self._fill(unit)
+        try:
+            taken = self._steps[unit].result(self._timeout)
+        except futures.TimeoutError:
+            raise _core.TransportError(
+                f"rank {self._rank}: step {unit}: expected its schedule within {self._timeout} s, found it unfinished"
+            ) from None
+        except Exception as error:
+            text = str(error) if isinstance(error, _core.Error) else error_text(error)
+            raise _core.PlanningFailed(f"step {unit}: planning failed: {text}") from None
+        self._statistics.steps += 1
+        self._statistics.planning_s += taken.planning_s
+        self._statistics.exposed_s += time.monotonic() - begun
+        return taken
+
+    def release(self, unit: int) -> None:
+        del self._steps[unit]
+        self._fill(unit + 1)
+
+    def statistics(self) -> Any:
+        return None if self._pool is None else self._statistics
+
+    def _fill(self, unit: int) -> None:
+        """Begins the steps from ``unit`` on that may be planned."""
+        end = unit + self._units_ahead
+        for ahead in range(unit, end if self._end_unit is None else min(end, self._end_unit)):
+            if ahead not in self._steps and self._pool is not None:
+                self._steps[ahead] = self._pool.submit(self._plan, ahead)
+
+    def _plan(self, unit: int) -> RankSchedule:
+        begun = time.monotonic()
+        workload = self._batches.workload(unit, 0)
+        rounds = schedule(workload, cluster=self._cluster, **self._choices).of(self._rank)
+        return RankSchedule(rounds, workload.position_begins, time.monotonic() - begun)

@@ -11,10 +11,21 @@ from typing import Any
 from contextile import _core
 from contextile._display import error_text
 from contextile._planning import AnyMask, _choice_of, cluster_of
-from contextile.torch._ahead import Batches, PlanSource
+from contextile.torch._ahead import Batches, PlanSource, ScheduleSource
 from contextile.torch._dealing import NONE_WAITING, Dealer, waiting_of
 from contextile.torch._documents import DocumentReader, Documents, Piece
-from contextile.torch._shares import Shares, Step
+from contextile.torch._shares import Round, Shares, Step
+
+
+def _check_scheduled(**given: Any) -> None:
+    """Raises if options were given that a schedule replaces."""
+    without = {"store": None, "data_parallel": 1, "replica": 0, "micro_batches": 1, "packing": "sequential"}
+    found = [f"{name}={value}" for name, value in given.items() if value != without[name]]
+    if found:
+        raise _core.InvalidArgument(
+            f"schedule: expected no {', '.join(without)}, because it deals over all ranks of the cluster and plans in "
+            f"this process, found {', '.join(found)}"
+        )
 
 
 class DataLoader:
@@ -33,7 +44,13 @@ class DataLoader:
         token. ``dataset.lengths`` is optional and saves reading all documents once.
     cluster, strategy
         As for ``contextile.plan``; the cluster is that of one replica. Strategies with a time budget
-        are refused, because plans must not depend on the machine.
+        are refused, because plans must not depend on the machine. Default: ``auto:steps=4000000``.
+    schedule : StrategyChoice or str, optional
+        ``"megatron_dynamic"``, ``"megatron_packed"`` or ``"bytescale"``, as for
+        ``contextile.schedule``: groups of ranks share micro-batches. Iterating then yields a
+        ``Round`` for each round of a step. The cluster has all ranks of data and context
+        parallelism, ``rank`` is one of them, and ``tokens`` counts the whole step. ``strategy`` is
+        the one inside the groups, a zigzag ring by default.
     rank : int
         This rank in the context-parallel group. The group has as many ranks as the cluster devices.
     data_parallel, replica : int
@@ -116,7 +133,8 @@ class DataLoader:
         cluster: _core.Cluster | str,
         rank: int,
         mask: AnyMask | Callable[[list[Piece]], AnyMask] = "causal",
-        strategy: _core.StrategyChoice | str = "auto:steps=4000000",
+        strategy: _core.StrategyChoice | str | None = None,
+        schedule: _core.StrategyChoice | str | None = None,
         data_parallel: int = 1,
         replica: int = 0,
         micro_batches: int = 1,
@@ -137,6 +155,11 @@ class DataLoader:
         sequence_fields: Iterable[str] = (),
         **batch: Any,
     ) -> None:
+        self._is_scheduled = schedule is not None
+        if schedule is not None:
+            _check_scheduled(
+                store=store, data_parallel=data_parallel, replica=replica, micro_batches=micro_batches, packing=packing
+            )
         if store is None and threads < 1:
             raise _core.InvalidArgument("data loader: expected a store where no thread plans (threads=0), found none")
         for name, value in (("data_parallel", data_parallel), ("micro_batches", micro_batches)):
@@ -170,7 +193,7 @@ class DataLoader:
             **order,
             "data_parallel * micro_batches": data_parallel * micro_batches,
         }
-        options = {key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch}
+        options: dict[str, Any] = {key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch}
         self._batches = Batches(
             dealer, mask, the_cluster.num_devices, batch, replicas=data_parallel, micro_batches=micro_batches,
             kept_steps=kept_steps,
@@ -180,12 +203,24 @@ class DataLoader:
         self._threads = threads
         self._end_step = end_step
         self._next_step = first_step
-        self._source = PlanSource(
-            self._batches, sampler, the_cluster, _choice_of(strategy), options,
-            self._batches.workload(first_step * micro_batches, replica).shape, store=store, run_id=run_id,
-            replicas=data_parallel, replica=replica, rank=rank, units_ahead=lookahead * micro_batches,
-            end_unit=None if end_step is None else end_step * micro_batches, threads=threads, timeout=timeout,
-        )  # fmt: skip
+        ahead: dict[str, Any] = {
+            "rank": rank,
+            "units_ahead": lookahead * micro_batches,
+            "end_unit": None if end_step is None else end_step * micro_batches,
+            "threads": threads,
+            "timeout": timeout,
+        }
+        first = self._batches.workload(first_step * micro_batches, replica)
+        self._source: Any
+        if schedule is not None:
+            inside = None if strategy is None else _choice_of(strategy)
+            self._source = ScheduleSource(self._batches, the_cluster, _choice_of(schedule), inside, options, **ahead)
+        else:
+            choice = _choice_of("auto:steps=4000000" if strategy is None else strategy)
+            self._source = PlanSource(
+                self._batches, sampler, the_cluster, choice, options, first.shape, store=store, run_id=run_id,
+                replicas=data_parallel, replica=replica, **ahead,
+            )  # fmt: skip
         # Process and thread of the iteration that runs, if one does.
         self._iterated_by: tuple[int, int] | None = None
         self._iteration: object = None
@@ -243,7 +278,7 @@ class DataLoader:
 
     # --------------------------------------------------------------------------------------- iterating
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[Any]:
         here = (os.getpid(), threading.get_ident())
         if self._iterated_by not in (None, here):
             raise _core.InvalidArgument(
@@ -254,9 +289,10 @@ class DataLoader:
         self._iterated_by = here
         self._source.open(self._next_step * self._micro_batches)
         iteration = self._iteration = object()
+        of_step = self._rounds if self._is_scheduled else self._step
         try:
             while self._end_step is None or self._next_step < self._end_step:
-                yield from self._step(self._next_step, iteration)
+                yield from of_step(self._next_step, iteration)
         finally:
             if self._iteration is iteration:
                 self.close()
@@ -269,19 +305,46 @@ class DataLoader:
             plan = self._take(unit, step, micro_batch)
             if micro_batch == 0:
                 num_labels = self._num_labels(step, plan)
-            local, fields, sequence_fields = self._shares.of(self.pieces(step, micro_batch), plan, self._rank, num_labels)
-            share = Step(
-                local, plan, step, self.pieces(step, micro_batch), micro_batch, self._micro_batches, num_labels, fields,
-                sequence_fields,
+            share = self._shares.of(
+                self.pieces(step, micro_batch), plan, self._rank, step=step, micro_batch=micro_batch,
+                num_micro_batches=self._micro_batches, num_labels=num_labels, ranks=tuple(range(plan.num_devices)),
             )  # fmt: skip
             if share.is_last:
                 self._next_step = step + 1
             yield share
-            if self._iteration is not iteration:
-                raise _core.InvalidArgument("data loader: expected to go on, found it closed or iterated anew")
+            self._check(iteration)
             self._source.release(unit)
 
-    def _take(self, unit: int, step: int, micro_batch: int) -> _core.Plan:
+    def _rounds(self, step: int, iteration: object) -> Iterator[Round]:
+        """Yields the rounds of a scheduled step."""
+        scheduled = self._take(step, step, 0)
+        everything = self.pieces(step)
+        own = [[everything[s] for s in one.sequences] for round in scheduled.rounds for one in round]
+        mine = [piece for pieces in own for piece in pieces]
+        self._shares.begin_step(mine, mine[0] if mine else everything[0])
+        num_labels = self._shares.num_labels(everything, scheduled.begins)
+        micro_batch = 0
+        for number, round in enumerate(scheduled.rounds):
+            shares = []
+            for one in round:
+                shares.append(
+                    self._shares.of(
+                        own[micro_batch], one.plan, one.ranks.index(self._rank), step=step, micro_batch=micro_batch,
+                        num_micro_batches=len(own), num_labels=num_labels, ranks=one.ranks,
+                    )
+                )  # fmt: skip
+                micro_batch += 1
+            if number + 1 == len(scheduled.rounds):
+                self._next_step = step + 1
+            yield Round(step, number, len(scheduled.rounds), shares)
+            self._check(iteration)
+        self._source.release(step)
+
+    def _check(self, iteration: object) -> None:
+        if self._iteration is not iteration:
+            raise _core.InvalidArgument("data loader: expected to go on, found it closed or iterated anew")
+
+    def _take(self, unit: int, step: int, micro_batch: int) -> Any:
         try:
             return self._source.take(unit)
         except (_core.PlanningFailed, _core.TransportError) as error:
@@ -296,7 +359,7 @@ class DataLoader:
         """Returns the number of labels of a step. ``plan`` is that of its first micro-batch."""
         dealt = self._batches.dealer.dealt(step)
         mine = [piece for row in dealt for piece in row[self._replica]]
-        self._shares.begin_step(mine, plan, self._rank)
+        self._shares.begin_step(mine, self._shares.first_local(mine, plan, self._rank))
         if len(dealt) * len(dealt[0]) == 1:
             begins = [[[row[0] for row in plan.position_segments]]]
         else:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from contextile import _core
 from contextile.torch._documents import Piece
 
-Rows = list[tuple[int, int, int]]  # (document, begin, end) of pieces
+Rows = Sequence[tuple[int, int, int]]  # (document, begin, end) of pieces
 Dealt = list[list[list[Piece]]]  # by micro-batch and replica
 
 
 class Waiting(NamedTuple):
     """Pieces that WLB-LLM's packing holds back from one step to the next."""
 
-    queues: list[Rows]
+    queues: Sequence[Rows]
     remained: Rows
 
     def as_lists(self) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def waiting_of(state: Any) -> Waiting:
         rows = [[Piece(*map(int, row)) for row in queue] for queue in [*queues, remained]]
     except (TypeError, KeyError, ValueError):
         raise _core.InvalidArgument(f"state: expected waiting documents, found {state!r:.80}") from None
-    return Waiting([[tuple(piece) for piece in queue] for queue in rows[:-1]], [tuple(piece) for piece in rows[-1]])
+    return Waiting(list(rows[:-1]), rows[-1])
 
 
 class _Packing:
@@ -81,7 +82,7 @@ class _Packing:
             )
         self.name = name
 
-    def pack(self, batches: list[Rows], waiting: Waiting) -> tuple[list[Rows], Waiting]:
+    def pack(self, batches: Sequence[Rows], waiting: Waiting) -> tuple[Sequence[Rows], Waiting]:
         """Returns ``count`` bins of pieces, none empty, and the pieces that wait."""
         if self.name == "sequential":
             return batches, waiting
@@ -173,7 +174,7 @@ class Dealer:
 
     def work(self, pieces: list[Piece]) -> float:
         """Returns the work of a micro-batch, as packing counts it."""
-        return self._packing.work(pieces)  # type: ignore[arg-type]
+        return self._packing.work(pieces)
 
     def _waiting_before(self, step: int) -> Waiting:
         if not self._packing.may_defer:

@@ -166,6 +166,10 @@ class DocumentReader:
                     f"dataset: expected numbers in {name} of document {document}, found {type(value).__name__} {value!r:.60}"
                 ) from None
         tokens = fields["tokens"] = whole_numbers(f"dataset: document {document}", fields["tokens"])
+        if tokens.ndim != 1:
+            raise _core.InvalidArgument(
+                f"dataset: expected [tokens] tokens of document {document}, found {list(tokens.shape)}"
+            )
         for name, field in fields.items():
             where = f"dataset: {name} of document {document}"
             if name in self.sequence_fields:

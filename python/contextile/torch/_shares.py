@@ -30,11 +30,29 @@ class Step(NamedTuple):
     num_labels: int  # labels of the whole step
     fields: dict[str, Tensor]  # further fields, [local tokens, ...] each
     sequence_fields: dict[str, Tensor]  # fields of whole documents, [pieces, ...] each
+    ranks: tuple[int, ...]  # the ranks of the cluster that share the micro-batch
 
     @property
     def is_last(self) -> bool:
         """True for the last micro-batch of the step, after which the optimizer's step follows."""
         return self.micro_batch + 1 == self.num_micro_batches
+
+
+class Round(NamedTuple):
+    """A rank's micro-batches between two barriers of a scheduled step.
+
+    Their ``micro_batch`` and ``num_micro_batches`` count those of this rank in all rounds.
+    """
+
+    step: int
+    round: int  # its number in the step
+    num_rounds: int  # of the step, equal on all ranks
+    micro_batches: list[Step]  # in the order in which the rank runs them; none if it waits
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last round of the step, after which the optimizer's step follows."""
+        return self.round + 1 == self.num_rounds
 
 
 class Shares:
@@ -45,11 +63,10 @@ class Shares:
         self._ignore_index = ignore_index
         self._reads_all = False
 
-    def begin_step(self, mine: Sequence[Piece], plan: _core.Plan, rank: int) -> None:
-        """Begins a step. This rank has shares of the pieces ``mine``, the first in ``plan``."""
-        is_local = _is_local(plan, rank)
-        first = is_local.index(True) if any(is_local) else 0
-        names = self._reader.names(mine[first].document)
+    def begin_step(self, mine: Sequence[Piece], first: Piece) -> None:
+        """Begins a step in which this rank has shares of the pieces ``mine``. If no document was
+        read yet, it reads that of ``first``."""
+        names = self._reader.names(first.document)
         # If a token may have the number that marks tokens without labels, only reading tells.
         self._reads_all = "labels" in names or "loss_mask" in names or self._ignore_index >= 0
         self._reader.keep({piece.document for piece in mine})
@@ -65,10 +82,16 @@ class Shares:
         is_label[torch.tensor(begins, dtype=torch.int64)] = False
         return int(is_label.sum())
 
+    def first_local(self, pieces: Sequence[Piece], plan: _core.Plan, rank: int) -> Piece:
+        """Returns the first piece of which a rank holds tokens, or the first if there is none."""
+        is_local = _is_local(plan, rank)
+        return pieces[is_local.index(True) if any(is_local) else 0]
+
     def of(
-        self, pieces: Sequence[Piece], plan: _core.Plan, rank: int, num_labels: int
-    ) -> tuple[LocalBatch, dict[str, Tensor], dict[str, Tensor]]:
-        """Returns a rank's share: local batch, fields per token, fields of whole documents.
+        self, pieces: list[Piece], plan: _core.Plan, rank: int, *, step: int, micro_batch: int, num_micro_batches: int,
+        num_labels: int, ranks: tuple[int, ...],
+    ) -> Step:  # fmt: skip
+        """Returns the share of a rank; ``rank`` is that in the plan.
 
         Reads only documents that the rank holds tokens of, unless there are fields of whole ones.
         """
@@ -86,7 +109,10 @@ class Shares:
         fields = {name: field[local_tokens] for name, field in rows.items()}
         for tensor in (weights, *fields.values()):
             tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
-        return local._replace(loss_weights=weights), fields, self._reader.values(pieces)
+        return Step(
+            local._replace(loss_weights=weights), plan, step, pieces, micro_batch, num_micro_batches, num_labels,
+            fields, self._reader.values(pieces), ranks,
+        )  # fmt: skip
 
 
 def _is_local(plan: _core.Plan, rank: int) -> list[bool]:
