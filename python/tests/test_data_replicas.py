@@ -78,6 +78,30 @@ def test_a_deferring_packing_loses_and_repeats_nothing():
     assert sorted([*held, *(piece for step in pieces_of_steps(loaders, steps) for piece in step)]) == arrived
 
 
+class Long(Text):
+    def __init__(self):
+        self.lengths = [290, 300] * 10
+        self.seen = set()
+
+
+def test_no_replica_is_without_documents():
+    # All documents are outliers, and a queue rarely holds one for every micro-batch.
+    loaders = everyone(dataset=Long(), packing="wlb:levels=290:300", long_documents="drop")
+    for step in range(10):
+        assert all(loader.pieces(step, m) for loader in loaders for m in range(2))
+
+
+class Thirds(Text):
+    def __getitem__(self, index):
+        return torch.arange(self.lengths[index]) % 3
+
+
+def test_a_token_may_have_the_number_of_no_label():
+    loaders = everyone(2, dataset=Thirds(), ignore_index=0, end_step=1)
+    shares = [share for loader in loaders for share in loader]
+    assert {share.num_labels for share in shares} == {sum(int((share.local.labels != 0).sum()) for share in shares)}
+
+
 def test_batches_of_one_pass_are_those_of_many():
     for options in ({}, {"long_documents": "drop"}, {"max_document_tokens": 70}):
         sampler = ct.BatchSampler(Text().lengths, tokens=190, seed=3, **options)
