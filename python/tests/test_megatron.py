@@ -55,7 +55,9 @@ def on_cpus():
 
     torch.cuda.current_device = lambda: "cpu"
     torch.Tensor.cuda = lambda self, *_, **__: self
-    torch.tensor, torch.ones = without_gpu(torch.tensor), without_gpu(torch.ones)
+    torch.cuda.synchronize = lambda *_: None
+    for made in ("tensor", "ones", "zeros", "empty"):
+        setattr(torch, made, without_gpu(getattr(torch, made)))
     random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
     random._get_all_rng_states = lambda: ()
     random._set_all_rng_states = lambda *_: None
@@ -350,8 +352,16 @@ def test_what_a_micro_batch_asks_of_a_plan():
         ({"cu_seqlens_q": None}, "expected cu_seqlens_q, found none"),
         ({"cu_seqlens_kv": torch.tensor([0, 16])}, "expected cu_seqlens_kv as cu_seqlens_q, found another"),
         ({"qkv_format": "bshd"}, "expected qkv_format sbhd or thd, found bshd"),
-        ({"local_cp_size": 2}, "all 4 ranks of the context-parallel group, found one of 2"),
-        ({"cp_group": Group(8, 0)}, "all 4 ranks of the context-parallel group, found one of 8"),
+        ({"local_cp_size": 2}, "expected cp_group, a group of local_cp_size 2 ranks, found none"),
+        ({"local_cp_size": 0}, "local_cp_size: expected a number of ranks, found 0"),
+        ({"local_cp_size": "two"}, "local_cp_size: expected a number of ranks, found 'two'"),
+        ({"cp_group": Group(8, 0)}, r"sequence 0 .* multiple of 2 x 8 tokens .*, found 8"),
+        ({"cp_group": Group(2, -1)}, "cp_group: expected a group that this rank is in, found another"),
+        ({"cp_group": -100}, "cp_group: expected a group that this rank is in, found another"),
+        ({"local_cp_size": 2, "cp_group": Group(4, 0)}, "expected a group of local_cp_size 2 ranks, found one of 4"),
+        ({"local_cp_size": 1, "cp_group": Group(2, 0)}, "expected a group of local_cp_size 1 ranks, found one of 2"),
+        ({"qkv_format": "sbhd", "max_seqlen_q": 16}, "max_seqlen_kv: expected 16, the tokens of an sbhd sequence, found 8"),
+        ({"qkv_format": "sbhd"}, r"cu_seqlens_q: expected 1 sbhd sequences of 8 tokens, found \[0, 8, 16\]"),
     ],
 )  # fmt: skip
 def test_micro_batches_that_can_not_be_are_refused(change, message):

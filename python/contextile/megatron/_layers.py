@@ -12,9 +12,11 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from contextile import _core
 from contextile._planning import dtype_name, make_workload
+from contextile.megatron._groups import group_field_of
 
 # Query q attends key k of its sequence if lo <= k - q <= hi; None is no bound.
 Band = tuple[int | None, int | None]
@@ -106,10 +108,23 @@ def layer_of(
     )
 
 
+# Contents of cu_seqlens by tensor, with its version. Reading a GPU's tensor waits for the GPU, and
+# all layers read the same ones.
+_read: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _numbers_of(tensor: Tensor) -> list[int]:
+    version, numbers = _read.get(tensor, (None, []))
+    if version != tensor._version:
+        numbers = tensor.to(torch.int64).tolist()
+        _read[tensor] = (tensor._version, numbers)
+    return numbers
+
+
 def _sequences_of(name: str, given: Tensor | None) -> list[int]:
     if given is None:
         raise _core.InvalidArgument(f"packed_seq_params: expected {name}, found none")
-    ends = given.to(torch.int64).tolist()
+    ends = _numbers_of(given)
     lengths = [end - begin for begin, end in zip(ends, ends[1:])]
     if not lengths or ends[0] != 0 or min(lengths) < 0:
         raise _core.InvalidArgument(f"{name}: expected ascending from 0, found {ends!r:.80}")
@@ -123,7 +138,7 @@ def _thd_of(params: PackedSeqParams) -> MicroBatch:
         lengths = _sequences_of("cu_seqlens_q_padded", params.cu_seqlens_q_padded)
     for ending in ("", "_padded"):
         q, kv = (getattr(params, f"cu_seqlens_{side}{ending}") for side in ("q", "kv"))
-        if kv is not None and (q is None or q.tolist() != kv.tolist()):
+        if kv is not None and (q is None or _numbers_of(q) != _numbers_of(kv)):
             raise _core.InvalidArgument(
                 f"packed_seq_params: expected cu_seqlens_kv{ending} as cu_seqlens_q{ending}, found another"
             )
@@ -133,6 +148,28 @@ def _thd_of(params: PackedSeqParams) -> MicroBatch:
             f"cu_seqlens_q_padded: expected room for every sequence of cu_seqlens_q ({num_used!r:.60}), found {lengths!r:.60}"
         )
     return MicroBatch(tuple(padded for padded, _ in pairs), tuple(used for _, used in pairs), is_sbhd=False)
+
+
+def _sbhd_of(params: PackedSeqParams | None, seq_length: int | None, micro_batch_size: int | None) -> MicroBatch:
+    """Returns the sequences of an sbhd micro-batch. Refuses fields that contradict its tensors."""
+    if seq_length is None and params is not None:
+        seq_length = params.max_seqlen_q
+    if seq_length is None or micro_batch_size is None:
+        raise _core.InvalidArgument("micro-batch: expected seq_length and micro_batch_size, or packed_seq_params of thd")
+    lengths = (seq_length,) * micro_batch_size
+    for name in ("max_seqlen_q", "max_seqlen_kv"):
+        found = getattr(params, name, None)
+        if found is not None and int(found) != seq_length:
+            raise _core.InvalidArgument(
+                f"packed_seq_params: {name}: expected {seq_length}, the tokens of an sbhd sequence, found {found}"
+            )
+    for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        given = getattr(params, name, None)
+        if given is not None and (ends := _numbers_of(given)) != [seq_length * i for i in range(micro_batch_size + 1)]:
+            raise _core.InvalidArgument(
+                f"packed_seq_params: {name}: expected {micro_batch_size} sbhd sequences of {seq_length} tokens, found {ends!r:.60}"
+            )
+    return MicroBatch(lengths, lengths, is_sbhd=True)
 
 
 def micro_batch_of(
@@ -145,25 +182,15 @@ def micro_batch_of(
     qkv_format = "sbhd" if params is None else params.qkv_format or "sbhd"
     if qkv_format not in ("sbhd", "thd"):
         raise _core.InvalidArgument(f"packed_seq_params: expected qkv_format sbhd or thd, found {qkv_format}")
-    if params is not None:
-        num_ranks_here = params.local_cp_size or (params.cp_group.size() if params.cp_group is not None else num_ranks)
-        if num_ranks_here != num_ranks:
-            raise _core.InvalidArgument(
-                f"packed_seq_params: expected a micro-batch of all {num_ranks} ranks of the context-parallel group, found "
-                f"one of {num_ranks_here} (local_cp_size, cp_group)"
-            )
     if qkv_format == "thd":
         micro_batch = _thd_of(params)  # type: ignore[arg-type]
-    elif seq_length is None or micro_batch_size is None:
-        raise _core.InvalidArgument("micro-batch: expected seq_length and micro_batch_size, or packed_seq_params of thd")
     else:
-        lengths = (seq_length,) * micro_batch_size
-        micro_batch = MicroBatch(lengths, lengths, is_sbhd=True)
+        micro_batch = _sbhd_of(params, seq_length, micro_batch_size)
     chunks = 2 * num_ranks
     for number, length in enumerate(micro_batch.lengths):
         if num_ranks > 1 and length % chunks:
             raise _core.InvalidArgument(
-                f"sequence {number} of the micro-batch: expected a multiple of 2 x {num_ranks} tokens (context_parallel_size), "
+                f"sequence {number} of the micro-batch: expected a multiple of 2 x {num_ranks} tokens (ranks of its group), "
                 f"found {length}" + ("; pad it (cu_seqlens_q_padded)" if qkv_format == "thd" else "")
             )
     return micro_batch
@@ -232,10 +259,10 @@ def workload_of(
         The configuration of the model. Dimensions are those of plain self attention, not of
         multi-latent attention.
     packed_seq_params : PackedSeqParams, optional
-        The sequences of a thd micro-batch, padded to multiples of 2 x context_parallel_size tokens
-        (``cu_seqlens_q_padded``).
+        The sequences of a thd micro-batch, padded to multiples of 2 x ranks tokens
+        (``cu_seqlens_q_padded``), and the group of a micro-batch that has its own.
     seq_length : int, optional
-        Tokens of a whole sequence, for sbhd.
+        Tokens of a whole sequence, for sbhd. Default: ``max_seqlen_q`` of ``packed_seq_params``.
     micro_batch_size : int, optional
         Number of sequences, for sbhd.
     attn_mask_type : AttnMaskType
@@ -248,7 +275,8 @@ def workload_of(
     Raises
     ------
     InvalidArgument
-        Megatron cannot cut the sequences over the ranks, or the mask is of another kind.
+        Megatron cannot cut the sequences over the ranks, fields of ``packed_seq_params`` contradict
+        each other, or the mask is of another kind.
 
     Examples
     --------
@@ -257,5 +285,7 @@ def workload_of(
         workload = workload_of(config, seq_length=8192, micro_batch_size=2)
         print(ct.compare(workload, cluster="dgx-h200:1x8"))
     """
-    micro_batch = micro_batch_of(packed_seq_params, config.context_parallel_size, seq_length, micro_batch_size)
-    return make_workload_of(layer_of(config, attn_mask_type), micro_batch, config.context_parallel_size)
+    field = group_field_of(packed_seq_params)
+    num_ranks = config.context_parallel_size if field is None else field.size
+    micro_batch = micro_batch_of(packed_seq_params, num_ranks, seq_length, micro_batch_size)
+    return make_workload_of(layer_of(config, attn_mask_type), micro_batch, num_ranks)

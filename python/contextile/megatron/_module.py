@@ -14,6 +14,7 @@ from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, mak
 from torch import Tensor
 
 from contextile import _core
+from contextile.megatron._groups import Team, group_field_of
 from contextile.megatron._layers import Layer, band_of, layer_of, micro_batch_of
 from contextile.megatron._planner import Planner, planner_in_use
 
@@ -120,16 +121,32 @@ class CoreAttention(MegatronModule):
             found = (
                 f"expected keys of the tokens that queries are of, {list(query.shape[:-2])}, found {list(key.shape[:-2])}"
             )
-        else:
-            executor, group = planner.executor, self.pg_collection.cp
-            if (executor.size, executor.rank) != (group.size(), group.rank()):
-                found = (
-                    f"expected an executor of the context-parallel group, rank {group.rank()} of {group.size()}, found rank "
-                    f"{executor.rank} of {executor.size}"
-                )
         if found is not None:
             raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
         return planner  # type: ignore[return-value]
+
+    def _team_of(self, planner: Planner, params: PackedSeqParams | None) -> Team:
+        """Returns the ranks that run the micro-batch. Collective over them if they are new."""
+        static, field = self.pg_collection.cp, group_field_of(params)
+        found = None
+        team = planner._teams.static if field is None else planner._teams.join(field.group)
+        if field is None and (team.size, team.rank) != (static.size(), static.rank()):
+            found = (
+                f"expected an executor of the context-parallel group, rank {static.rank()} of {static.size()}, found rank "
+                f"{team.rank} of {team.size}"
+            )
+        elif field is not None and params.qkv_format == "thd":  # type: ignore[union-attr]
+            # Megatron's RoPE cuts thd for the static group: with PyTorch's operations it fails if
+            # the sizes differ, with a fused kernel it does not.
+            is_fused = self.config.apply_rope_fusion and team.size != static.size()
+            if is_fused or (team.size == static.size() and team.rank != static.rank()):
+                found = (
+                    f"expected thd on the static context-parallel group, rank {static.rank()} of {static.size()}, as Megatron's "
+                    f"RoPE does, found rank {team.rank} of {team.size} (cp_group); use sbhd"
+                )
+        if found is not None:
+            raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
+        return team
 
     def forward(
         self,
@@ -143,7 +160,8 @@ class CoreAttention(MegatronModule):
     ) -> Tensor:
         """Computes attention of this rank's tokens to their whole sequences.
 
-        Collective over the context-parallel group. Rows of padding are 0.
+        Collective over the context-parallel group, or over the micro-batch's own group
+        (``cp_group``, ``local_cp_size``). Rows of padding are 0.
 
         Parameters
         ----------
@@ -156,7 +174,7 @@ class CoreAttention(MegatronModule):
         attn_mask_type : AttnMaskType, optional
             Default: that of the layer spec.
         packed_seq_params : PackedSeqParams, optional
-            The sequences of a thd micro-batch.
+            The sequences of a thd micro-batch, and the group of one that has its own.
 
         Returns
         -------
@@ -168,13 +186,14 @@ class CoreAttention(MegatronModule):
         InvalidArgument
             No planner is in use; there is an attention mask, a bias, or dropout in training; the mask
             type is not causal, padding_causal, no_mask or padding; keys have other tokens than the
-            queries (an inference cache); sequences are not multiples of 2 x context_parallel_size; or
-            the micro-batch has a context-parallel group of its own.
+            queries (an inference cache); sequences are not multiples of 2 x ranks of the group; or
+            fields of ``packed_seq_params`` contradict each other or the tensors.
         TransportError
             A peer failed.
         """
         planner = self._check_call(query, key, attention_mask, attention_bias)
-        num_ranks = planner.executor.size
+        team = self._team_of(planner, packed_seq_params)
+        num_ranks = team.size
         leading = query.shape[:-2]
         num_rows = leading.numel()
         batch_size = leading[1] if len(leading) > 1 else 1
@@ -190,8 +209,8 @@ class CoreAttention(MegatronModule):
             layer = layer_of(self.config, kind, dtype=query.dtype, **self._layer_options)
             self._layers[kind, query.dtype] = layer
         sink = None if self.softmax_offset is None else self.softmax_offset.to(query.device, torch.float32)
-        rows = (x.flatten(0, -3) for x in (query, key, value))
-        out = planner._attend(layer, micro_batch, *rows, sink)
+        q, k, v = (x.flatten(0, -3) for x in (query, key, value))
+        out = planner._attend(team, layer, self.layer_number, micro_batch, q, k, v, sink)
         return out.reshape(*leading, -1)
 
     def sharded_state_dict(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +21,13 @@ from torch import Tensor
 from contextile import _core
 from contextile._planning import AnyStrategy, cluster_of
 from contextile._planning import plan as make_plan
+from contextile.megatron._groups import Team, Teams, group_field_of
 from contextile.megatron._layers import Layer, MicroBatch, layer_of, make_workload_of, micro_batch_of, name_of, tokens_of_rows
+from contextile.megatron._plans import PlanCache
 from contextile.torch import Executor, attention
+
+_log = logging.getLogger("contextile")
+_LONG_WAIT = 0.05  # seconds of a wait for a plan that is logged as a warning
 
 # Not a context variable: recomputed layers may run on a thread of autograd.
 _planner: Planner | None = None
@@ -57,11 +64,21 @@ def planned_of(plan: _core.Plan, micro_batch: MicroBatch, rank: int) -> Planned:
     return Planned(plan, torch.from_numpy(to_local), torch.from_numpy(from_local))
 
 
+def quick_strategy(num_ranks: int) -> str:
+    """Returns a search of 0.1 to 0.3 seconds for most batches of up to 131,072 tokens.
+
+    Its limit counts steps, so that all ranks find the same plan. A step costs more on more ranks.
+    """
+    return f"auto:steps={max(5_000, 100_000 * 64 // max(num_ranks, 8) ** 2)}"
+
+
 class Planner:
     """Plans micro-batches as layers meet them, and executes the plans. Making one is collective.
 
-    Plans are cached by sequence lengths and by the attention of layers. All ranks of the group make
-    the same ones.
+    Plans are cached by sequence lengths, group of ranks, and the attention of layers. All ranks of
+    a group make the same ones. A micro-batch with ``local_cp_size`` and ``cp_group`` is planned for
+    that group. If Megatron has groups for hybrid context parallelism, the planner connects them all
+    at once; it connects other groups when their first micro-batch comes.
 
     Parameters
     ----------
@@ -69,14 +86,17 @@ class Planner:
         An executor of the context-parallel group. Default: one for
         ``parallel_state.get_context_parallel_group()``, on the GPU if PyTorch has one. Its
         ``plans_kept`` must be at least the number of micro-batches with different lengths in flight.
-    strategy
+        Executors of other groups have its options.
+    strategy, optional
         As for ``contextile.plan``, without a time budget: all ranks must find the same plan.
+        Default: a search that takes about 0.2 seconds.
     cluster : Cluster or str, optional
-        The cluster of the group. Default: its hosts (``Cluster.from_torch``).
+        The cluster of the group. Default: its hosts (``Cluster.from_torch``). Other groups have its
+        constants on their own hosts.
     block_size, wire
         As for ``contextile.plan``.
     plans_cached : int
-        Number of plans that are cached.
+        Number of plans that are cached, or more if a batch of ``prepare_batch`` has more.
 
     Raises
     ------
@@ -97,30 +117,61 @@ class Planner:
         self,
         executor: Executor | None = None,
         *,
-        strategy: AnyStrategy = "auto:steps=4000000",
+        strategy: AnyStrategy | None = None,
         cluster: _core.Cluster | str | None = None,
         block_size: int | None = None,
         wire: str | None = None,
         plans_cached: int = 64,
     ) -> None:
-        self._executor = executor or Executor(
+        executor = executor or Executor(
             parallel_state.get_context_parallel_group(), device="cuda" if torch.cuda.is_available() else "cpu"
         )
-        self._cluster = _core.Cluster.from_torch(self._executor.group) if cluster is None else cluster_of(cluster)
-        if self._cluster.num_devices != self._executor.size:
-            raise _core.InvalidArgument(
-                f"cluster: expected {self._executor.size} devices, as the context-parallel group has ranks, found "
-                f"{self._cluster.num_devices}"
-            )
-        self._options = {"strategy": strategy, "block_size": block_size, "wire": wire}
-        self._plans_cached = plans_cached
-        self._plans: OrderedDict[tuple[Any, MicroBatch], Planned] = OrderedDict()
-        self._lock = threading.Lock()
+        self._teams = Teams(executor, None if cluster is None else cluster_of(cluster))
+        self._strategy = strategy
+        self._options = {"block_size": block_size, "wire": wire}
+        self._plans: PlanCache[Planned] = PlanCache(plans_cached)
 
     @property
     def executor(self) -> Executor:
         """The executor of the context-parallel group."""
-        return self._executor
+        return self._teams.static.executor
+
+    def group_of(self, ranks: int | Sequence[int]) -> Any:
+        """Returns the process group for micro-batches of some ranks, as ``cp_group``.
+
+        The number of ranks, ``local_cp_size``, means Megatron's group of that size. A new group is
+        made once, collectively over its ranks.
+
+        Parameters
+        ----------
+        ranks : int or sequence of int
+            A number of ranks, or ascending ranks of DP x CP with this one among them.
+
+        Returns
+        -------
+        ProcessGroup or None
+            None is this rank alone.
+
+        Raises
+        ------
+        InvalidArgument
+            Megatron has no group of that size, or this rank is not in the group.
+
+        Examples
+        --------
+        ::
+
+            group = planner.group_of(size)
+            batch, packed_seq_params = get_batch_on_this_hybrid_cp_rank(sample, size, group)
+        """
+        return self._teams.group_of(ranks)
+
+    def join(self, group: Any) -> None:
+        """Connects the ranks of a process group, once. Collective over the group.
+
+        Layers do this by themselves; ``prepare`` and ``plan_of`` need it for new groups.
+        """
+        self._teams.join(group)
 
     def plan_of(
         self,
@@ -133,7 +184,7 @@ class Planner:
     ) -> _core.Plan:
         """Returns the plan of a micro-batch, and caches it for the layers.
 
-        Not collective. It may run on any thread, ahead of the layers; a layer that needs a plan
+        Not collective. It may run on any thread, ahead of the layers; a layer that needs the plan
         meanwhile waits. Parameters and errors are those of ``workload_of`` and of
         ``contextile.plan``.
 
@@ -147,34 +198,149 @@ class Planner:
 
             plan = planner.plan_of(config, packed_seq_params)
         """
-        micro_batch = micro_batch_of(packed_seq_params, self._executor.size, seq_length, micro_batch_size)
-        return self._find(layer_of(config, attn_mask_type), micro_batch).plan
+        key, make = self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type)
+        return self._plans.find(key, make)[0].plan
 
-    def _find(self, layer: Layer, micro_batch: MicroBatch) -> Planned:
-        key = (layer._replace(band=(None, None)), micro_batch)  # layers of all bands share a plan
-        with self._lock:
-            planned = self._plans.pop(key, None)
-            if planned is None:
-                workload = make_workload_of(layer, micro_batch, self._executor.size)
-                plan = make_plan(workload, cluster=self._cluster, **self._options)
-                planned = planned_of(plan, micro_batch, self._executor.rank)
-            self._plans[key] = planned
-            while len(self._plans) > self._plans_cached:
-                self._plans.popitem(last=False)
-            return planned
+    def prepare(
+        self,
+        config: TransformerConfig,
+        packed_seq_params: PackedSeqParams | None = None,
+        *,
+        seq_length: int | None = None,
+        micro_batch_size: int | None = 1,
+        attn_mask_type: AttnMaskType = AttnMaskType.causal,
+    ) -> Future[Any]:
+        """Starts to plan a micro-batch on a thread, ahead of the layers. Not collective.
+
+        Call it in the data loader. Parameters and errors are those of ``plan_of``; errors of
+        planning are raised by the layer that needs the plan.
+
+        Returns
+        -------
+        Future
+            Is done when the micro-batch is planned.
+
+        Examples
+        --------
+        ::
+
+            planner.prepare(config, packed_seq_params)         # of the next micro-batch
+        """
+        return self._plans.begin(*self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type))
+
+    def prepare_batch(
+        self,
+        config: TransformerConfig,
+        batch: tuple[Any, Any],
+        *,
+        attn_mask_type: AttnMaskType = AttnMaskType.causal,
+    ) -> list[Future[Any]]:
+        """Starts to plan this rank's micro-batches of hybrid context parallelism on a thread.
+
+        Call it where the next batch is loaded, on all ranks: it is collective over groups that are
+        new. A tensor-parallel rank without data plans in its layers.
+
+        Parameters
+        ----------
+        config : TransformerConfig
+            The configuration of the model.
+        batch : (dict, list)
+            What ``hybrid_batch`` returned, or Megatron's ``HybridCPDataLoaderWrapper`` yielded.
+        attn_mask_type : AttnMaskType
+            The mask type of the layer spec.
+
+        Returns
+        -------
+        list of Future
+            As for ``prepare``, one per micro-batch.
+
+        Examples
+        --------
+        ::
+
+            batch = hybrid_batch(schedule, samples)
+            planner.prepare_batch(config, batch)
+        """
+        samples, rounds = batch
+        if samples is None:
+            return []
+        this_rank = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+        self._plans.reserve(sum(len(of_ranks[this_rank]) for of_ranks in rounds))
+        futures = []
+        for of_ranks in rounds:
+            sizes = Counter(sequence for ids in of_ranks for sequence in ids)
+            for sequence in of_ranks[this_rank]:
+                sample, size = samples[sequence], sizes[sequence]
+                group = self.group_of(sample["cp_ranks"].tolist() if "cp_ranks" in sample else size)
+                self.join(group)
+                params = PackedSeqParams(qkv_format="sbhd", local_cp_size=size, cp_group=group)
+                seq_length = len(sample["tokens"])
+                futures.append(self.prepare(config, params, seq_length=seq_length, attn_mask_type=attn_mask_type))
+        return futures
+
+    def _job_of(
+        self,
+        config: TransformerConfig,
+        params: PackedSeqParams | None,
+        seq_length: int | None,
+        micro_batch_size: int | None,
+        kind: AttnMaskType,
+    ) -> tuple[Any, Callable[[], Planned]]:
+        team = self._teams.known(group_field_of(params))
+        micro_batch = micro_batch_of(params, team.size, seq_length, micro_batch_size)
+        return self._job(team, layer_of(config, kind), micro_batch)
+
+    def _job(self, team: Team, layer: Layer, micro_batch: MicroBatch) -> tuple[Any, Callable[[], Planned]]:
+        """Returns the key of a plan, which layers of all bands share, and what makes the plan."""
+
+        def make() -> Planned:
+            workload = make_workload_of(layer, micro_batch, team.size)
+            strategy = quick_strategy(team.size) if self._strategy is None else self._strategy
+            plan = make_plan(workload, cluster=team.cluster, strategy=strategy, **self._options)
+            return planned_of(plan, micro_batch, team.rank)
+
+        return (id(team.executor), layer._replace(band=(None, None)), micro_batch), make
+
+    def _find(self, team: Team, layer: Layer, micro_batch: MicroBatch, layer_number: int) -> Planned:
+        began = time.perf_counter()
+        planned, was_there = self._plans.find(*self._job(team, layer, micro_batch))
+        if not was_there:
+            seconds = time.perf_counter() - began
+            _log.log(
+                logging.WARNING if seconds >= _LONG_WAIT else logging.INFO,
+                "layer %d waited %.3f s for the plan of a micro-batch (%d sequences, %d tokens, %d ranks); plan it ahead with "
+                "Planner.prepare, or choose a quicker strategy (Planner(strategy=...))",
+                layer_number,
+                seconds,
+                len(micro_batch.lengths),
+                sum(micro_batch.lengths),
+                team.size,
+            )
+        return planned
 
     def _attend(
-        self, layer: Layer, micro_batch: MicroBatch, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None
+        self,
+        team: Team,
+        layer: Layer,
+        layer_number: int,
+        micro_batch: MicroBatch,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sink: Tensor | None,
     ) -> Tensor:
-        """Attends with rows in Megatron's order, and returns them in the same order. Collective."""
-        planned = self._find(layer, micro_batch)
+        """Attends with rows in Megatron's order, and returns them in the same order.
+
+        Collective over the team.
+        """
+        planned, executor = self._find(team, layer, micro_batch, layer_number), team.executor
         # Compare plans by value, not by identity: ranks must decide alike, whatever their caches
         # hold.
-        if self._executor.plan is None or self._executor.plan != planned.plan:
-            self._executor.prepare(planned.plan)
+        if executor.plan is None or executor.plan != planned.plan:
+            executor.prepare(planned.plan)
         if planned.to_local is not None:
             q, k, v = (x.index_select(0, planned.to_local.to(x.device)) for x in (q, k, v))
-        out = attention(q, k, v, executor=self._executor, mask=name_of(layer.band), sink=sink)
+        out = attention(q, k, v, executor=executor, mask=name_of(layer.band), sink=sink)
         return out if planned.from_local is None else out.index_select(0, planned.from_local.to(out.device))
 
 
@@ -187,7 +353,7 @@ def use(planner: Planner) -> Iterator[Planner]:
     Parameters
     ----------
     planner : Planner
-        The planner of this rank's context-parallel group.
+        The planner of this rank.
 
     Yields
     ------

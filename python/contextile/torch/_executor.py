@@ -215,6 +215,7 @@ class Executor:
         self._device, self._gpu = _open(device, gpu, timeout)
         with self._guard():
             self._transport = _transport_of(group, self._gpu, timeout)
+        self._timeout = timeout
         self._kernel = kernel
         self._flight_folder = flight_folder
         self._plans_kept = plans_kept
@@ -299,6 +300,22 @@ class Executor:
             self._plans.move_to_end(number)
         self._current = self._prepared[number]
         return self._current
+
+    def for_group(self, group: ProcessGroup | _core.Transport | None) -> Executor:
+        """Returns an executor of another group with the options of this one, on the same device.
+
+        Collective over that group.
+        """
+        return Executor(
+            group,
+            kernel=self._kernel,
+            device=self._device,
+            gpu=self._gpu,
+            plans_kept=self._plans_kept,
+            plans_prepared=self._plans_prepared,
+            timeout=self._timeout,
+            flight_folder=self._flight_folder,
+        )
 
     def close(self) -> None:
         """Forgets all plans. Their backward can no longer be called."""
