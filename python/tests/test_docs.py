@@ -22,6 +22,12 @@ NEEDS = {
 }
 
 
+BEFORE = {
+    # Without a GPU, which megatron-core expects.
+    "megatron.md": f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from test_megatron import on_cpus; on_cpus()",
+}
+
+
 def snippets(page: Path) -> str:
     text = page.read_text()
     parts = []
@@ -45,7 +51,7 @@ def test_snippets(page, tmp_path):
     if "torch" in needed:
         # Threads of a process group that is never destroyed may end an exiting interpreter.
         code += "\nif dist.is_initialized():\n    dist.destroy_process_group()\n"
-        begin = "import torch.distributed as dist"
+        begin = "; ".join([*([BEFORE[page.name]] if page.name in BEFORE else []), "import torch.distributed as dist"])
         if "init_process_group" not in code:
             begin += "; dist.init_process_group('gloo')"
         code = code.replace("\n", begin + "\n", 1)

@@ -320,6 +320,7 @@ def four_ranks():
     hybrid("groups of three", planner, reference, odd, with_ranks=True)
     if dist.get_rank() == 1:
         refused(reference.samples)
+        groups_refused(planner)
 
 
 def refused(samples):
@@ -337,6 +338,18 @@ def refused(samples):
     check("expected loss_mask, .* found tokens", [((0,), (0,))], samples=[{"tokens": samples[0]["tokens"]}])
     longer = {**samples[0], "labels": samples[0]["labels"][1:]}
     check("sequence 0: expected tensors of equally many tokens", [((0,), (1,))], samples=[longer])
+
+
+def groups_refused(planner):
+    for ranks, message in (
+        (3, r"expected one of Megatron's groups of 1, 2, 4 ranks, found 3"),
+        ([2, 1], r"expected ascending ranks of DP x CP, 0 to 3, found \[2, 1\]"),
+        ([1, 4], r"expected ascending ranks of DP x CP, 0 to 3, found \[1, 4\]"),
+        ([0, 2], r"expected a group that this rank, 1, is in, found \[0, 2\]"),
+    ):
+        with pytest.raises(ct.InvalidArgument, match=message):
+            planner.group_of(ranks)
+    assert planner.group_of([0, 1]) is planner.group_of(2) and planner.group_of([1, 2, 3]) is planner.group_of([1, 2, 3])
 
 
 def static(what, reference, packs, strategy="zigzag", **parallel):

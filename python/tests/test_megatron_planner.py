@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from types import SimpleNamespace
 
@@ -187,3 +188,50 @@ def test_thd_of_another_group_is_refused(monkeypatch, ranks, options, message):
     params.cp_group = Group(*ranks)
     with pytest.raises(ct.InvalidArgument, match=message):
         attend(planner, 16, params, layer)
+
+
+def test_executors_of_groups_have_the_options_of_the_given_one():
+    from contextile.torch import Executor
+
+    given = Executor(ct.inproc_group(1)[0], kernel=ct.kernels()[0], plans_kept=3, plans_prepared=1, timeout=7.0, flight_folder="x")
+    made = given.for_group(ct.inproc_group(1)[0])
+    names = ("_kernel", "device", "_gpu", "_plans_kept", "_plans_prepared", "_timeout", "_flight_folder")
+    assert made.transport is not given.transport
+    assert [getattr(made, name) for name in names] == [getattr(given, name) for name in names]
+
+
+def test_a_sequence_length_may_come_from_the_parameters():
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    planner = planner_of()
+    params = PackedSeqParams(qkv_format="sbhd", max_seqlen_q=48, max_seqlen_kv=48, local_cp_size=1)
+    assert planner.plan_of(config_of("plain"), params) == planner.plan_of(config_of("plain"), seq_length=48)
+
+
+def test_cumulative_lengths_are_read_once_and_again_when_they_change():
+    from contextile.megatron._layers import _numbers_of, _read
+
+    ends = torch.tensor([0, 8, 16])
+    assert _numbers_of(ends) == [0, 8, 16] and _numbers_of(ends) is _numbers_of(ends)
+    ends[1] = 4
+    assert _numbers_of(ends) == [0, 4, 16]
+    num_known = len(_read)
+    del ends
+    assert len(_read) == num_known - 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_schedules_are_those_of_megatrons_scheduler(seed):
+    from contextile.megatron._schedule import sample_ids_of
+    from megatron.core.pipeline_parallel.hybrid_cp_schedule import BalancedCPScheduler
+
+    rng = random.Random(seed)
+    num_ranks, cap = rng.choice([4, 8]), rng.choice([64, 128, 256])
+    most = [cap // 2 if rng.random() < 0.4 else cap // (2 * num_ranks) for _ in range(rng.randint(3, 20))]
+    lengths = [2 * num_ranks * rng.randint(1, one) for one in most]
+    scheduler = BalancedCPScheduler(cap, SimpleNamespace(size=lambda: num_ranks))
+    _, expected = scheduler.get_groups_and_subsamples(list(enumerate(lengths)), None)
+    schedule = ct.schedule(
+        lengths, strategy=f"megatron_dynamic:cap={cap}", cluster=f"local:1x{num_ranks}", heads=(4, 2), head_dim=16
+    )
+    assert sample_ids_of(schedule, num_ranks) == expected
