@@ -299,12 +299,14 @@ def four_ranks():
     reference = Reference([sample_of(number, length) for number, length in enumerate(SKEWED)])
     of_packed, _ = static("CP 4, one pack", reference, [reference.samples], context_parallel_size=4)
     singles = [[one] for one in reference.samples]
+    of_singles, _ = static("CP 4, a sequence at a time", reference, singles, context_parallel_size=4)
     of_pairs, _ = static("CP 2 x DP 2, a sequence at a time", reference, singles, context_parallel_size=2)
 
     parallel_state.initialize_model_parallel(hybrid_context_parallel=True)
     planner = ctm.Planner(strategy="dcp", block_size=8)
     of_dynamic = hybrid("Megatron's scheduler", planner, reference)
     assert max(of_dynamic) < 0.6 * max(of_pairs) and max(of_dynamic) < 0.6 * min(of_packed)
+    assert max(of_dynamic) <= max(of_singles)  # the longest sequence has all ranks in both
     executors = [team.executor for team in planner._teams._teams.values()]
     assert sorted(one.size for one in executors) == [1, 2, 4]
     hybrid("Megatron's scheduler, recomputed", planner, reference, model_options=RECOMPUTED)
