@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import random
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import contextile as ct
@@ -105,6 +110,33 @@ def test_a_plan_made_ahead_is_not_waited_for(caplog):
     planner.prepare(config, params).result(timeout=60)
     attend(planner, 32, params)
     assert not waits(caplog)
+
+
+def plan_while_ending():
+    """Leaves the interpreter while a thread plans, and more plans are to be made."""
+    # Callbacks run in reverse order: this one after those of modules that are imported later.
+    atexit.register(lambda: print("planning:", planner._plans._worker.is_alive(), flush=True))
+    planner = planner_of(strategy="auto:steps=4000000")
+    for window in (16, 17, 18):
+        config = config_of("plain", window_size=(window, 0), window_attn_skip_freq=[0, 1, 0])
+        planner.prepare(config, packed([512] * 64, [512] * 64))
+    assert planner._plans._worker.is_alive()
+
+
+def test_a_process_may_end_while_a_thread_plans():
+    code = "import test_megatron_planner; test_megatron_planner.plan_while_ending()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "planning: False\n"), done.stderr
+
+
+def test_the_thread_ends_with_its_planner():
+    planner = planner_of()
+    planner.prepare(config_of("plain"), seq_length=16).result(timeout=60)
+    thread = planner._plans._worker
+    del planner
+    thread.join(timeout=60)
+    assert not thread.is_alive()
 
 
 def test_planning_that_failed_is_tried_again():

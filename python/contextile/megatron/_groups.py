@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -105,6 +106,7 @@ class Teams:
                 f"cluster: expected {static.size} devices, as the context-parallel group has ranks, found "
                 f"{self.static.cluster.num_devices}"
             )
+        self._lock = threading.Lock()  # planning ahead may make the team of one rank
         self._teams: dict[tuple[int, ...], Team] = {}
         self._groups: dict[tuple[int, ...], Any] = {}  # that were made here
         if static.size == 1 or static.group is not None:
@@ -117,13 +119,15 @@ class Teams:
     def join(self, group: Any) -> Team:
         """Returns the team of a group, making it if it is new."""
         ranks = ranks_of(group)
-        team = self._teams.get(ranks)
-        if team is None:
-            executor = self.static.executor.for_group(group if ranks else _core.inproc_group(1)[0])
-            shape = _core.Cluster.from_torch(group) if ranks else _core.Cluster.preset("local", nodes=1, devices_per_node=1)
-            team = Team(executor, shape if self._given is None else cluster_like(self._given, shape))
+        with self._lock:
+            team = self._teams.get(ranks) or self._make(ranks, group)
             self._teams[ranks] = team
         return team
+
+    def _make(self, ranks: tuple[int, ...], group: Any) -> Team:
+        executor = self.static.executor.for_group(group if ranks else _core.inproc_group(1)[0])
+        shape = _core.Cluster.from_torch(group) if ranks else _core.Cluster.preset("local", nodes=1, devices_per_node=1)
+        return Team(executor, shape if self._given is None else cluster_like(self._given, shape))
 
     def known(self, field: GroupField | None) -> Team:
         """Returns a team that exists, or can be made without peers."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -17,19 +19,54 @@ class _Job(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self.made: Future[T] = Future()
-        self._make = make
+        self._make: Callable[[], T] | None = make
         self._is_claimed = threading.Lock()
 
     def run(self) -> None:
         """Makes the value, unless a thread does already."""
         if not self._is_claimed.acquire(blocking=False):
             return
+        make, self._make = self._make, None  # it may refer to the cache
         try:
-            self.made.set_result(self._make())
+            self.made.set_result(make())  # type: ignore[misc]
         except BaseException as error:
             self.made.set_exception(error)
             if not isinstance(error, Exception):
                 raise
+
+
+class _Worker(threading.Thread):
+    """A thread that runs jobs in their order until it is stopped."""
+
+    _all: weakref.WeakSet[_Worker] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        super().__init__(name="contextile-plans", daemon=True)
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._is_stopped = False
+        _Worker._all.add(self)
+        self.start()
+
+    def put(self, job: _Job[Any]) -> None:
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Ends the thread after the job that it runs."""
+        self._is_stopped = True
+        self._jobs.put(None)
+
+    def run(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._is_stopped:
+            job.run()
+            del job  # it may hold the last reference to a planner
+
+
+@atexit.register
+def _end_workers() -> None:
+    # A thread that is still planning when the interpreter ends would abort the process.
+    for worker in list(_Worker._all):
+        worker.stop()
+        worker.join()
 
 
 class PlanCache(Generic[T]):
@@ -42,8 +79,7 @@ class PlanCache(Generic[T]):
         self._most = most
         self._jobs: OrderedDict[Hashable, _Job[T]] = OrderedDict()
         self._lock = threading.Lock()
-        self._ahead: queue.SimpleQueue[_Job[T]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._worker: _Worker | None = None
 
     def find(self, key: Hashable, make: Callable[[], T]) -> tuple[T, bool]:
         """Returns the value, and whether it was there.
@@ -60,10 +96,10 @@ class PlanCache(Generic[T]):
         job = self._job_of(key, make)
         if not job.made.done():
             with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=_work, args=(self._ahead,), name="contextile-plans", daemon=True)
-                    self._thread.start()
-            self._ahead.put(job)
+                if self._worker is None:
+                    self._worker = _Worker()
+                    weakref.finalize(self, self._worker.stop)
+            self._worker.put(job)
         return job.made
 
     def reserve(self, most: int) -> None:
@@ -80,7 +116,3 @@ class PlanCache(Generic[T]):
                 self._jobs.popitem(last=False)
             return job
 
-
-def _work(jobs: queue.SimpleQueue[_Job[T]]) -> None:
-    while True:
-        jobs.get().run()
