@@ -157,12 +157,17 @@ def loss_of(mask):
 
 def hybrid_step(planner):
     """A forward step as in Megatron's pretrain_gpt.py."""
+    from megatron.core import parallel_state
     from megatron.core.utils import get_batch_on_this_hybrid_cp_rank
 
     def step(data_iterator, model):
         sample = on_all_tp_ranks(data_iterator)
         size, ranks = int(sample.pop("local_cp_size")), sample.pop("cp_ranks", None)
-        group = planner.group_of(size if ranks is None else ranks.tolist())
+        group = None  # Megatron's of that size
+        if ranks is not None:
+            group = planner.group_of(ranks.tolist())
+        elif parallel_state.get_context_parallel_world_size() > 1:
+            group = planner.group_of(size)
         batch, params = get_batch_on_this_hybrid_cp_rank(sample, size, group)
         losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], packed_seq_params=params)
         return losses, loss_of(batch["loss_mask"])
@@ -316,7 +321,8 @@ def four_ranks():
     hand_made = by_hand(
         [((1, 2), (0, 1)), ((4,), (2, 3)), ((3,), (2, 3))], [((0,), (0, 1, 2, 3))], [((5, 6), (2,)), ((7,), (3,))]
     )
-    hybrid("made by hand", planner, reference, hand_made, model_options=RECOMPUTED)
+    attention_only = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    hybrid("made by hand, attention recomputed", planner, reference, hand_made, model_options=attention_only)
     # Groups that Megatron does not have, and no round in which all ranks have work.
     odd = by_hand([((4,), (1, 2, 3))], [((0, 3), (1, 2))], [((1, 2, 5, 6, 7), (0,))])
     hybrid("groups of three", planner, reference, odd, with_ranks=True)
