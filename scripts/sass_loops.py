@@ -1,9 +1,10 @@
 """Counts the instructions of a kernel's main loop in its machine code (nvdisasm -c).
 
 The main loop is the outermost loop with tensor products. Its step handles one block of streamed
-rows. A step follows the shortest path that does all loads from global memory. A masked step also
-passes every loop over bands once, as if the block had one band. Loops that wait for a barrier
-never repeat: counts are of a step that waits for nothing.
+rows. A step follows the shortest path that has all copies and barriers. A masked step also passes
+every loop over bands once, as if the block had one band. Loops that wait for a barrier never
+repeat: counts are of a step that waits for nothing. Branches around rare work are taken: the sums
+of cuda:wgmma's forward are only rescaled when the largest score of a row of the warp has risen.
 
 Cycles are of a multiprocessor on which one warp of each of its four parts does that step. They
 follow from the throughput that the CUDA programming guide lists ("Arithmetic instructions"), and
@@ -184,16 +185,16 @@ class Graph:
         return found
 
     def path(self, first, goal, members):
-        """Blocks from `first` to one of `goal`, no edge back: most loads, then shortest."""
+        """Blocks from `first` to one of `goal`, no edge back: most that is due, then shortest."""
         order = [block for block in self.order if block in members]
         place = {block: i for i, block in enumerate(order)}
         best = {first: ((0, 0), None)}
         for block in order[place[first]:]:
             if block not in best:
                 continue
-            (loads, length), _ = best[block]
-            copies = self.count(block, "LDG", "LD", "LDGSTS") if block in self.for_copies else 0
-            cost = (loads - copies, length + len(self.body(block)))
+            (missing, length), _ = best[block]
+            due = self.count(block, "BAR") + (self.count(block, "LDG", "LD", "LDGSTS") if block in self.for_copies else 0)
+            cost = (missing - due, length + len(self.body(block)))
             for after in self.next[block]:
                 if after in place and place[after] > place[block] and (after not in best or cost < best[after][0]):
                     best[after] = (cost, block)

@@ -143,6 +143,17 @@ st.global.u32 [%rd1], %r9;)");
   EXPECT_EQ(found[4], 6U);
 }
 
+TEST(PtxMachine, LanesVote) {
+  const auto found_by = [](const std::string& test) {
+    return run_program("setp.eq.s32 %p1, %r1, " + test + R"(;
+vote.sync.any.pred %p2, %p1, -1;
+selp.u32 %r9, 1, 0, %p2;
+st.global.u32 [%rd1], %r9;)");
+  };
+  EXPECT_EQ(found_by("31"), std::vector<std::uint64_t>(32, 1));
+  EXPECT_EQ(found_by("32"), std::vector<std::uint64_t>(32, 0));
+}
+
 TEST(PtxMachine, WarpsMeetAtBarriers) {
   // Each thread reads what the thread 32 further wrote.
   const std::vector<std::uint64_t> found = run_program(R"(

@@ -178,8 +178,10 @@ Met met_by(const LaunchTable& table, std::int32_t heads, std::int64_t streamed_r
   Met met;
   met.counts.resize(static_cast<std::size_t>(owned_rows * streamed_rows));
   for (const OwnedBlock& owned : table.owned) {
+    StreamedBlocks blocks(table.runs.data() + owned.first_run, owned.num_blocks, rows_of_block);
     for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-      const StreamedBlock& block = table.blocks[static_cast<std::size_t>(owned.first_block + b)];
+      if (b > 0) blocks.advance();
+      const StreamedBlock block = blocks.block();
       const bool is_full = block.num_bands == 0;
       (is_full ? met.full_blocks : met.masked_blocks) += 1;
       EXPECT_LE(block.end - block.begin, rows_of_block);
@@ -240,6 +242,29 @@ TEST(CudaTables, MeetEveryPairOnceWhoeverOwns) {
   EXPECT_GT(full_blocks, 100);
 }
 
+// Pairs of blocks grow with the square of the tokens.
+TEST(CudaTables, GrowWithRowsNotWithPairsOfBlocks) {
+  const auto numbers_of = [](std::int64_t tokens) {
+    const TileOfBands causal{tokens, tokens, {{{0, tokens}, {0, tokens}, -kUnbounded, 0}}};
+    int slots[2];
+    const std::vector<BackwardTile> tiles = {backward_tile(causal, slots, true)};
+    const KernelParams params{4, 1, 64, 64, 1, 0};
+    std::size_t entries = 0;
+    std::int64_t blocks = 0;
+    for (const auto& table_of : {query_gradient_table, key_gradient_table}) {
+      const LaunchTable table = table_of(params, tiles, 0, 1, {.owned = 128, .streamed = 64});
+      entries += table.owned.size() + table.runs.size() + table.bands.size();
+      for (const OwnedBlock& owned : table.owned) blocks += owned.num_blocks;
+    }
+    return std::pair(static_cast<std::int64_t>(entries), blocks);
+  };
+  const auto [entries, blocks] = numbers_of(1 << 14);
+  const auto [entries_of_twice, blocks_of_twice] = numbers_of(1 << 15);
+  EXPECT_GT(blocks_of_twice, 3 * blocks);
+  EXPECT_LE(entries_of_twice, 2 * entries + 8);
+  EXPECT_LE(entries, 5 * 5 * (1 << 14) / 128);  // five for every block of 128 of 5 rows a token
+}
+
 TEST(CudaTables, OfACausalTileOnlyTheDiagonalIsMasked) {
   const TileOfBands causal{512, 512, {{{0, 512}, {0, 512}, -kUnbounded, 0}}};
   int slots[2];
@@ -269,9 +294,9 @@ TEST(CudaTables, TilesOfOneSlotAreOnePassInListedOrder) {
   const LaunchTable table = query_gradient_table(params, tiles, 0, 3, {.streamed = 64});
   ASSERT_EQ(table.owned.size(), 1U);
   EXPECT_TRUE(table.owned[0].init);
-  ASSERT_EQ(table.blocks.size(), 3U);
+  ASSERT_EQ(table.runs.size(), 3U);
   for (std::int32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(table.blocks[static_cast<std::size_t>(i)].tile, i);
+    EXPECT_EQ(table.runs[static_cast<std::size_t>(i)].tile, i);
   }
 }
 

@@ -113,8 +113,9 @@ void expect_masks_agree(Rng& rng) {
   launch.bands = bands.data();
   launch.heads = between(1, 5);
   const int begin = between(0, 300);
-  const StreamedBlock block{0, begin, begin + between(1, kTiles * 8), 0,
-                            static_cast<std::int32_t>(bands.size())};
+  const StreamedBlock block{.begin = begin,
+                            .end = begin + between(1, kTiles * 8),
+                            .num_bands = static_cast<std::int32_t>(bands.size())};
   const int first_row = between(0, 100);
   HostCta cta;
   HostCta::PerLane<Sums<kTiles>> scores;

@@ -133,12 +133,16 @@ class HostCta {
     return bits(low) | (bits(high) << 16);
   }
   static float exp2(float x) { return std::exp2(x); }
+  static float reciprocal(float x) { return 1 / x; }
 
   // The upper half of the lanes' sums added to the lower one until lane 0 has all.
   void halve_sums(PerLane<double>& sums) {
     for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
       for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
     }
+  }
+  [[nodiscard]] static bool any_lane(const PerLane<bool>& values) {
+    return std::ranges::any_of(values, [](bool value) { return value; });
   }
   // Over the four lanes that hold parts of one row.
   void quad_max(PerLane<float>& values) {

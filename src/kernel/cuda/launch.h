@@ -1,4 +1,4 @@
-// The data that a launch reads: the tiles and, for every block of rows that a CTA owns, the blocks
+// The data that a launch reads: the tiles and, for every block of rows that a CTA owns, the rows
 // that it meets.
 //
 // The rows of all heads that read one KV head are numbered token by token, head by head: flat row r
@@ -24,24 +24,54 @@ struct TokenBand {
   }
 };
 
-// Flat rows [begin, end) of the streamed side of a tile. A block without bands is full: every pair
-// attends.
-struct StreamedBlock {
-  std::int32_t tile = 0;
+// Flat rows [begin, end) of the streamed side of a tile. Without bands every pair attends. Threads
+// that need no tile read 16 bytes.
+struct alignas(16) StreamedRows {
   std::int32_t begin = 0;
   std::int32_t end = 0;
   std::int32_t first_band = 0;
   std::int32_t num_bands = 0;
+  std::int32_t tile = 0;
+  std::int32_t unused[3] = {};
 };
+// A run is cut into blocks of as many rows as a CTA streams at a time. Only the last block of a run
+// with bands may be shorter.
+using StreamedRun = StreamedRows;
+using StreamedBlock = StreamedRows;
 
-// The work of one CTA: the flat rows it owns and what they meet, in order.
+// The work of one CTA: the flat rows it owns and the runs that they meet, in order.
 struct OwnedBlock {
   std::int32_t tile = 0;  // the first tile of the slot
   std::int32_t begin = 0;
   std::int32_t end = 0;
-  std::int32_t first_block = 0;
-  std::int32_t num_blocks = 0;
-  bool init = false;  // overwrite the slot
+  std::int32_t first_run = 0;
+  std::int32_t num_blocks = 0;  // of all runs
+  bool init = false;            // overwrite the slot
+};
+
+// Iterates over the blocks of runs. It reads a run when it comes to the first of its blocks.
+class StreamedBlocks {
+ public:
+  CONTEXTILE_HD StreamedBlocks(const StreamedRun* runs, std::int32_t num_blocks, std::int32_t rows)
+      : next_(runs), rows_(rows) {
+    if (num_blocks > 0) run_ = *next_++;
+  }
+  [[nodiscard]] CONTEXTILE_HD StreamedBlock block() const {
+    StreamedBlock block = run_;
+    const std::int32_t most = run_.begin + rows_;
+    block.end = most < run_.end ? most : run_.end;
+    return block;
+  }
+  // Steps to the next block, which there must be.
+  CONTEXTILE_HD void advance() {
+    run_.begin += rows_;
+    if (run_.begin >= run_.end) run_ = *next_++;
+  }
+
+ private:
+  StreamedRun run_;  // its remaining rows
+  const StreamedRun* next_;
+  std::int32_t rows_;
 };
 
 // A tensor of tokens and heads in device memory. Strides count elements.
@@ -73,7 +103,7 @@ struct TileMaps {
 struct Launch {
   const DeviceTile* tiles = nullptr;
   const OwnedBlock* owned = nullptr;
-  const StreamedBlock* blocks = nullptr;
+  const StreamedRun* runs = nullptr;
   const TokenBand* bands = nullptr;
   const TileMaps* maps = nullptr;  // of every tile, for kernels of wgmma; otherwise null
   std::int32_t heads = 1;          // query heads of a KV head

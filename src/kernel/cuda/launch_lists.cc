@@ -10,7 +10,7 @@ void add_launch(ListedLaunch launch, const LaunchTable& table, ByteList& lists,
   if (table.owned.empty()) return;
   launch.num_owned = static_cast<std::int32_t>(table.owned.size());
   launch.owned = lists.add(table.owned);
-  launch.blocks = lists.add(table.blocks);
+  launch.runs = lists.add(table.runs);
   launch.bands = lists.add(table.bands);
   launch.end_bytes = std::ssize(lists.bytes());
   launches.push_back(launch);
@@ -90,7 +90,7 @@ void launch_listed(const RankStreams& streams, const KernelParams& params,
                    const std::function<Access()>& tensors) {
   const Launch call{.tiles = tables.tiles,
                     .owned = reinterpret_cast<const OwnedBlock*>(tables.lists + launch.owned),
-                    .blocks = reinterpret_cast<const StreamedBlock*>(tables.lists + launch.blocks),
+                    .runs = reinterpret_cast<const StreamedRun*>(tables.lists + launch.runs),
                     .bands = reinterpret_cast<const TokenBand*>(tables.lists + launch.bands),
                     .maps = tables.maps,
                     .heads = params.q_heads / params.kv_heads,

@@ -43,7 +43,7 @@ struct ListedLaunch {
   std::size_t end = 0;
   std::int32_t num_owned = 0;
   std::int64_t owned = 0;
-  std::int64_t blocks = 0;
+  std::int64_t runs = 0;
   std::int64_t bands = 0;
   std::int64_t end_bytes = 0;  // of the lists
 };

@@ -181,8 +181,10 @@ CONTEXTILE_HD void backward_cta(Cta& cta, const Launch& launch, const OwnedBlock
                                      kv_head, owned.begin, owned.end, launch.value_dim);
   }
   if (!kKeysOwn) load_stats(cta, launch, slot, kv_head, owned.begin, owned.end, places.stats);
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kRows);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-    const StreamedBlock block = launch.blocks[owned.first_block + b];
+    if (b > 0) blocks.advance();
+    const StreamedBlock block = blocks.block();
     const DeviceTile& tile = launch.tiles[block.tile];
     load_rows<kRows, kDim>(cta, places.streamed_first, kKeysOwn ? tile.q : tile.k, streamed_heads,
                            kv_head, block.begin, block.end, launch.head_dim);

@@ -118,6 +118,11 @@ class MmaCta {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  static __device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
 
   // Leaves the sum of all lanes in lane 0: the upper half of the lanes is added to the lower half
   // until one lane is left.
@@ -125,6 +130,9 @@ class MmaCta {
     for (int half = kLanes / 2; half > 0; half /= 2) {
       sums.part += __shfl_down_sync(kAllLanes, sums.part, half);
     }
+  }
+  [[nodiscard]] __device__ __forceinline__ bool any_lane(const PerLane<bool>& value) {
+    return __any_sync(kAllLanes, value.part) != 0;
   }
   __device__ __forceinline__ void quad_max(PerLane<float>& value) {
     value.part = fmaxf(value.part, __shfl_xor_sync(kAllLanes, value.part, 1));

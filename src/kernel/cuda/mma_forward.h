@@ -129,7 +129,7 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
   std::uint16_t* const q = shared;
   std::uint16_t* const k = q + kOwnedRows * kDim;
   std::uint16_t* const v = k + kKeys * kDim;
-  const StreamedBlock* const blocks = launch.blocks + owned.first_block;
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kKeys);
   const auto load_keys = [&](const StreamedBlock& block) {
     load_rows<kKeys, kDim>(cta, k, launch.tiles[block.tile].k, 1, kv_head, block.begin, block.end,
                            launch.head_dim);
@@ -137,9 +137,10 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
   typename Cta::template PerWarp<ForwardRows<Cta, kKeys, kValueDim>> warps;
   load_rows<kOwnedRows, kDim>(cta, q, launch.tiles[owned.tile].q, launch.heads, kv_head,
                               owned.begin, owned.end, launch.head_dim);
-  if (owned.num_blocks > 0) load_keys(blocks[0]);
+  StreamedBlock next = blocks.block();
+  if (owned.num_blocks > 0) load_keys(next);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-    const StreamedBlock block = blocks[b];
+    const StreamedBlock block = next;
     cta.wait_for_copies();  // keys have arrived, no warp reads values
     load_rows<kKeys, kValueDim>(cta, v, launch.tiles[block.tile].v, 1, kv_head, block.begin,
                                 block.end, launch.value_dim);
@@ -155,7 +156,11 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
       weigh<kKeys, kValueDim>(cta, warp);
     });
     cta.wait_for_copies();  // values have arrived, no warp reads keys
-    if (b + 1 < owned.num_blocks) load_keys(blocks[b + 1]);
+    if (b + 1 < owned.num_blocks) {
+      blocks.advance();
+      next = blocks.block();
+      load_keys(next);
+    }
     cta.each_warp([&](int w) {
       add_weighted_rows<kNumber, kValueDim, kKeys / 8>(cta, warps[w].scores, v, warps[w].out);
     });

@@ -123,7 +123,7 @@ CONTEXTILE_HD void finish_paged_scores(Cta& cta, const PagedLaunch& launch, cons
         if (launch.softcap == 0) {
           s *= scale * kLog2OfE;
         } else {
-          s = launch.softcap * kLog2OfE * std::tanh(s * scale / launch.softcap);
+          s = capped_score<Cta>(s, scale, launch.softcap);
         }
         const Place place = place_in_sum(lane, i);
         const std::int32_t key = step.begin + warp * 16 + tile * 8 + place.col;

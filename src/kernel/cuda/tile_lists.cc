@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -84,44 +85,47 @@ class TileListBuilder {
       owned.tile = static_cast<std::int32_t>(first_tile + group.front());
       owned.begin = begin;
       owned.end = std::min(begin + owned_rows_, num_rows);
-      constexpr auto kMostBlocks =
-          static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max());
-      CONTEXTILE_CHECK(table_.blocks.size() < kMostBlocks,
-                       "cuda lists: expected fewer than 2^31 pairs of blocks in a launch, found {}",
-                       table_.blocks.size());
-      owned.first_block = static_cast<std::int32_t>(table_.blocks.size());
+      owned.first_run = checked_count(std::ssize(table_.runs), "runs in a launch");
       owned.init = slot.init;
+      std::int64_t num_blocks = 0;
       for (std::size_t i = 0; i < group.size(); ++i) {
         const auto tile = static_cast<std::int32_t>(first_tile + group[i]);
         for (const PanelStep& step : classified[i]->steps(begin / owned_rows_)) {
-          add_step(tile, step, *classified[i]);
+          num_blocks += add_step(tile, step, *classified[i]);
         }
       }
-      owned.num_blocks = static_cast<std::int32_t>(table_.blocks.size()) - owned.first_block;
+      owned.num_blocks = checked_count(num_blocks, "blocks that a block meets");
       if (owned.num_blocks > 0 || owned.init) table_.owned.push_back(owned);
     }
   }
 
-  // Adds the blocks of a step. Only blocks that are not full refer to its bands.
-  void add_step(std::int32_t tile, const PanelStep& step, const PanelBands& classified) {
-    const auto first_band = static_cast<std::int32_t>(table_.bands.size());
+  static std::int32_t checked_count(std::int64_t count, std::string_view things) {
+    CONTEXTILE_CHECK(count < std::numeric_limits<std::int32_t>::max(),
+                     "cuda lists: expected fewer than 2^31 {}, found {}", things, count);
+    return static_cast<std::int32_t>(count);
+  }
+
+  // Adds the runs of a step: the blocks in front of those that are full, these, and the rest. Only
+  // full ones do not refer to its bands. Returns the number of blocks.
+  std::int64_t add_step(std::int32_t tile, const PanelStep& step, const PanelBands& classified) {
+    const std::int32_t first_band = checked_count(std::ssize(table_.bands), "bands in a launch");
     for (std::uint32_t b = 0; b < step.num_bands; ++b) {
       const LaneBand& band = classified.band(step.first_band + b);
       table_.bands.push_back(
           {band.q_begin, band.q_end, band.k_begin, band.k_end, band.lo, band.hi});
     }
+    const std::int32_t begin = step.begin * streamed_heads_;
     const std::int32_t end = step.end * streamed_heads_;
-    for (std::int32_t begin = step.begin * streamed_heads_; begin < end; begin += rows_) {
-      StreamedBlock block{tile, begin, std::min(begin + rows_, end), 0, 0};
-      const bool is_full = block.end == begin + rows_ &&
-                           begin >= step.full_begin * streamed_heads_ &&
-                           block.end <= step.full_end * streamed_heads_;
-      if (!is_full) {
-        block.first_band = first_band;
-        block.num_bands = static_cast<std::int32_t>(step.num_bands);
-      }
-      table_.blocks.push_back(block);
-    }
+    const std::int32_t before = std::max(step.full_begin * streamed_heads_ - begin, 0);
+    std::int32_t full_begin = std::min(begin + (before + rows_ - 1) / rows_ * rows_, end);
+    const std::int32_t full = std::min(step.full_end * streamed_heads_, end) - full_begin;
+    std::int32_t full_end = full_begin + std::max(full, 0) / rows_ * rows_;
+    if (full_begin == full_end) full_begin = full_end = end;
+    const auto num_bands = static_cast<std::int32_t>(step.num_bands);
+    if (begin < full_begin) table_.runs.push_back({begin, full_begin, first_band, num_bands, tile});
+    if (full_begin < full_end) table_.runs.push_back({full_begin, full_end, 0, 0, tile});
+    if (full_end < end) table_.runs.push_back({full_end, end, first_band, num_bands, tile});
+    return (std::int64_t{end} - begin + rows_ - 1) / rows_;
   }
 
   const std::int32_t owned_heads_;

@@ -14,10 +14,11 @@
 namespace contextile::cuda {
 
 // The table of one launch: every slot once, all tiles of a slot in listed order, the longest work
-// first. Tiles are numbered as in the call.
+// first. Tiles are numbered as in the call. A block of owned rows has a few runs for each of its
+// bands, so a table grows with rows, not with pairs of blocks.
 struct LaunchTable {
   std::vector<OwnedBlock> owned;
-  std::vector<StreamedBlock> blocks;
+  std::vector<StreamedRun> runs;
   std::vector<TokenBand> bands;
 };
 

@@ -134,6 +134,14 @@ CONTEXTILE_HD bool attends(const Launch& launch, const StreamedBlock& block, std
   return false;
 }
 
+// Returns cap · tanh(product · scale / cap) in units of log2(e), by
+// tanh(x) = 1 - 2 / (exp(2x) + 1), which has no branch. Its error is that of a number near 1.
+template <typename Cta>
+CONTEXTILE_HD float capped_score(float product, float scale, float cap) {
+  const float power = Cta::exp2(product * (2 * kLog2OfE * scale / cap));
+  return cap * kLog2OfE - 2 * cap * kLog2OfE * Cta::reciprocal(power + 1);
+}
+
 // Turns products into scores in units of log2(e), capped; -inf if a pair does not attend. A full
 // block (kMasked false) needs no band.
 template <bool kMasked, bool kKeysOwn, int kTiles, typename Cta>
@@ -149,7 +157,7 @@ CONTEXTILE_HD void finish_scores(Cta& cta, const Launch& launch, const StreamedB
         if (launch.softcap == 0) {
           s *= launch.scale * kLog2OfE;
         } else {
-          s = launch.softcap * kLog2OfE * std::tanh(s * launch.scale / launch.softcap);
+          s = capped_score<Cta>(s, launch.scale, launch.softcap);
         }
         if constexpr (kMasked) {
           const Place place = place_in_sum(lane, i);

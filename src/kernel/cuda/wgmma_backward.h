@@ -50,9 +50,11 @@ CONTEXTILE_HD void bring_rows(Group& group, const Launch& launch, const OwnedBlo
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
   const std::int32_t heads = kKeysOwn ? launch.heads : 1;
   const int num_rows = kKeysOwn ? whole_rows(heads) : kRows;
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, num_rows);
   std::int32_t seen = -1;
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    if (b > 0) blocks.advance();
+    const StreamedBlock block = blocks.block();
     const TileMaps& maps = launch.maps[block.tile];
     const BoxMap& first = kKeysOwn ? maps.q : maps.k;
     const BoxMap& second = kKeysOwn ? maps.dout : maps.v;
@@ -80,8 +82,10 @@ CONTEXTILE_HD void bring_stats(Group& group, const Launch& launch, const OwnedBl
                                int kv_head, std::uint16_t* shared) {
   using Places = WgmmaBackwardPlaces<kDim, true>;
   Ring& ring = *reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, whole_rows(launch.heads));
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    if (b > 0) blocks.advance();
+    const StreamedBlock block = blocks.block();
     const Turn turn = turn_of(b);
     auto* const stats =
         reinterpret_cast<float*>(shared + Places::kStatsAt + turn.stage * Places::kStats);
@@ -184,8 +188,11 @@ CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const Owned
   };
   WgmmaBackwardRows<kDim, kKeysOwn, Group> state;
   load_owned<kDim, kKeysOwn>(group, launch, owned, kv_head, first_row, own, stats_at(consumer));
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks,
+                        kKeysOwn ? whole_rows(launch.heads) : kRows);
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    if (b > 0) blocks.advance();
+    const StreamedBlock block = blocks.block();
     const auto [stage, parity] = turn_of(b);
     std::uint16_t* const first = shared + Places::kFirstAt + stage * Places::kBlock;
     std::uint16_t* const second = shared + Places::kSecondAt + stage * Places::kBlock;

@@ -48,10 +48,7 @@ namespace contextile::cuda {
 
 class WgmmaGroup : public MmaCta {
  public:
-  [[nodiscard]] __device__ __forceinline__ int index() const {
-    // The index is the same in all lanes, which the compiler cannot know.
-    return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
-  }
+  [[nodiscard]] __device__ __forceinline__ int index() const { return index_; }
   template <typename Work>
   __device__ __forceinline__ void each_thread(const Work& work) {
     work(static_cast<int>(threadIdx.x) % kGroupThreads);
@@ -237,6 +234,10 @@ class WgmmaGroup : public MmaCta {
                                   "64", "65", "66", "67", "68");
     }
   }
+
+ private:
+  // The index is the same in all lanes, which the compiler cannot know.
+  const int index_ = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 };
 
 #undef CONTEXTILE_SUMS_8

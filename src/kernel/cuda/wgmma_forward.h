@@ -34,9 +34,11 @@ CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlo
                               int kv_head, std::uint16_t* shared) {
   using Places = WgmmaForwardPlaces<kDim>;
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kWgmmaKeys);
   std::int32_t seen = -1;
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
-    const StreamedBlock& block = launch.blocks[owned.first_block + b];
+    if (b > 0) blocks.advance();
+    const StreamedBlock block = blocks.block();
     const TileMaps& maps = launch.maps[block.tile];
     const Turn turn = turn_of(b);
     if (block.tile != seen) group.one_lane([&] { group.read_maps(maps.k, maps.v); });
@@ -105,15 +107,15 @@ CONTEXTILE_HD void weigh_rows(Group& group, float factor,
     group.each_lane([&](int lane) {
       TopAndSum& row = rows[lane];
       const float base = top[lane] == -INFINITY ? 0 : top[lane];  // an empty row weighs nothing
-      keep[lane].x[half] = Group::exp2((row.top[half] - base) * factor);
+      const float offset = base * factor;
+      keep[lane].x[half] = Group::exp2(row.top[half] * factor - offset);
       row.top[half] = top[lane];
       float sum = 0;
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         float* pair = &scores[lane].x[tile][half * 2];
-        // The difference is taken first: so the largest weight is exactly 1, which rounding keeps.
-        pair[0] = Group::exp2((pair[0] - base) * factor);
-        pair[1] = Group::exp2((pair[1] - base) * factor);
+        pair[0] = Group::exp2(pair[0] * factor - offset);  // one instruction each
+        pair[1] = Group::exp2(pair[1] * factor - offset);
         sum += pair[0] + pair[1];
       }
       row.sum[half] = row.sum[half] * keep[lane].x[half] + sum;
@@ -137,9 +139,16 @@ CONTEXTILE_HD void weigh_block(Group& group, const Launch& launch, const Streame
   });
 }
 
+// Rescales the sums so far. Once the largest scores of a warp's rows are found, no factor is left.
 template <int kDim, typename Group>
 CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kDim, Group>& state) {
   group.each_warp([&](int warp) {
+    typename Group::template PerLane<bool> rises;
+    group.each_lane([&](int lane) {
+      const auto& keep = state.keep[warp][lane];
+      rises[lane] = keep.x[0] != 1 || keep.x[1] != 1;
+    });
+    if (!group.any_lane(rises)) return;
     group.each_lane([&](int lane) {
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kDim / 8; ++tile) {
@@ -176,10 +185,10 @@ CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const Ow
 // Start the scores of a block when its keys have arrived, and the products of its weights and
 // values when its values have arrived.
 template <Number kNumber, int kDim, typename Group>
-CONTEXTILE_HD void start_keys(Group& group, std::uint16_t* shared, std::int32_t b,
+CONTEXTILE_HD void start_keys(Group& group, std::uint16_t* shared, Turn turn,
                               WgmmaForwardRows<kDim, Group>& state) {
   using Places = WgmmaForwardPlaces<kDim>;
-  const auto [stage, parity] = turn_of(b);
+  const auto [stage, parity] = turn;
   group.wait(reinterpret_cast<Ring*>(shared + Places::kRingsAt)[0].full[stage], parity);
   group.pin(state.scores);
   group.begin_products();
@@ -189,10 +198,10 @@ CONTEXTILE_HD void start_keys(Group& group, std::uint16_t* shared, std::int32_t 
   group.commit_products();
 }
 template <Number kNumber, int kDim, typename Group>
-CONTEXTILE_HD void start_values(Group& group, std::uint16_t* shared, std::int32_t b,
+CONTEXTILE_HD void start_values(Group& group, std::uint16_t* shared, Turn turn,
                                 WgmmaForwardRows<kDim, Group>& state) {
   using Places = WgmmaForwardPlaces<kDim>;
-  const auto [stage, parity] = turn_of(b);
+  const auto [stage, parity] = turn;
   group.wait(reinterpret_cast<Ring*>(shared + Places::kRingsAt)[1].full[stage], parity);
   group.pin(state.weights);
   group.pin(state.out);
@@ -212,7 +221,7 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
   const int group_row = (group.index() - 1) * kGroupRows;
   const std::int32_t first_row = owned.begin + group_row;
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
-  const StreamedBlock* const blocks = launch.blocks + owned.first_block;
+  StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kWgmmaKeys);
   WgmmaForwardRows<kDim, Group> state;
   load_group_rows<kDim>(group, shared + (group.index() - 1) * Places::kQuery,
                         launch.tiles[owned.tile].q, launch.heads, kv_head, first_row, owned.end,
@@ -221,33 +230,39 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
   // The weights of the first block are computed before the loop, which always starts the scores of
   // one block together with the values of the block before.
   if (owned.num_blocks > 0) {
-    start_keys<kNumber, kDim>(group, shared, 0, state);
+    Turn turn;
+    start_keys<kNumber, kDim>(group, shared, turn, state);
     group.template wait_products<0>();
     group.pin(state.scores);
     group.arrive_warps(rings[0].empty[0]);
-    weigh_block<kDim>(group, launch, blocks[0], first_row, state);
+    weigh_block<kDim>(group, launch, blocks.block(), first_row, state);
     round_weights<kNumber, kTiles>(group, state.scores, state.weights);
+    // The first consumer begins. It awaits one more at the end, so that all that are passed are
+    // taken.
+    if (is_second) group.pass_turn();
     for (std::int32_t b = 1; b < owned.num_blocks; ++b) {
-      const StreamedBlock block = blocks[b];  // read before the products, not between them
-      // The first consumer begins; after the last block no turn is passed on.
-      if (is_second || b > 1) group.await_turn();
-      start_keys<kNumber, kDim>(group, shared, b, state);
-      start_values<kNumber, kDim>(group, shared, b - 1, state);
-      if (!is_second || b + 1 < owned.num_blocks) group.pass_turn();
+      const Turn before = turn;
+      turn = next_turn(turn);
+      blocks.advance();  // reads a run before the products, not between them
+      group.await_turn();
+      start_keys<kNumber, kDim>(group, shared, turn, state);
+      start_values<kNumber, kDim>(group, shared, before, state);
+      group.pass_turn();
       group.template wait_products<1>();
       group.pin(state.scores);
-      group.arrive_warps(rings[0].empty[turn_of(b).stage]);
-      weigh_block<kDim>(group, launch, block, first_row, state);
+      group.arrive_warps(rings[0].empty[turn.stage]);
+      weigh_block<kDim>(group, launch, blocks.block(), first_row, state);
       group.settle(state.rows, shared);
       group.template wait_products<0>();
       group.pin(state.out);
-      group.arrive_warps(rings[1].empty[turn_of(b - 1).stage]);
+      group.arrive_warps(rings[1].empty[before.stage]);
       rescale_out<kDim>(group, state);
       round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     }
-    start_values<kNumber, kDim>(group, shared, owned.num_blocks - 1, state);
+    start_values<kNumber, kDim>(group, shared, turn, state);
     group.template wait_products<0>();
     group.pin(state.out);
+    if (!is_second) group.await_turn();
   }
   write_group_rows<kDim>(group, launch, owned, kv_head, group_row, state);
 }

@@ -48,10 +48,12 @@ CONTEXTILE_HD constexpr Operand decode(std::uint64_t descriptor) {
   return {field(0), field(16), field(32), static_cast<std::uint32_t>(descriptor >> 62)};
 }
 
-// Returns the same operand some bytes further on. Shared memory ends before the field does, so only
-// the lower word changes: between products there is time for little more.
-CONTEXTILE_HD constexpr std::uint64_t advance(std::uint64_t descriptor, int bytes) {
-  const auto low = static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes / 16);
+// Moves an operand that starts at 0 to some bytes behind `start`. Shared memory ends before the
+// field does, so only the lower word changes: between products there is time for little more.
+CONTEXTILE_HD constexpr std::uint64_t advance(std::uint64_t descriptor, std::uint32_t start,
+                                              int bytes) {
+  const auto low =
+      static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes / 16) + start / 16;
   return (descriptor >> 32 << 32) | low;
 }
 
@@ -60,12 +62,12 @@ CONTEXTILE_HD constexpr std::uint64_t advance(std::uint64_t descriptor, int byte
 template <int kRows>
 CONTEXTILE_HD constexpr std::uint64_t rows_operand(std::uint32_t rows, int depth) {
   const int at = depth / kSwizzleCols * kRows * kSwizzleCols + depth % kSwizzleCols;
-  return advance(encode({rows, 16, kSwizzleBytes, 1}), at * 2);
+  return advance(encode({0, 16, kSwizzleBytes, 1}), rows, at * 2);
 }
 // Returns a right factor whose rows are the depth, 16 of them from `depth` on: V of outputs.
 template <int kRows>
 CONTEXTILE_HD constexpr std::uint64_t depth_operand(std::uint32_t rows, int depth) {
-  return advance(encode({rows, kRows * kSwizzleCols * 2, kSwizzleBytes, 1}),
+  return advance(encode({0, kRows * kSwizzleCols * 2, kSwizzleBytes, 1}), rows,
                  depth * kSwizzleCols * 2);
 }
 

@@ -48,13 +48,18 @@ struct Ring {
   Barrier full[kStages];
   Barrier empty[kStages];  // every warp of the consumers arrives
 };
-// The place of the block with that number, and the parity of the phase in which it is there.
+// The place of a block, and the parity of the phase in which it is there. The first is in place 0.
 struct Turn {
   int stage = 0;
   std::uint32_t parity = 0;
 };
+CONTEXTILE_HD Turn next_turn(Turn turn) {
+  static_assert(kStages == 2);
+  return {turn.stage ^ 1, turn.parity ^ static_cast<std::uint32_t>(turn.stage)};
+}
 CONTEXTILE_HD Turn turn_of(std::int32_t block) {
-  return {block % kStages, static_cast<std::uint32_t>(block / kStages % 2)};
+  const auto number = static_cast<std::uint32_t>(block);
+  return {static_cast<int>(number % kStages), number / kStages % 2};
 }
 
 template <typename Group, int kTiles>

@@ -1,5 +1,5 @@
 // Moves, conversions and selection (sections 9.7.9 and 9.7.6 of the PTX manual), logic of
-// predicates (9.7.8), and shuffles (9.7.9.6).
+// predicates (9.7.8), shuffles (9.7.9.6) and votes (9.7.13.10).
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -108,6 +108,14 @@ int shuffled_lane(std::string_view opcode, int lane, std::uint32_t by, std::uint
   return is_inside ? from : lane;
 }
 
+void vote_any(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
+  require_whole_warp(warp, in, mask);
+  const Words members(block, warp, in.operands[2]);
+  if (members[0] != kAllLanes) fault("{}: expected all lanes as members", in.text);
+  const bool any = read_predicate(block, warp, in.operands[1]) != 0;
+  write_predicate(warp, in.operands[0], mask, any ? kAllLanes : 0);
+}
+
 void shuffle(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
   require_whole_warp(warp, in, mask);
   const Words value(block, warp, in.operands[1]);
@@ -187,6 +195,7 @@ void add_move_handlers(Handlers& all) {
   // Generic addresses of global memory and parameters are the addresses themselves.
   all["cvta.to.global.u64"] = move;
   all["cvta.param.u64"] = move;
+  all["vote.sync.any.pred"] = vote_any;
   all["mov.pred"] = combine_predicates<same>;
   all["not.pred"] = combine_predicates<inverse>;
   all["and.pred"] = combine_predicates<both>;
