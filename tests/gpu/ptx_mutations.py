@@ -89,7 +89,7 @@ WGMMA_MUTATIONS = [
     Mutation("sums of values cleared", "wgmma_forward", WGMMA + LEFT + r", %rd\d+), 1, 1, 1, 1;", r"\1, 0, 1, 1, 1;"),
     Mutation("swizzle of 64 bytes", "wgmma_", r"46116862933\d{8}", lambda found: str(int(found[0]) ^ (3 << 62)), 0),
     Mutation("stride of a descriptor doubled", "wgmma_", r"46116862933\d{8}", lambda found: str(int(found[0]) + (64 << 32)), 0),
-    Mutation("leading bytes of values halved", "wgmma_forward", r"(or\.b32\s+%r\d+, %r\d+), 67108864;", r"\1, 33554432;"),
+    Mutation("leading bytes of values halved", "wgmma_forward", r"(add\.s32\s+%r\d+, %r\d+), 67108864;", r"\1, 33554432;"),
     Mutation("too many registers", "wgmma_", r"(setmaxnreg\.inc\S*) 240;", r"\1 256;"),
     Mutation("registers not in eights", "wgmma_", r"(setmaxnreg\.dec\S*) 24;", r"\1 28;"),
     Mutation("weights packed the other way", "wgmma_forward", r"(cvt\.rn\.\w+x2\.f32 %r\d+), (%f\d+), (%f\d+);", r"\1, \3, \2;"),

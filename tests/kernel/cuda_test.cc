@@ -21,6 +21,7 @@
 #include "kernel/cuda/tile_lists.h"
 #include "kernel/cuda/tile_steps.h"
 #include "support/cuda_host_kernel.h"
+#include "support/host_cta.h"
 #include "support/mask_support.h"
 
 namespace contextile::cuda {

@@ -133,6 +133,7 @@ class HostCta {
     return bits(low) | (bits(high) << 16);
   }
   static float exp2(float x) { return std::exp2(x); }
+  static float log2(float x) { return std::log2(x); }
   static float reciprocal(float x) { return 1 / x; }
 
   // The upper half of the lanes' sums added to the lower one until lane 0 has all.
@@ -181,5 +182,19 @@ class HostCta {
   bool goes_backwards_ = false;
   std::vector<Copy> copies_;
 };
+
+// Returns true if a pair of flat rows attends. kKeysOwn: a CTA owns keys and streams query rows,
+// otherwise the other way round.
+template <bool kKeysOwn>
+[[nodiscard]] inline bool attends(const Launch& launch, const StreamedBlock& block,
+                                  std::int32_t owned, std::int32_t streamed) {
+  if (streamed >= block.end) return false;
+  const std::int32_t owned_token = kKeysOwn ? owned : owned / launch.heads;
+  const std::int32_t streamed_token = kKeysOwn ? streamed / launch.heads : streamed;
+  for (std::int32_t b = 0; b < block.num_bands; ++b) {
+    if (launch.bands[block.first_band + b].holds(owned_token, streamed_token)) return true;
+  }
+  return false;
+}
 
 }  // namespace contextile::cuda

@@ -177,10 +177,16 @@ class HostGroup : public HostCta {
   void pin(PerWarp<PerLane<Sums<kTiles>>>& sums) {
     products_.expect_at_rest(&sums);
   }
-  template <int kTiles>
+  template <int kTiles, int kBegin = 0, int kEnd = kTiles>
   void pin(PerWarp<PerLane<Weights<kTiles>>>& /*weights*/) {}
   template <typename Rows>
   void settle(const Rows& /*rows*/, const void* /*place*/) {}
+  template <int kTiles>
+  void settle_weights(PerWarp<PerLane<Sums<kTiles>>>& weights, Barrier& over, std::uint32_t parity,
+                      const void* /*place*/) {
+    pin(weights);
+    wait(over, parity);
+  }
 
   // wgmma.mma_async.sync.aligned.m64nNk16 with both factors in shared memory.
   template <Number kNumber, int kTiles>

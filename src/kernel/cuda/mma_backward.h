@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernel/cuda/score_steps.h"
 #include "kernel/cuda/tile_shapes.h"
 #include "kernel/cuda/tile_steps.h"
 
@@ -41,27 +42,44 @@ CONTEXTILE_HD void load_stats(Cta& cta, const Launch& launch, const DeviceTile& 
   });
 }
 
-// Turns scores into weights, and dP into dS without the scale.
+// Turns scores into weights.
 template <bool kKeysOwn, int kTiles, typename Cta>
-CONTEXTILE_HD void slopes(Cta& cta, const Launch& launch, const float* stats, int warp_row,
-                          typename Cta::template PerLane<Sums<kTiles>>& scores,
-                          typename Cta::template PerLane<Sums<kTiles>>& dp) {
+CONTEXTILE_HD void weights_of(Cta& cta, const Launch& launch, const float* stats, int warp_row,
+                              typename Cta::template PerLane<Sums<kTiles>>& scores) {
+  const float factor = exponent_factor(launch);
   cta.each_lane([&](int lane) {
     CONTEXTILE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       CONTEXTILE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const Place place = place_in_sum(lane, i);
-        const int row = kKeysOwn ? tile * 8 + place.col : warp_row + place.row;
         float& s = scores[lane].x[tile][i];
+        s = Cta::exp2(s * factor - stats[kKeysOwn ? tile * 8 + place.col : warp_row + place.row]);
+      }
+    }
+  });
+}
+
+// Turns dP, or its tiles [kBegin, kEnd), into dS without the scale. The slope of a cap follows from
+// the score, and the score from its weight.
+template <bool kKeysOwn, int kTiles, int kBegin = 0, int kEnd = kTiles, typename Cta>
+CONTEXTILE_HD void slopes_of(Cta& cta, const Launch& launch, const float* stats, int warp_row,
+                             const typename Cta::template PerLane<Sums<kTiles>>& weights,
+                             typename Cta::template PerLane<Sums<kTiles>>& dp) {
+  cta.each_lane([&](int lane) {
+    CONTEXTILE_UNROLL
+    for (int tile = kBegin; tile < kEnd; ++tile) {
+      CONTEXTILE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Place place = place_in_sum(lane, i);
+        const int row = kKeysOwn ? tile * 8 + place.col : warp_row + place.row;
+        const float weight = weights[lane].x[tile][i];
         float& slope = dp[lane].x[tile][i];
-        const float weight = Cta::exp2(s - stats[row]);
         slope = weight * (slope - stats[kOwnedRows + row]);
         if (launch.softcap != 0 && weight > 0) {
-          const float share = s * (kLn2 / launch.softcap);
+          const float share = (Cta::log2(weight) + stats[row]) * (kLn2 / launch.softcap);
           slope *= 1 - share * share;
         }
-        s = weight;
       }
     }
   });
@@ -93,22 +111,6 @@ CONTEXTILE_HD void write_gradient(Cta& cta, const OwnedBlock& owned, int warp_ro
   });
 }
 
-// Turns scores into weights.
-template <int kTiles, typename Cta>
-CONTEXTILE_HD void weights_of_keys(Cta& cta, const float* stats,
-                                   typename Cta::template PerLane<Sums<kTiles>>& scores) {
-  cta.each_lane([&](int lane) {
-    CONTEXTILE_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      CONTEXTILE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        float& s = scores[lane].x[tile][i];
-        s = Cta::exp2(s - stats[tile * 8 + place_in_sum(lane, i).col]);
-      }
-    }
-  });
-}
-
 // The places of a CTA's rows in shared memory.
 struct BackwardShared {
   std::uint16_t* first = nullptr;   // Q or K
@@ -126,23 +128,17 @@ CONTEXTILE_HD void add_block(Cta& cta, const Launch& launch, const OwnedBlock& o
   constexpr bool kKeysOwn = keys_own(kGradient);
   constexpr int kTiles = BackwardRows<Cta, kGradient, kDim, kValueDim>::kTiles;
   typename Cta::template PerLane<Sums<kTiles>> scores;
-  // S = owned · streamedᵀ, masked and capped.
+  // S = owned · streamedᵀ and P.
   multiply_rows<kNumber, kDim, kTiles>(cta, shared.first, warp_row, shared.streamed_first, scores);
-  const std::int32_t first_row = owned.begin + warp_row;
-  if (block.num_bands == 0) {
-    finish_scores<false, kKeysOwn, kTiles>(cta, launch, block, first_row, scores);
-  } else {
-    finish_scores<true, kKeysOwn, kTiles>(cta, launch, block, first_row, scores);
-  }
+  finish_scores<kKeysOwn, kTiles>(cta, launch, block, owned.begin + warp_row, scores);
+  weights_of<kKeysOwn, kTiles>(cta, launch, shared.stats, warp_row, scores);
   // dP, dS, and the gradient of the owned rows, dQ or dK.
   if constexpr (has_first(kGradient)) {
     typename Cta::template PerLane<Sums<kTiles>> dp;
     multiply_rows<kNumber, kValueDim, kTiles>(cta, shared.second, warp_row, shared.streamed_second,
                                               dp);
-    slopes<kKeysOwn, kTiles>(cta, launch, shared.stats, warp_row, scores, dp);
+    slopes_of<kKeysOwn, kTiles>(cta, launch, shared.stats, warp_row, scores, dp);
     add_weighted_rows<kNumber, kDim, kTiles>(cta, dp, shared.streamed_first, warp.first);
-  } else {
-    weights_of_keys<kTiles>(cta, shared.stats, scores);
   }
   // The second gradient of owned keys: dV += P · dO.
   if constexpr (has_second(kGradient)) {

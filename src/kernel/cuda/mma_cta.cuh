@@ -123,6 +123,11 @@ class MmaCta {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  static __device__ __forceinline__ float log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
 
   // Leaves the sum of all lanes in lane 0: the upper half of the lanes is added to the lower half
   // until one lane is left.

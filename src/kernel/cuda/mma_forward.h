@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernel/cuda/score_steps.h"
 #include "kernel/cuda/tile_shapes.h"
 #include "kernel/cuda/tile_steps.h"
 
@@ -14,7 +15,7 @@ namespace contextile::cuda {
 template <typename Cta, int kKeys, int kValueDim>
 struct ForwardRows {
   struct TopAndSum {
-    float top[2] = {-INFINITY, -INFINITY};  // the largest score, in units of log2(e)
+    float top[2] = {-INFINITY, -INFINITY};  // the largest score
     float sum[2] = {0, 0};                  // over the quad of lanes that share the row
   };
   typename Cta::template PerLane<Sums<kKeys / 8>> scores;
@@ -24,7 +25,7 @@ struct ForwardRows {
 
 // Turns scores into weights. The sums so far of a row are rescaled if its largest score rises.
 template <int kKeys, int kValueDim, typename Cta>
-CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kKeys, kValueDim>& warp) {
+CONTEXTILE_HD void weigh(Cta& cta, float factor, ForwardRows<Cta, kKeys, kValueDim>& warp) {
   constexpr int kTiles = kKeys / 8;
   CONTEXTILE_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -42,15 +43,16 @@ CONTEXTILE_HD void weigh(Cta& cta, ForwardRows<Cta, kKeys, kValueDim>& warp) {
     cta.each_lane([&](int lane) {
       auto& row = warp.rows[lane];
       const float base = top[lane] == -INFINITY ? 0 : top[lane];  // an empty row weighs nothing
-      const float keep = Cta::exp2(row.top[half] - base);
+      const float offset = base * factor;
+      const float keep = Cta::exp2(row.top[half] * factor - offset);
       row.top[half] = top[lane];
       row.sum[half] *= keep;
       sum[lane] = 0;
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         float* pair = &warp.scores[lane].x[tile][half * 2];
-        pair[0] = Cta::exp2(pair[0] - base);
-        pair[1] = Cta::exp2(pair[1] - base);
+        pair[0] = Cta::exp2(pair[0] * factor - offset);  // one instruction each
+        pair[1] = Cta::exp2(pair[1] * factor - offset);
         sum[lane] += pair[0] + pair[1];
       }
       CONTEXTILE_UNROLL
@@ -80,7 +82,7 @@ CONTEXTILE_HD RowMerge merge_row(float top, float sum, float held_lse) {
   return {merged, std::exp(held_lse - merged), std::exp(lse - merged) / sum};
 }
 
-// Merges a warp's rows into their slot: their top (in units of log2(e)), sum and output.
+// Merges a warp's rows into their slot: their top, sum and output.
 template <int kValueDim, typename Cta, typename Rows>
 CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& owned, int kv_head,
                               int warp_row, const Rows& rows,
@@ -94,7 +96,8 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
       const std::int32_t row = owned.begin + warp_row + lane / 4 + half * 8;
       if (row >= owned.end) continue;
       const float held = owned.init ? -INFINITY : *slot.lse.at(row, launch.heads, kv_head);
-      merges[half][lane] = merge_row(rows[lane].top[half], rows[lane].sum[half], held);
+      merges[half][lane] =
+          merge_row(rows[lane].top[half] * exponent_factor(launch), rows[lane].sum[half], held);
     }
   });
   cta.sync_warp();
@@ -147,13 +150,8 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
     cta.each_warp([&](int w) {
       auto& warp = warps[w];
       multiply_rows<kNumber, kDim, kKeys / 8>(cta, q, w * 16, k, warp.scores);
-      const std::int32_t first_row = owned.begin + w * 16;
-      if (block.num_bands == 0) {
-        finish_scores<false, false, kKeys / 8>(cta, launch, block, first_row, warp.scores);
-      } else {
-        finish_scores<true, false, kKeys / 8>(cta, launch, block, first_row, warp.scores);
-      }
-      weigh<kKeys, kValueDim>(cta, warp);
+      finish_scores<false, kKeys / 8>(cta, launch, block, owned.begin + w * 16, warp.scores);
+      weigh<kKeys, kValueDim>(cta, exponent_factor(launch), warp);
     });
     cta.wait_for_copies();  // values have arrived, no warp reads keys
     if (b + 1 < owned.num_blocks) {

@@ -9,6 +9,7 @@
 
 #include "kernel/cuda/paged_cache.h"
 #include "kernel/cuda/paged_launch.h"
+#include "kernel/cuda/score_steps.h"
 #include "kernel/cuda/tile_steps.h"
 
 namespace contextile::cuda {

@@ -1,4 +1,4 @@
-// The parts of forward and backward: rows into shared memory, products of a warp, scores.
+// The parts of forward and backward: rows into shared memory, products of a warp.
 //
 // Cta represents a block of threads. PerLane<T> and PerWarp<T> are the data that every lane and
 // every warp has of its own; each_thread, each_lane and each_warp run their argument for all of
@@ -6,16 +6,12 @@
 // two syncs warps share nothing that they write.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernel/cuda/launch.h"
 #include "kernel/cuda/layout.h"
 
 namespace contextile::cuda {
-
-inline constexpr float kLog2OfE = 1.44269504088896341F;
-inline constexpr float kLn2 = 0.693147180559945309F;
 
 // A lane's part of 16 x 8·kTiles sums.
 template <int kTiles>
@@ -118,55 +114,6 @@ CONTEXTILE_HD void add_weighted_rows(Cta& cta,
       cta.template multiply<kNumber>(sums, tile + 1, a, b, 1);
     }
   }
-}
-
-// Returns true if a pair of flat rows attends. kKeysOwn: a CTA owns keys and streams query rows,
-// otherwise the other way round.
-template <bool kKeysOwn>
-CONTEXTILE_HD bool attends(const Launch& launch, const StreamedBlock& block, std::int32_t owned,
-                           std::int32_t streamed) {
-  if (streamed >= block.end) return false;
-  const std::int32_t owned_token = kKeysOwn ? owned : owned / launch.heads;
-  const std::int32_t streamed_token = kKeysOwn ? streamed / launch.heads : streamed;
-  for (std::int32_t b = 0; b < block.num_bands; ++b) {
-    if (launch.bands[block.first_band + b].holds(owned_token, streamed_token)) return true;
-  }
-  return false;
-}
-
-// Returns cap · tanh(product · scale / cap) in units of log2(e), by
-// tanh(x) = 1 - 2 / (exp(2x) + 1), which has no branch. Its error is that of a number near 1.
-template <typename Cta>
-CONTEXTILE_HD float capped_score(float product, float scale, float cap) {
-  const float power = Cta::exp2(product * (2 * kLog2OfE * scale / cap));
-  return cap * kLog2OfE - 2 * cap * kLog2OfE * Cta::reciprocal(power + 1);
-}
-
-// Turns products into scores in units of log2(e), capped; -inf if a pair does not attend. A full
-// block (kMasked false) needs no band.
-template <bool kMasked, bool kKeysOwn, int kTiles, typename Cta>
-CONTEXTILE_HD void finish_scores(Cta& cta, const Launch& launch, const StreamedBlock& block,
-                                 std::int32_t first_row,
-                                 typename Cta::template PerLane<Sums<kTiles>>& scores) {
-  cta.each_lane([&](int lane) {
-    CONTEXTILE_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      CONTEXTILE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        float& s = scores[lane].x[tile][i];
-        if (launch.softcap == 0) {
-          s *= launch.scale * kLog2OfE;
-        } else {
-          s = capped_score<Cta>(s, launch.scale, launch.softcap);
-        }
-        if constexpr (kMasked) {
-          const Place place = place_in_sum(lane, i);
-          const std::int32_t streamed = block.begin + tile * 8 + place.col;
-          if (!attends<kKeysOwn>(launch, block, first_row + place.row, streamed)) s = -INFINITY;
-        }
-      }
-    }
-  });
 }
 
 }  // namespace contextile::cuda

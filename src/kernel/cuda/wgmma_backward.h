@@ -129,32 +129,54 @@ CONTEXTILE_HD void load_owned(Group& group, const Launch& launch, const OwnedBlo
   group.wait_for_copies();
 }
 
-// Turns scores and dP of a block into weights and slopes, rounded. Weights are computed while dP is
-// still being multiplied.
-template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
-CONTEXTILE_HD void make_slopes(Group& group, const Launch& launch, const StreamedBlock& block,
-                               std::int32_t first_row, const float* stats,
-                               WgmmaBackwardRows<kDim, kKeysOwn, Group>& state) {
+// Starts the products of a consumer's own rows and a streamed block when it has arrived: S of the
+// first tensors, dP of the second ones.
+template <Number kNumber, int kDim, int kRows, typename Group>
+CONTEXTILE_HD void start_block(Group& group, const std::uint16_t* own, const std::uint16_t* block,
+                               Ring& ring, Turn turn, GroupSums<Group, kRows / 8>& sums) {
+  group.wait(ring.full[turn.stage], turn.parity);
+  group.pin(sums);
+  group.begin_products();
+  start_scores<kNumber, kDim, kRows>(group, own, block + turn.stage * kRows * kDim, sums);
+  group.commit_products();
+}
+
+// Starts sums += weights · rows of a streamed block of kRows rows, or of those in [kBegin, kEnd).
+template <Number kNumber, int kDim, int kRows, int kBegin = 0, int kEnd = kRows, typename Group>
+CONTEXTILE_HD void start_gradient(Group& group, GroupWeights<Group, kRows / 8>& weights,
+                                  const std::uint16_t* rows, GroupSums<Group, kDim / 8>& sums) {
+  group.template pin<kRows / 8, kBegin / 8, kEnd / 8>(weights);
+  group.begin_products();
+  start_weighted<kNumber, kDim, kRows, kBegin, kEnd>(group, weights, rows, sums);
+  group.commit_products();
+}
+
+// Turns scores of a block into weights.
+template <int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD void make_weights(Group& group, const Launch& launch, const StreamedBlock& block,
+                                std::int32_t first_row, const float* stats,
+                                WgmmaBackwardRows<kDim, kKeysOwn, Group>& state) {
   constexpr int kTiles = kWgmmaStreamed<kKeysOwn> / 8;
-  group.template wait_products<1>();
-  group.pin(state.scores);
   group.each_warp([&](int warp) {
     auto& scores = state.scores[warp];
-    const std::int32_t row = first_row + warp * 16;
-    finish_scores<false, kKeysOwn, kTiles>(group, launch, block, row, scores);
-    if (block.num_bands > 0) mask_scores<kKeysOwn, kTiles>(group, launch, block, row, scores);
+    finish_scores<kKeysOwn, kTiles>(group, launch, block, first_row + warp * 16, scores);
+    weights_of<kKeysOwn, kTiles>(group, launch, stats, warp * 16, scores);
   });
-  group.template wait_products<0>();
-  group.pin(state.dp);
+}
+
+// Turns weights and dP of a block, or of its rows [kBegin, kEnd), into slopes, and starts their
+// products with the first tensor.
+template <Number kNumber, int kDim, bool kKeysOwn, int kBegin, int kEnd, typename Group>
+CONTEXTILE_HD void add_slopes(Group& group, const Launch& launch, const float* stats,
+                              const std::uint16_t* rows,
+                              WgmmaBackwardRows<kDim, kKeysOwn, Group>& state) {
+  constexpr int kRows = kWgmmaStreamed<kKeysOwn>;
   group.each_warp([&](int warp) {
-    slopes<kKeysOwn, kTiles>(group, launch, stats, warp * 16, state.scores[warp], state.dp[warp]);
+    slopes_of<kKeysOwn, kRows / 8, kBegin / 8, kEnd / 8>(group, launch, stats, warp * 16,
+                                                         state.scores[warp], state.dp[warp]);
   });
-  round_weights<kNumber, kTiles>(group, state.dp, state.slopes);
-  group.pin(state.slopes);
-  if constexpr (kKeysOwn) {
-    round_weights<kNumber, kTiles>(group, state.scores, state.weights);
-    group.pin(state.weights);
-  }
+  round_weights<kNumber, kRows / 8, kBegin / 8, kEnd / 8>(group, state.dp, state.slopes);
+  start_gradient<kNumber, kDim, kRows, kBegin, kEnd>(group, state.slopes, rows, state.first);
 }
 
 template <int kDim, bool kKeysOwn, typename Group>
@@ -173,7 +195,32 @@ CONTEXTILE_HD void write_gradients(Group& group, const Launch& launch, const Own
   });
 }
 
+// Starts S of the next block, if there is one, and waits for all products. The places of this block
+// may be filled again when its gradients are added. Returns the turn of the next block.
+template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
+CONTEXTILE_HD Turn end_block(Group& group, const std::uint16_t* own, const std::uint16_t* first,
+                             Ring* rings, Turn turn, bool has_next,
+                             WgmmaBackwardRows<kDim, kKeysOwn, Group>& state) {
+  constexpr int kRows = kWgmmaStreamed<kKeysOwn>;
+  const Turn next = next_turn(turn);
+  if (has_next) {
+    start_block<kNumber, kDim, kRows>(group, own, first, rings[0], next, state.scores);
+    group.template wait_products<1>();
+  } else {
+    group.template wait_products<0>();
+  }
+  group.arrive_warps(rings[0].empty[turn.stage]);
+  if constexpr (kKeysOwn) group.arrive_warps(rings[1].empty[turn.stage]);
+  group.template wait_products<0>();
+  group.pin(state.scores);
+  group.pin(state.first);
+  if constexpr (kKeysOwn) group.pin(state.second);
+  return next;
+}
+
 // Does the work of one consumer: scores, slopes and gradients of every block that its rows meet.
+// Weights are computed while dP is multiplied, slopes of keys while dV is, and S of the next block
+// begins behind the gradients of this one.
 template <Number kNumber, int kDim, bool kKeysOwn, typename Group>
 CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const OwnedBlock& owned,
                                  int kv_head, std::uint16_t* shared) {
@@ -182,6 +229,8 @@ CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const Owned
   const int consumer = group.index() - 1;
   const std::int32_t first_row = owned.begin + consumer * kGroupRows;
   std::uint16_t* const own = shared + consumer * 2 * Places::kOwned;
+  const std::uint16_t* const first = shared + Places::kFirstAt;
+  const std::uint16_t* const second = shared + Places::kSecondAt;
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
   const auto stats_at = [&](int index) {
     return reinterpret_cast<float*>(shared + Places::kStatsAt + index * Places::kStats);
@@ -190,41 +239,40 @@ CONTEXTILE_HD void add_gradients(Group& group, const Launch& launch, const Owned
   load_owned<kDim, kKeysOwn>(group, launch, owned, kv_head, first_row, own, stats_at(consumer));
   StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks,
                         kKeysOwn ? whole_rows(launch.heads) : kRows);
+  Turn turn;
+  if (owned.num_blocks > 0) {
+    start_block<kNumber, kDim, kRows>(group, own, first, rings[0], turn, state.scores);
+    group.template wait_products<0>();
+    group.pin(state.scores);
+  }
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     if (b > 0) blocks.advance();
-    const StreamedBlock block = blocks.block();
-    const auto [stage, parity] = turn_of(b);
-    std::uint16_t* const first = shared + Places::kFirstAt + stage * Places::kBlock;
-    std::uint16_t* const second = shared + Places::kSecondAt + stage * Places::kBlock;
-    // Starts S and dP of the block as soon as each pair of factors has arrived.
-    group.wait(rings[0].full[stage], parity);
-    group.pin(state.scores);
-    group.begin_products();
-    start_scores<kNumber, kDim, kRows>(group, own, first, state.scores);
-    group.commit_products();
-    group.wait(rings[1].full[stage], parity);
-    group.pin(state.dp);
-    group.begin_products();
-    start_scores<kNumber, kDim, kRows>(group, own + Places::kOwned, second, state.dp);
-    group.commit_products();
-    make_slopes<kNumber>(group, launch, block, first_row, stats_at(kKeysOwn ? stage : consumer),
-                         state);
-    // The second tensor is no longer needed if queries own: its place may be filled again.
-    if constexpr (!kKeysOwn) group.arrive_warps(rings[1].empty[stage]);
-    group.pin(state.first);
-    if constexpr (kKeysOwn) group.pin(state.second);
-    // Starts the products of the gradients and waits for them.
-    group.begin_products();
+    const float* const stats = stats_at(kKeysOwn ? turn.stage : consumer);
+    start_block<kNumber, kDim, kRows>(group, own + Places::kOwned, second, rings[1], turn,
+                                      state.dp);
+    make_weights<kDim, kKeysOwn>(group, launch, blocks.block(), first_row, stats, state);
     if constexpr (kKeysOwn) {
-      start_weighted<kNumber, kDim, kRows>(group, state.weights, second, state.second);
+      round_weights<kNumber, kRows / 8>(group, state.scores, state.weights);
+      group.pin(state.second);
+      start_gradient<kNumber, kDim, kRows>(group, state.weights,
+                                           second + turn.stage * Places::kBlock, state.second);
+      group.template wait_products<1>();
+    } else {
+      group.settle_weights(state.scores, rings[1].full[turn.stage], turn.parity, own);
+      group.template wait_products<0>();
     }
-    start_weighted<kNumber, kDim, kRows>(group, state.slopes, first, state.first);
-    group.commit_products();
-    group.template wait_products<0>();
+    group.pin(state.dp);
+    // The second tensor is no longer needed if queries own: its place may be filled again.
+    if constexpr (!kKeysOwn) group.arrive_warps(rings[1].empty[turn.stage]);
+    const std::uint16_t* const rows = first + turn.stage * Places::kBlock;
     group.pin(state.first);
-    if constexpr (kKeysOwn) group.pin(state.second);
-    group.arrive_warps(rings[0].empty[stage]);
-    if constexpr (kKeysOwn) group.arrive_warps(rings[1].empty[stage]);
+    if constexpr (kKeysOwn) {
+      add_slopes<kNumber, kDim, kKeysOwn, 0, kRows>(group, launch, stats, rows, state);
+    } else {
+      add_slopes<kNumber, kDim, kKeysOwn, 0, kRows / 2>(group, launch, stats, rows, state);
+      add_slopes<kNumber, kDim, kKeysOwn, kRows / 2, kRows>(group, launch, stats, rows, state);
+    }
+    turn = end_block<kNumber>(group, own, first, rings, turn, b + 1 < owned.num_blocks, state);
   }
   write_gradients<kDim, kKeysOwn>(group, launch, owned, kv_head, state);
 }

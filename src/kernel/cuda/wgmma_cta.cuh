@@ -161,18 +161,28 @@ class WgmmaGroup : public MmaCta {
   __device__ __forceinline__ void wait_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kOpen) : "memory");
   }
-  // Keeps the computation of the rows' sums in front of the next wait for products. ptxas moves
+  // These keep the computation of weights in front of the next wait for products. ptxas moves
   // wait_group up across arithmetic, which would then run after the products instead of next to
-  // them, but not across a store. This store needs the sums, which are never negative, and is never
-  // done.
+  // them, but not across a store. The store needs the rows' sums or the last weights, which are
+  // never negative, and is never done.
   template <typename Rows>
   __device__ __forceinline__ void settle(const Rows& rows, const void* place) {
-    const float both = rows.part.part.sum[0] + rows.part.part.sum[1];
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(
-            both),
-        "r"(address(static_cast<const char*>(place)))
-        : "memory");
+    store_if_negative(__float_as_uint(rows.part.part.sum[0] + rows.part.part.sum[1]), place);
+  }
+  // A branch keeps the other weights in front. It waits for a phase that is over.
+  template <int kTiles>
+  __device__ __forceinline__ void settle_weights(PerWarp<PerLane<Sums<kTiles>>>& weights,
+                                                 Barrier& over, std::uint32_t parity,
+                                                 const void* place) {
+    std::uint32_t bits = 0;
+    CONTEXTILE_UNROLL
+    for (int tile = kTiles - 4; tile < kTiles; ++tile) {
+      const float(&x)[4] = weights.part.part.x[tile];
+      bits |= __float_as_uint(x[2]) | __float_as_uint(x[3]);
+    }
+    pin(weights);
+    store_if_negative(bits, place);
+    wait(over, parity);
   }
   template <int kTiles>
   __device__ __forceinline__ void pin(PerWarp<PerLane<Sums<kTiles>>>& sums) {
@@ -182,12 +192,12 @@ class WgmmaGroup : public MmaCta {
       for (float& x : tile) asm volatile("" : "+f"(x)::"memory");
     }
   }
-  template <int kTiles>
+  template <int kTiles, int kBegin = 0, int kEnd = kTiles>
   __device__ __forceinline__ void pin(PerWarp<PerLane<Weights<kTiles>>>& weights) {
     CONTEXTILE_UNROLL
-    for (auto& step : weights.part.part.x) {
+    for (int step = kBegin / 2; step < kEnd / 2; ++step) {
       CONTEXTILE_UNROLL
-      for (std::uint32_t& x : step) asm volatile("" : "+r"(x)::"memory");
+      for (std::uint32_t& x : weights.part.part.x[step]) asm volatile("" : "+r"(x)::"memory");
     }
   }
 
@@ -236,6 +246,13 @@ class WgmmaGroup : public MmaCta {
   }
 
  private:
+  static __device__ __forceinline__ void store_if_negative(std::uint32_t bits, const void* place) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.lt.s32 p, %0, 0;\n@p st.shared.u32 [%1], %0;\n}" ::"r"(bits),
+        "r"(address(static_cast<const char*>(place)))
+        : "memory");
+  }
+
   // The index is the same in all lanes, which the compiler cannot know.
   const int index_ = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 };

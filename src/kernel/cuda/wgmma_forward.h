@@ -78,15 +78,6 @@ struct WgmmaForwardRows {
   typename Group::template PerWarp<typename Group::template PerLane<Keep>> keep;
 };
 
-// Scores times `exponent_factor` are exponents of 2. Without a cap the products are the scores.
-// With a cap, or if the scale would not keep their order, the products are finished before.
-CONTEXTILE_HD bool scores_are_products(const Launch& launch) {
-  return launch.softcap == 0 && launch.scale > 0;
-}
-CONTEXTILE_HD float exponent_factor(const Launch& launch) {
-  return scores_are_products(launch) ? launch.scale * kLog2OfE : 1;
-}
-
 // Turns the scores of a warp into weights. `keep` is the factor of its sums so far from here on.
 template <int kTiles, typename Group, typename Keep>
 CONTEXTILE_HD void weigh_rows(Group& group, float factor,
@@ -131,10 +122,7 @@ CONTEXTILE_HD void weigh_block(Group& group, const Launch& launch, const Streame
   group.each_warp([&](int warp) {
     auto& scores = state.scores[warp];
     const std::int32_t row = first_row + warp * 16;
-    if (!scores_are_products(launch)) {
-      finish_scores<false, false, kTiles>(group, launch, block, row, scores);
-    }
-    if (block.num_bands > 0) mask_scores<false, kTiles>(group, launch, block, row, scores);
+    finish_scores<false, kTiles>(group, launch, block, row, scores);
     weigh_rows<kTiles>(group, exponent_factor(launch), scores, state.rows[warp], state.keep[warp]);
   });
 }
@@ -173,10 +161,7 @@ CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const Ow
       typename Group::template PerLane<float> sum;
       group.each_lane([&](int lane) { sum[lane] = rows[lane].sum[half]; });
       group.quad_sum(sum);
-      group.each_lane([&](int lane) {
-        rows[lane].sum[half] = sum[lane];
-        rows[lane].top[half] *= exponent_factor(launch);
-      });
+      group.each_lane([&](int lane) { rows[lane].sum[half] = sum[lane]; });
     }
     write_rows<kDim>(group, launch, owned, kv_head, group_row + warp * 16, rows, state.out[warp]);
   });

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "kernel/cuda/launch.h"
+#include "kernel/cuda/score_steps.h"
 #include "kernel/cuda/tile_steps.h"
 #include "kernel/cuda/wgmma_layout.h"
 
@@ -138,26 +139,27 @@ CONTEXTILE_HD void start_scores(Group& group, const std::uint16_t* left, const s
   }
 }
 
-// Starts sums += weights · rows: 64 x kRows by kRows x kDim.
-template <Number kNumber, int kDim, int kRows, typename Group>
+// Starts sums += weights · rows: 64 x kRows by kRows x kDim, or rows [kBegin, kEnd) of them.
+template <Number kNumber, int kDim, int kRows, int kBegin = 0, int kEnd = kRows, typename Group>
 CONTEXTILE_HD void start_weighted(Group& group, const GroupWeights<Group, kRows / 8>& weights,
                                   const std::uint16_t* rows, GroupSums<Group, kDim / 8>& sums) {
   const std::uint32_t rows_at = group.address(rows);
   CONTEXTILE_UNROLL
-  for (int depth = 0; depth < kRows; depth += kDepth) {
+  for (int depth = kBegin; depth < kEnd; depth += kDepth) {
     group.template multiply_weights<kNumber>(sums, weights, depth / kDepth,
                                              depth_operand<kRows>(rows_at, depth));
   }
 }
 
-// Turns sums into a left factor: each pair of sums becomes one of its registers.
-template <Number kNumber, int kTiles, typename Group>
+// Turns sums into a left factor, or the tiles [kBegin, kEnd) of them: each pair of sums becomes one
+// of its registers.
+template <Number kNumber, int kTiles, int kBegin = 0, int kEnd = kTiles, typename Group>
 CONTEXTILE_HD void round_weights(Group& group, const GroupSums<Group, kTiles>& sums,
                                  GroupWeights<Group, kTiles>& weights) {
   group.each_warp([&](int warp) {
     group.each_lane([&](int lane) {
       CONTEXTILE_UNROLL
-      for (int step = 0; step < kTiles / 2; ++step) {
+      for (int step = kBegin / 2; step < kEnd / 2; ++step) {
         CONTEXTILE_UNROLL
         for (int r = 0; r < 4; ++r) {
           const float* pair = &sums[warp][lane].x[step * 2 + r / 2][r % 2 * 2];
@@ -165,60 +167,6 @@ CONTEXTILE_HD void round_weights(Group& group, const GroupSums<Group, kTiles>& s
         }
       }
     });
-  });
-}
-
-// Returns a bit for every column below `end` among those of a lane, two of each tile.
-CONTEXTILE_HD std::uint32_t columns_below(int lane, std::int32_t end, int tiles) {
-  if (end <= 0) return 0;
-  if (end >= tiles * 8) return ~std::uint32_t{0};
-  const int rest = end % 8 - lane % 4 * 2;
-  const int count = end / 8 * 2 + (rest < 0 ? 0 : rest > 2 ? 2 : rest);
-  return count == 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << count) - 1;
-}
-
-// Returns the lane's columns of a block that a band lets an owned token attend.
-template <int kTiles>
-CONTEXTILE_HD std::uint32_t columns_of_band(const TokenBand& band, const StreamedBlock& block,
-                                            std::int32_t owned_token, std::int32_t streamed_heads,
-                                            int lane) {
-  if (owned_token < band.owned_begin || owned_token >= band.owned_end) return 0;
-  const std::int32_t lo = owned_token + band.lo;
-  const std::int32_t hi = owned_token + band.hi + 1;
-  const std::int32_t end = hi < band.streamed_end ? hi : band.streamed_end;
-  const std::int32_t begin = lo > band.streamed_begin ? lo : band.streamed_begin;
-  if (begin >= end) return 0;  // so that no product overflows
-  const std::int32_t flat_end = end * streamed_heads;
-  const std::int32_t last = flat_end < block.end ? flat_end : block.end;
-  return columns_below(lane, last - block.begin, kTiles) &
-         ~columns_below(lane, begin * streamed_heads - block.begin, kTiles);
-}
-
-// Sets scores of a warp's 16 rows to -inf if a pair does not attend. It does the same as `attends`,
-// for all columns of a row at once.
-template <bool kKeysOwn, int kTiles, typename Cta>
-CONTEXTILE_HD void mask_scores(Cta& cta, const Launch& launch, const StreamedBlock& block,
-                               std::int32_t first_row,
-                               typename Cta::template PerLane<Sums<kTiles>>& scores) {
-  static_assert(kTiles * 2 <= 32, "a bit for every column of a lane");
-  cta.each_lane([&](int lane) {
-    CONTEXTILE_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const std::int32_t row = first_row + lane / 4 + half * 8;
-      const std::int32_t token = kKeysOwn ? row : row / launch.heads;
-      std::uint32_t attended = 0;
-      for (std::int32_t b = 0; b < block.num_bands; ++b) {
-        attended |= columns_of_band<kTiles>(launch.bands[block.first_band + b], block, token,
-                                            kKeysOwn ? launch.heads : 1, lane);
-      }
-      CONTEXTILE_UNROLL
-      for (int tile = 0; tile < kTiles; ++tile) {
-        CONTEXTILE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          if ((attended >> (tile * 2 + i) & 1) == 0) scores[lane].x[tile][half * 2 + i] = -INFINITY;
-        }
-      }
-    }
   });
 }
 
