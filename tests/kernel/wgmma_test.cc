@@ -17,6 +17,7 @@
 #include "base/rng.h"
 #include "contextile/base.h"
 #include "kernel/cuda/passes.h"
+#include "kernel/cuda/tile_lists.h"
 #include "kernel/cuda/wgmma_backward.h"
 #include "kernel/cuda/wgmma_forward.h"
 #include "support/host_box_map.h"
@@ -76,13 +77,15 @@ TEST(WgmmaLayout, NoTwoElementsAreInOnePlace) {
 // The sizes of shared memory must be those of docs/results/gpu.md, and no more than a
 // multiprocessor of sm_90 has for a CTA.
 TEST(WgmmaLayout, SharedMemoryIsAsMuchAsDocumented) {
-  EXPECT_EQ(kWgmmaForwardShared<64>, 81984U);
-  EXPECT_EQ(kWgmmaForwardShared<128>, 163904U);
+  EXPECT_EQ((kWgmmaForwardShared<64, 64>), 81984U);
+  EXPECT_EQ((kWgmmaForwardShared<128, 128>), 163904U);
+  EXPECT_EQ((kWgmmaForwardShared<192, 128>), 213056U);
   EXPECT_EQ((kWgmmaBackwardShared<64, false>), 99392U);
   EXPECT_EQ((kWgmmaBackwardShared<128, false>), 197696U);
   EXPECT_EQ((kWgmmaBackwardShared<64, true>), 66624U);
   EXPECT_EQ((kWgmmaBackwardShared<128, true>), 132160U);
   EXPECT_LE((kWgmmaBackwardShared<128, false>), 227U * 1024);
+  EXPECT_LE((kWgmmaForwardShared<192, 128>), 227U * 1024);
 }
 
 TEST(WgmmaLayout, RegistersThatAreTakenWereGiven) {
@@ -143,14 +146,40 @@ TEST(WgmmaMask, OfWholeRowsIsThatOfPairs) {
 
 TEST(WgmmaPasses, GroupsOfMoreHeadsThanABlockHasRowsAreMma) {
   KernelParams params{64, 1, 64, 64, 1, 0};
-  EXPECT_EQ(taken_program(params, Program::kWgmma), Program::kWgmma);
+  EXPECT_EQ(forward_program(params, Program::kWgmma), Program::kWgmma);
+  EXPECT_EQ(gradient_program(params, Program::kWgmma), Program::kWgmma);
   EXPECT_EQ(gradient_pass(Program::kWgmma, params, Dtype::kBf16, Gradient::kKAndV).rows.streamed,
             64);
   params.q_heads = 5;
   EXPECT_EQ(gradient_pass(Program::kWgmma, params, Dtype::kBf16, Gradient::kKAndV).rows.streamed,
             60);
   params.q_heads = 65;
-  EXPECT_EQ(taken_program(params, Program::kWgmma), Program::kMma);
+  EXPECT_EQ(forward_program(params, Program::kWgmma), Program::kMma);
+  EXPECT_EQ(gradient_program(params, Program::kWgmma), Program::kMma);
+}
+
+TEST(WgmmaPasses, HeadDim192HasAForwardOfItsOwn) {
+  KernelParams params{1, 1, 192, 128, 1, 0};
+  EXPECT_EQ(forward_program(params, Program::kWgmma), Program::kWgmma);
+  EXPECT_EQ(forward_pass(Program::kWgmma, params, Dtype::kF16).entry.name,
+            "wgmma_forward_f16_192_128");
+  EXPECT_EQ(gradient_program(params, Program::kWgmma), Program::kMma);
+  EXPECT_EQ(forward_program(params, Program::kMma), Program::kMma);
+  params.value_dim = 136;
+  EXPECT_EQ(forward_program(params, Program::kWgmma), Program::kMma);
+}
+
+// Forward by wgmma owns 128 rows, dQ by mma 64.
+TEST(WgmmaPasses, PreparedBandsServePassesOfBothPrograms) {
+  const std::vector<LocalBand> causal = {{{0, 512}, {0, 512}, -kUnbounded, 0}};
+  const KernelParams params{1, 1, 192, 128, 1, 0};
+  const DeviceBands bands(params, causal, 512, 512, {.forward = 128, .gradients = 64});
+  EXPECT_EQ(bands.forward_queries().lanes(), 128);
+  EXPECT_EQ(bands.queries().lanes(), 64);
+  EXPECT_EQ(bands.keys().lanes(), 64);
+  const DeviceBands same(params, causal, 512, 512, {.forward = 64, .gradients = 64});
+  EXPECT_EQ(&same.forward_queries(), &same.queries());
+  EXPECT_LT(same.size_bytes(), bands.size_bytes());
 }
 
 // One consumer multiplies 64 rows with as many, which a producer has copied. Tests leave out steps

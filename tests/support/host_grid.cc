@@ -85,12 +85,12 @@ void run_groups(const Grid& grid, const Launch& launch, const Run& run) {
   });
 }
 
-template <Number kNumber, int kDim>
+template <Number kNumber, int kDim, int kValueDim>
 void run_wgmma_forward(const Grid& grid, const Launch& launch) {
-  run_groups<kWgmmaForwardShared<kDim>>(
+  run_groups<kWgmmaForwardShared<kDim, kValueDim>>(
       grid, launch,
       [&](HostGroup& group, const OwnedBlock& owned, int kv_head, std::uint16_t* shared) {
-        wgmma_forward<kNumber, kDim>(group, launch, owned, kv_head, shared);
+        wgmma_forward<kNumber, kDim, kValueDim>(group, launch, owned, kv_head, shared);
       });
 }
 
@@ -136,17 +136,20 @@ void run_on_host(const Grid& grid, std::span<const std::byte> arguments) {
 #undef CONTEXTILE_ONE_PASS
 #undef CONTEXTILE_PASS
 #undef CONTEXTILE_RUN
-#define CONTEXTILE_RUN(text, number, dim)                                                      \
-  if (grid.kernel == "wgmma_forward_" #text "_" #dim) {                                        \
-    return run_wgmma_forward<number, dim>(grid, argument_of<Launch>(grid, arguments));         \
-  }                                                                                            \
-  if (grid.kernel == "wgmma_backward_dq_" #text "_" #dim) {                                    \
+#define CONTEXTILE_RUN(text, number, name, dim, value_dim)                                        \
+  if (grid.kernel == "wgmma_forward_" #text "_" #name) {                                          \
+    return run_wgmma_forward<number, dim, value_dim>(grid, argument_of<Launch>(grid, arguments)); \
+  }
+  CONTEXTILE_WGMMA_FORWARD_KERNELS(CONTEXTILE_RUN)
+#undef CONTEXTILE_RUN
+#define CONTEXTILE_RUN(text, number, name, dim, value_dim)                                     \
+  if (grid.kernel == "wgmma_backward_dq_" #text "_" #name) {                                   \
     return run_wgmma_backward<number, dim, false>(grid, argument_of<Launch>(grid, arguments)); \
   }                                                                                            \
-  if (grid.kernel == "wgmma_backward_dkv_" #text "_" #dim) {                                   \
+  if (grid.kernel == "wgmma_backward_dkv_" #text "_" #name) {                                  \
     return run_wgmma_backward<number, dim, true>(grid, argument_of<Launch>(grid, arguments));  \
   }
-  CONTEXTILE_WGMMA_KERNELS(CONTEXTILE_RUN)
+  CONTEXTILE_WGMMA_GRADIENT_KERNELS(CONTEXTILE_RUN)
 #undef CONTEXTILE_RUN
 #define CONTEXTILE_RUN(name, Call) \
   if (grid.kernel == #name) return run_rows(grid, argument_of<Call>(grid, arguments));

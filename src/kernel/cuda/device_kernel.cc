@@ -72,29 +72,31 @@ void DeviceKernel::check_shape(const AttentionShape& shape) const {
 std::unique_ptr<const PreparedBands> DeviceKernel::prepare_bands(
     const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
     std::span<const LocalBand> bands) const {
-  return std::make_unique<DeviceBands>(params, bands, num_rows, num_keys,
-                                       owned_rows(taken_program(params, program_)));
+  return std::make_unique<DeviceBands>(
+      params, bands, num_rows, num_keys,
+      DeviceBands::Owned{owned_rows(forward_program(params, program_)),
+                         owned_rows(gradient_program(params, program_))});
 }
 
 void DeviceKernel::forward(const KernelParams& params, std::span<const ForwardTile> tiles) const {
-  run_tiles(streams_, taken_program(params, program_), params, tiles);
+  run_tiles(streams_, forward_program(params, program_), params, tiles);
 }
 
 void DeviceKernel::backward(const KernelParams& params, std::span<const BackwardTile> tiles) const {
-  run_tiles(streams_, taken_program(params, program_), params, tiles);
+  run_tiles(streams_, gradient_program(params, program_), params, tiles);
 }
 
 std::unique_ptr<const PreparedProgram> DeviceKernel::prepare_forward(
     const KernelParams& params, std::span<const TensorView> arrays,
     std::span<const std::vector<ForwardTile>> lists) const {
-  return std::make_unique<DeviceProgram<ForwardTile>>(streams_, taken_program(params, program_),
+  return std::make_unique<DeviceProgram<ForwardTile>>(streams_, forward_program(params, program_),
                                                       params, arrays, lists);
 }
 
 std::unique_ptr<const PreparedProgram> DeviceKernel::prepare_backward(
     const KernelParams& params, std::span<const TensorView> arrays,
     std::span<const std::vector<BackwardTile>> lists) const {
-  return std::make_unique<DeviceProgram<BackwardTile>>(streams_, taken_program(params, program_),
+  return std::make_unique<DeviceProgram<BackwardTile>>(streams_, gradient_program(params, program_),
                                                        params, arrays, lists);
 }
 

@@ -7,24 +7,42 @@
 namespace contextile::cuda {
 namespace {
 
-constexpr std::int32_t kWgmmaMostDim = 128;
+// The largest head dims that cuda:wgmma takes, and its largest value dim.
+constexpr std::int32_t kWgmmaForwardDim = 192;
+constexpr std::int32_t kWgmmaGradientDim = 128;
+constexpr std::int32_t kWgmmaValueDim = 128;
 
-// The entry points of one head dim and number of cuda:wgmma.
+Program wgmma_up_to(std::int32_t head_dim, const KernelParams& params, Program program) {
+  const bool fits = params.head_dim <= head_dim && params.value_dim <= kWgmmaValueDim &&
+                    params.q_heads / params.kv_heads <= kWgmmaStreamed<true>;
+  return fits ? program : Program::kMma;
+}
+
+EntryPoint wgmma_forward_entry(const KernelParams& params, Dtype dtype) {
+#define CONTEXTILE_ENTRY(text, number, name, dim, value_dim)                 \
+  if (runs(params, dtype, number, dim, value_dim)) {                         \
+    return {"wgmma_forward_" #text "_" #name,                                \
+            static_cast<std::int32_t>(kWgmmaForwardShared<dim, value_dim>)}; \
+  }
+  CONTEXTILE_WGMMA_FORWARD_KERNELS(CONTEXTILE_ENTRY)
+#undef CONTEXTILE_ENTRY
+  return {};
+}
+
+// The entry points of backward of one head dim and number of cuda:wgmma.
 struct WgmmaEntries {
-  EntryPoint forward, query_gradient, key_gradient;
+  EntryPoint query_gradient, key_gradient;
 };
 
 WgmmaEntries wgmma_entries(const KernelParams& params, Dtype dtype) {
-#define CONTEXTILE_ENTRIES(text, number, dim)                                                   \
-  if (runs(params, dtype, number, dim, dim)) {                                                  \
-    return {                                                                                    \
-        {"wgmma_forward_" #text "_" #dim, static_cast<std::int32_t>(kWgmmaForwardShared<dim>)}, \
-        {"wgmma_backward_dq_" #text "_" #dim,                                                   \
-         static_cast<std::int32_t>(kWgmmaBackwardShared<dim, false>)},                          \
-        {"wgmma_backward_dkv_" #text "_" #dim,                                                  \
-         static_cast<std::int32_t>(kWgmmaBackwardShared<dim, true>)}};                          \
+#define CONTEXTILE_ENTRIES(text, number, name, dim, value_dim)             \
+  if (runs(params, dtype, number, dim, value_dim)) {                       \
+    return {{"wgmma_backward_dq_" #text "_" #name,                         \
+             static_cast<std::int32_t>(kWgmmaBackwardShared<dim, false>)}, \
+            {"wgmma_backward_dkv_" #text "_" #name,                        \
+             static_cast<std::int32_t>(kWgmmaBackwardShared<dim, true>)}}; \
   }
-  CONTEXTILE_WGMMA_KERNELS(CONTEXTILE_ENTRIES)
+  CONTEXTILE_WGMMA_GRADIENT_KERNELS(CONTEXTILE_ENTRIES)
 #undef CONTEXTILE_ENTRIES
   return {};
 }
@@ -36,10 +54,11 @@ std::string_view name_of(Program program) {
   return program == Program::kMma ? "cuda:mma" : "cuda:wgmma";
 }
 
-Program taken_program(const KernelParams& params, Program program) {
-  const bool fits = params.head_dim <= kWgmmaMostDim && params.value_dim <= kWgmmaMostDim &&
-                    params.q_heads / params.kv_heads <= kWgmmaStreamed<true>;
-  return fits ? program : Program::kMma;
+Program forward_program(const KernelParams& params, Program program) {
+  return wgmma_up_to(kWgmmaForwardDim, params, program);
+}
+Program gradient_program(const KernelParams& params, Program program) {
+  return wgmma_up_to(kWgmmaGradientDim, params, program);
 }
 
 std::int32_t owned_rows(Program program) {
@@ -52,7 +71,7 @@ Pass forward_pass(Program program, const KernelParams& params, Dtype dtype) {
     return {module_of(program), entry, {kOwnedRows, entry.rows}, kThreads};
   }
   return {module_of(program),
-          wgmma_entries(params, dtype).forward,
+          wgmma_forward_entry(params, dtype),
           {kWgmmaOwned, kWgmmaKeys},
           kWgmmaThreads};
 }

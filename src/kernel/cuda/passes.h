@@ -19,9 +19,11 @@ enum class Program : std::uint8_t {
 [[nodiscard]] std::string_view module_of(Program program);
 [[nodiscard]] std::string_view name_of(Program program);
 
-// Returns `program`, or a program that takes the call if `program` does not: wgmma streams query
-// rows as whole tokens of up to 64 heads, of dims up to 128.
-[[nodiscard]] Program taken_program(const KernelParams& params, Program program);
+// Return `program`, or a program that takes the call if `program` does not. wgmma takes head dims
+// up to 192 in forward and up to 128 in backward, value dims up to 128, and groups of up to 64
+// heads, because its backward streams query rows as whole tokens.
+[[nodiscard]] Program forward_program(const KernelParams& params, Program program);
+[[nodiscard]] Program gradient_program(const KernelParams& params, Program program);
 // Returns the number of rows that a CTA owns.
 [[nodiscard]] std::int32_t owned_rows(Program program);
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
@@ -151,7 +152,9 @@ template <typename Tile>
 OwnedSide query_side(const Tile& tile, const void* slot, bool init) {
   OwnedSide side{slot, init, tile.q_NHD.tokens, tile.k_MHD.tokens, {}, nullptr};
   if (tile.prepared != nullptr) {
-    side.classified = &prepared_of(tile.prepared)->queries();
+    const DeviceBands& bands = *prepared_of(tile.prepared);
+    constexpr bool kIsForward = std::is_same_v<Tile, ForwardTile>;
+    side.classified = kIsForward ? &bands.forward_queries() : &bands.queries();
   } else {
     side.bands.assign(tile.bands.begin(), tile.bands.end());
   }
@@ -213,9 +216,13 @@ void check_rows(const TensorView& view) {
 }
 
 DeviceBands::DeviceBands(const KernelParams& params, std::span<const LocalBand> bands,
-                         std::int64_t num_rows, std::int64_t num_keys, std::int32_t owned_rows)
-    : queries_(bands, num_rows, num_keys, params.q_heads / params.kv_heads, owned_rows, 1),
-      keys_(transposed(bands), num_keys, num_rows, 1, owned_rows, 1) {}
+                         std::int64_t num_rows, std::int64_t num_keys, const Owned& owned)
+    : queries_(bands, num_rows, num_keys, params.q_heads / params.kv_heads, owned.gradients, 1),
+      keys_(transposed(bands), num_keys, num_rows, 1, owned.gradients, 1) {
+  if (owned.forward == owned.gradients) return;
+  forward_queries_.emplace(bands, num_rows, num_keys, params.q_heads / params.kv_heads,
+                           owned.forward, 1);
+}
 
 std::size_t end_of_launch(std::span<const ForwardTile> tiles, std::size_t first) {
   FirstOfSlot<ForwardTile> first_of_slot;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,19 +29,29 @@ struct BlockRows {
   std::int32_t streamed = 0;
 };
 
-// The bands of a tile as both kinds of owners meet them, computed once for all calls.
+// The bands of a tile as owners of all passes meet them, computed once for all calls.
 class DeviceBands : public PreparedBands {
  public:
+  // Numbers of rows that a CTA owns.
+  struct Owned {
+    std::int32_t forward = kOwnedRows;
+    std::int32_t gradients = kOwnedRows;
+  };
   DeviceBands(const KernelParams& params, std::span<const LocalBand> bands, std::int64_t num_rows,
-              std::int64_t num_keys, std::int32_t owned_rows = kOwnedRows);
+              std::int64_t num_keys, const Owned& owned);
 
+  [[nodiscard]] const PanelBands& forward_queries() const {
+    return forward_queries_ ? *forward_queries_ : queries_;
+  }
   [[nodiscard]] const PanelBands& queries() const { return queries_; }
   [[nodiscard]] const PanelBands& keys() const { return keys_; }
   [[nodiscard]] std::int64_t size_bytes() const override {
-    return queries_.size_bytes() + keys_.size_bytes();
+    return queries_.size_bytes() + keys_.size_bytes() +
+           (forward_queries_ ? forward_queries_->size_bytes() : 0);
   }
 
  private:
+  std::optional<PanelBands> forward_queries_;  // if they differ from those of dQ
   PanelBands queries_;
   PanelBands keys_;
 };

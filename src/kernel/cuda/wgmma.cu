@@ -7,30 +7,22 @@
 
 namespace contextile::cuda {
 
-#define CONTEXTILE_KERNELS(text, number, dim)                                                      \
-  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1)                                   \
-      wgmma_forward_##text##_##dim(const Launch launch) {                                          \
-    extern __shared__ __align__(kSwizzleBytes) std::uint16_t shared[];                             \
-    const OwnedBlock owned = launch.owned[blockIdx.x];                                             \
-    WgmmaGroup group;                                                                              \
-    wgmma_forward<number, dim>(group, launch, owned, static_cast<int>(blockIdx.y), shared);        \
-  }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1)                                   \
-      wgmma_backward_dq_##text##_##dim(const Launch launch) {                                      \
-    extern __shared__ __align__(kSwizzleBytes) std::uint16_t shared[];                             \
-    const OwnedBlock owned = launch.owned[blockIdx.x];                                             \
-    WgmmaGroup group;                                                                              \
-    wgmma_backward<number, dim, false>(group, launch, owned, static_cast<int>(blockIdx.y),         \
-                                       shared);                                                    \
-  }                                                                                                \
-  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1)                                   \
-      wgmma_backward_dkv_##text##_##dim(const Launch launch) {                                     \
-    extern __shared__ __align__(kSwizzleBytes) std::uint16_t shared[];                             \
-    const OwnedBlock owned = launch.owned[blockIdx.x];                                             \
-    WgmmaGroup group;                                                                              \
-    wgmma_backward<number, dim, true>(group, launch, owned, static_cast<int>(blockIdx.y), shared); \
+#define CONTEXTILE_KERNEL(kernel, ...)                                                         \
+  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1) kernel(const Launch launch) { \
+    extern __shared__ __align__(kSwizzleBytes) std::uint16_t shared[];                         \
+    const OwnedBlock owned = launch.owned[blockIdx.x];                                         \
+    WgmmaGroup group;                                                                          \
+    __VA_ARGS__(group, launch, owned, static_cast<int>(blockIdx.y), shared);                   \
   }
-CONTEXTILE_WGMMA_KERNELS(CONTEXTILE_KERNELS)
-#undef CONTEXTILE_KERNELS
+#define CONTEXTILE_FORWARD(text, number, name, dim, value_dim) \
+  CONTEXTILE_KERNEL(wgmma_forward_##text##_##name, wgmma_forward<number, dim, value_dim>)
+#define CONTEXTILE_BACKWARD(text, number, name, dim, value_dim)                            \
+  CONTEXTILE_KERNEL(wgmma_backward_dq_##text##_##name, wgmma_backward<number, dim, false>) \
+  CONTEXTILE_KERNEL(wgmma_backward_dkv_##text##_##name, wgmma_backward<number, dim, true>)
+CONTEXTILE_WGMMA_FORWARD_KERNELS(CONTEXTILE_FORWARD)
+CONTEXTILE_WGMMA_GRADIENT_KERNELS(CONTEXTILE_BACKWARD)
+#undef CONTEXTILE_BACKWARD
+#undef CONTEXTILE_FORWARD
+#undef CONTEXTILE_KERNEL
 
 }  // namespace contextile::cuda

@@ -15,24 +15,25 @@ namespace contextile::cuda {
 inline constexpr int kWgmmaKeys = 128;  // keys of a block
 
 // Places in shared memory, in elements of 16 bits.
-template <int kDim>
+template <int kDim, int kValueDim>
 struct WgmmaForwardPlaces {
   static constexpr int kQuery = kGroupRows * kDim;  // of one consumer
-  static constexpr int kBlock = kWgmmaKeys * kDim;
+  static constexpr int kKeys = kWgmmaKeys * kDim;   // of one block
+  static constexpr int kValues = kWgmmaKeys * kValueDim;
   static constexpr int kKeysAt = kConsumers * kQuery;
-  static constexpr int kValuesAt = kKeysAt + kStages * kBlock;
-  static constexpr int kRingsAt = kValuesAt + kStages * kBlock;
+  static constexpr int kValuesAt = kKeysAt + kStages * kKeys;
+  static constexpr int kRingsAt = kValuesAt + kStages * kValues;
 };
-template <int kDim>
-inline constexpr std::size_t kWgmmaForwardShared = WgmmaForwardPlaces<kDim>::kRingsAt *
+template <int kDim, int kValueDim>
+inline constexpr std::size_t kWgmmaForwardShared = WgmmaForwardPlaces<kDim, kValueDim>::kRingsAt *
                                                        sizeof(std::uint16_t) +
                                                    2 * sizeof(Ring);
 
 // Copies keys and values into the rings.
-template <int kDim, typename Group>
+template <int kDim, int kValueDim, typename Group>
 CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
                               int kv_head, std::uint16_t* shared) {
-  using Places = WgmmaForwardPlaces<kDim>;
+  using Places = WgmmaForwardPlaces<kDim, kValueDim>;
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
   StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kWgmmaKeys);
   std::int32_t seen = -1;
@@ -43,18 +44,23 @@ CONTEXTILE_HD void bring_keys(Group& group, const Launch& launch, const OwnedBlo
     const Turn turn = turn_of(b);
     if (block.tile != seen) group.one_lane([&] { group.read_maps(maps.k, maps.v); });
     seen = block.tile;
-    for (int r = 0; r < 2; ++r) {
-      group.wait(rings[r].empty[turn.stage], turn.parity ^ 1U);
-      group.one_lane([&] {
-        Barrier& full = rings[r].full[turn.stage];
-        group.expect(full, Places::kBlock * sizeof(std::uint16_t));
-        const int place =
-            (r == 0 ? Places::kKeysAt : Places::kValuesAt) + turn.stage * Places::kBlock;
-        copy_rows<kWgmmaKeys, kDim>(group, shared + place, r == 0 ? maps.k : maps.v, kv_head,
-                                    block.begin, full);
-        group.arrive(full);
-      });
-    }
+    group.wait(rings[0].empty[turn.stage], turn.parity ^ 1U);
+    group.one_lane([&] {
+      Barrier& full = rings[0].full[turn.stage];
+      group.expect(full, Places::kKeys * sizeof(std::uint16_t));
+      copy_rows<kWgmmaKeys, kDim>(group, shared + Places::kKeysAt + turn.stage * Places::kKeys,
+                                  maps.k, kv_head, block.begin, full);
+      group.arrive(full);
+    });
+    group.wait(rings[1].empty[turn.stage], turn.parity ^ 1U);
+    group.one_lane([&] {
+      Barrier& full = rings[1].full[turn.stage];
+      group.expect(full, Places::kValues * sizeof(std::uint16_t));
+      copy_rows<kWgmmaKeys, kValueDim>(group,
+                                       shared + Places::kValuesAt + turn.stage * Places::kValues,
+                                       maps.v, kv_head, block.begin, full);
+      group.arrive(full);
+    });
   }
 }
 
@@ -65,7 +71,7 @@ struct TopAndSum {
 };
 
 // The online softmax of a consumer's 64 rows.
-template <int kDim, typename Group>
+template <int kValueDim, typename Group>
 struct WgmmaForwardRows {
   static constexpr int kTiles = kWgmmaKeys / 8;
   struct Keep {
@@ -73,7 +79,7 @@ struct WgmmaForwardRows {
   };
   GroupSums<Group, kTiles> scores;
   GroupWeights<Group, kTiles> weights;
-  GroupSums<Group, kDim / 8> out;  // not yet divided by the sum
+  GroupSums<Group, kValueDim / 8> out;  // not yet divided by the sum
   typename Group::template PerWarp<typename Group::template PerLane<TopAndSum>> rows;
   typename Group::template PerWarp<typename Group::template PerLane<Keep>> keep;
 };
@@ -115,9 +121,9 @@ CONTEXTILE_HD void weigh_rows(Group& group, float factor,
 }
 
 // Turns the products of a block into weights, in place.
-template <int kDim, typename Group>
+template <int kValueDim, typename Group>
 CONTEXTILE_HD void weigh_block(Group& group, const Launch& launch, const StreamedBlock& block,
-                               std::int32_t first_row, WgmmaForwardRows<kDim, Group>& state) {
+                               std::int32_t first_row, WgmmaForwardRows<kValueDim, Group>& state) {
   constexpr int kTiles = kWgmmaKeys / 8;
   group.each_warp([&](int warp) {
     auto& scores = state.scores[warp];
@@ -128,8 +134,8 @@ CONTEXTILE_HD void weigh_block(Group& group, const Launch& launch, const Streame
 }
 
 // Rescales the sums so far. Once the largest scores of a warp's rows are found, no factor is left.
-template <int kDim, typename Group>
-CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kDim, Group>& state) {
+template <int kValueDim, typename Group>
+CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kValueDim, Group>& state) {
   group.each_warp([&](int warp) {
     typename Group::template PerLane<bool> rises;
     group.each_lane([&](int lane) {
@@ -139,7 +145,7 @@ CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kDim, Group>& stat
     if (!group.any_lane(rises)) return;
     group.each_lane([&](int lane) {
       CONTEXTILE_UNROLL
-      for (int tile = 0; tile < kDim / 8; ++tile) {
+      for (int tile = 0; tile < kValueDim / 8; ++tile) {
         CONTEXTILE_UNROLL
         for (int i = 0; i < 4; ++i) {
           state.out[warp][lane].x[tile][i] *= state.keep[warp][lane].x[i / 2];
@@ -150,10 +156,10 @@ CONTEXTILE_HD void rescale_out(Group& group, WgmmaForwardRows<kDim, Group>& stat
 }
 
 // Merges the results of the rows into their slot.
-template <int kDim, typename Group>
+template <int kValueDim, typename Group>
 CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const OwnedBlock& owned,
                                     int kv_head, int group_row,
-                                    WgmmaForwardRows<kDim, Group>& state) {
+                                    WgmmaForwardRows<kValueDim, Group>& state) {
   group.each_warp([&](int warp) {
     auto& rows = state.rows[warp];
     CONTEXTILE_UNROLL
@@ -163,51 +169,52 @@ CONTEXTILE_HD void write_group_rows(Group& group, const Launch& launch, const Ow
       group.quad_sum(sum);
       group.each_lane([&](int lane) { rows[lane].sum[half] = sum[lane]; });
     }
-    write_rows<kDim>(group, launch, owned, kv_head, group_row + warp * 16, rows, state.out[warp]);
+    write_rows<kValueDim>(group, launch, owned, kv_head, group_row + warp * 16, rows,
+                          state.out[warp]);
   });
 }
 
 // Start the scores of a block when its keys have arrived, and the products of its weights and
 // values when its values have arrived.
-template <Number kNumber, int kDim, typename Group>
+template <Number kNumber, int kDim, int kValueDim, typename Group>
 CONTEXTILE_HD void start_keys(Group& group, std::uint16_t* shared, Turn turn,
-                              WgmmaForwardRows<kDim, Group>& state) {
-  using Places = WgmmaForwardPlaces<kDim>;
+                              WgmmaForwardRows<kValueDim, Group>& state) {
+  using Places = WgmmaForwardPlaces<kDim, kValueDim>;
   const auto [stage, parity] = turn;
   group.wait(reinterpret_cast<Ring*>(shared + Places::kRingsAt)[0].full[stage], parity);
   group.pin(state.scores);
   group.begin_products();
   start_scores<kNumber, kDim, kWgmmaKeys>(group, shared + (group.index() - 1) * Places::kQuery,
-                                          shared + Places::kKeysAt + stage * Places::kBlock,
+                                          shared + Places::kKeysAt + stage * Places::kKeys,
                                           state.scores);
   group.commit_products();
 }
-template <Number kNumber, int kDim, typename Group>
+template <Number kNumber, int kDim, int kValueDim, typename Group>
 CONTEXTILE_HD void start_values(Group& group, std::uint16_t* shared, Turn turn,
-                                WgmmaForwardRows<kDim, Group>& state) {
-  using Places = WgmmaForwardPlaces<kDim>;
+                                WgmmaForwardRows<kValueDim, Group>& state) {
+  using Places = WgmmaForwardPlaces<kDim, kValueDim>;
   const auto [stage, parity] = turn;
   group.wait(reinterpret_cast<Ring*>(shared + Places::kRingsAt)[1].full[stage], parity);
   group.pin(state.weights);
   group.pin(state.out);
   group.begin_products();
-  start_weighted<kNumber, kDim, kWgmmaKeys>(
-      group, state.weights, shared + Places::kValuesAt + stage * Places::kBlock, state.out);
+  start_weighted<kNumber, kValueDim, kWgmmaKeys>(
+      group, state.weights, shared + Places::kValuesAt + stage * Places::kValues, state.out);
   group.commit_products();
 }
 
 // Does the work of one consumer: the attention of its 64 rows to all blocks.
-template <Number kNumber, int kDim, typename Group>
+template <Number kNumber, int kDim, int kValueDim, typename Group>
 CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBlock& owned,
                                int kv_head, std::uint16_t* shared) {
-  using Places = WgmmaForwardPlaces<kDim>;
+  using Places = WgmmaForwardPlaces<kDim, kValueDim>;
   constexpr int kTiles = kWgmmaKeys / 8;
   const bool is_second = group.index() == kConsumers;
   const int group_row = (group.index() - 1) * kGroupRows;
   const std::int32_t first_row = owned.begin + group_row;
   auto* const rings = reinterpret_cast<Ring*>(shared + Places::kRingsAt);
   StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kWgmmaKeys);
-  WgmmaForwardRows<kDim, Group> state;
+  WgmmaForwardRows<kValueDim, Group> state;
   load_group_rows<kDim>(group, shared + (group.index() - 1) * Places::kQuery,
                         launch.tiles[owned.tile].q, launch.heads, kv_head, first_row, owned.end,
                         launch.head_dim);
@@ -216,11 +223,11 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
   // one block together with the values of the block before.
   if (owned.num_blocks > 0) {
     Turn turn;
-    start_keys<kNumber, kDim>(group, shared, turn, state);
+    start_keys<kNumber, kDim, kValueDim>(group, shared, turn, state);
     group.template wait_products<0>();
     group.pin(state.scores);
     group.arrive_warps(rings[0].empty[0]);
-    weigh_block<kDim>(group, launch, blocks.block(), first_row, state);
+    weigh_block<kValueDim>(group, launch, blocks.block(), first_row, state);
     round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     // The first consumer begins. It awaits one more at the end, so that all that are passed are
     // taken.
@@ -230,39 +237,41 @@ CONTEXTILE_HD void attend_keys(Group& group, const Launch& launch, const OwnedBl
       turn = next_turn(turn);
       blocks.advance();  // reads a run before the products, not between them
       group.await_turn();
-      start_keys<kNumber, kDim>(group, shared, turn, state);
-      start_values<kNumber, kDim>(group, shared, before, state);
+      start_keys<kNumber, kDim, kValueDim>(group, shared, turn, state);
+      start_values<kNumber, kDim, kValueDim>(group, shared, before, state);
       group.pass_turn();
       group.template wait_products<1>();
       group.pin(state.scores);
       group.arrive_warps(rings[0].empty[turn.stage]);
-      weigh_block<kDim>(group, launch, blocks.block(), first_row, state);
+      weigh_block<kValueDim>(group, launch, blocks.block(), first_row, state);
       group.settle(state.rows, shared);
       group.template wait_products<0>();
       group.pin(state.out);
       group.arrive_warps(rings[1].empty[before.stage]);
-      rescale_out<kDim>(group, state);
+      rescale_out<kValueDim>(group, state);
       round_weights<kNumber, kTiles>(group, state.scores, state.weights);
     }
-    start_values<kNumber, kDim>(group, shared, turn, state);
+    start_values<kNumber, kDim, kValueDim>(group, shared, turn, state);
     group.template wait_products<0>();
     group.pin(state.out);
     if (!is_second) group.await_turn();
   }
-  write_group_rows<kDim>(group, launch, owned, kv_head, group_row, state);
+  write_group_rows<kValueDim>(group, launch, owned, kv_head, group_row, state);
 }
 
 // Does everything one group of a CTA does.
-template <Number kNumber, int kDim, typename Group>
+template <Number kNumber, int kDim, int kValueDim, typename Group>
 CONTEXTILE_HD void wgmma_forward(Group& group, const Launch& launch, const OwnedBlock& owned,
                                  int kv_head, std::uint16_t* shared) {
-  open_rings(group, reinterpret_cast<Ring*>(shared + WgmmaForwardPlaces<kDim>::kRingsAt), 1);
+  open_rings(group, reinterpret_cast<Ring*>(shared + WgmmaForwardPlaces<kDim, kValueDim>::kRingsAt),
+             1);
   if (group.index() == kProducer) {
     group.template give_registers<RegisterShares<24>::kProducer>();
-    if (group.producer_warp() == 0) bring_keys<kDim>(group, launch, owned, kv_head, shared);
+    if (group.producer_warp() == 0)
+      bring_keys<kDim, kValueDim>(group, launch, owned, kv_head, shared);
   } else {
     group.template take_registers<RegisterShares<24>::kConsumer>();
-    attend_keys<kNumber, kDim>(group, launch, owned, kv_head, shared);
+    attend_keys<kNumber, kDim, kValueDim>(group, launch, owned, kv_head, shared);
   }
 }
 

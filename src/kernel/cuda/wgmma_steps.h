@@ -110,7 +110,7 @@ CONTEXTILE_HD void copy_rows(Group& group, std::uint16_t* place, const BoxMap& m
 // Starts copying the 64 flat rows of a consumer. Parts beyond `end` or `dim` become zeros.
 template <int kDim, typename Group>
 CONTEXTILE_HD void load_group_rows(Group& group, std::uint16_t* shared,
-                                   const DeviceRows<const std::uint16_t>& rows, std::int32_t heads,
+                                   DeviceRows<const std::uint16_t> rows, std::int32_t heads,
                                    std::int32_t kv_head, std::int32_t first, std::int32_t end,
                                    std::int32_t dim) {
   constexpr int kChunks = kDim / 8;
