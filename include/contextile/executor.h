@@ -108,6 +108,8 @@ class RankHost {
   [[nodiscard]] virtual std::vector<std::unique_ptr<Transport>> make_group(
       std::int32_t num_ranks) = 0;
   [[nodiscard]] virtual const AttentionKernel& kernel(Rank rank) const = 0;
+  // Returns true if the results are real and the time that they take says nothing.
+  [[nodiscard]] virtual bool is_emulated() const { return false; }
 };
 
 // A call that ranks are about to make together, for check_same_call to compare.

@@ -1,4 +1,4 @@
-// The functions of CUDA's driver, loaded from its shared library.
+// The functions of CUDA's driver, loaded from its shared library, or those of the emulated driver.
 #pragma once
 
 #include <dlfcn.h>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "gpu/emulated/find_function.h"
 #include "gpu/encode_map.h"
 
 namespace contextile::cuda {
@@ -43,6 +44,7 @@ struct PoolProperties {
   std::size_t largest = 0;  // as the system has it
   std::array<unsigned char, 56> reserved{};
 };
+static_assert(sizeof(Copy2D) == 128);
 static_assert(sizeof(PoolProperties) == 88);
 constexpr Result kSuccess = 0;
 constexpr Result kNotFound = 500;
@@ -60,8 +62,9 @@ constexpr std::size_t kPinnedBytes = 256 * 1024;  // smallest chunk of memory fo
 class Library {
  public:
   explicit Library(const std::string& name)
-      : handle_(::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-    CONTEXTILE_CHECK(handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
+      : is_emulated_(name == emulated::kLibrary),
+        handle_(is_emulated_ ? nullptr : ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    CONTEXTILE_CHECK(is_emulated_ || handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
                      name, ::dlerror());
     const auto find = [&](auto& function, const char* symbol) {
       look_up(function, symbol);
@@ -118,6 +121,7 @@ class Library {
     look_up(count_functions, "cuModuleGetFunctionCount");
     look_up(list_functions, "cuModuleEnumerateFunctions");
     look_up(load_function, "cuFuncLoad");
+    look_up(parameter_info, "cuFuncGetParamInfo");
   }
   // The library stays open: other libraries of the process may have threads in it.
   ~Library() = default;
@@ -143,6 +147,7 @@ class Library {
   Result (*count_functions)(unsigned*, void*) = nullptr;
   Result (*list_functions)(void**, unsigned, void*) = nullptr;
   Result (*load_function)(void*) = nullptr;
+  Result (*parameter_info)(void*, std::size_t, std::size_t*, std::size_t*) = nullptr;
   Result (*get_function)(void**, void*, const char*) = nullptr;
   Result (*set_function)(void*, int, int) = nullptr;
   Result (*allocate)(DevicePointer*, std::size_t) = nullptr;
@@ -179,9 +184,11 @@ class Library {
   // Finds a function; null if there is none.
   template <typename Function>
   void look_up(Function*& function, const char* symbol) {
-    function = reinterpret_cast<Function*>(::dlsym(handle_, symbol));
+    function = reinterpret_cast<Function*>(is_emulated_ ? emulated::find_function(symbol)
+                                                        : ::dlsym(handle_, symbol));
   }
 
+  bool is_emulated_;
   void* handle_;
 };
 

@@ -20,6 +20,7 @@
 #include "contextile/base.h"
 #include "gpu/driver_library.h"
 #include "gpu/loaded_modules.h"
+#include "gpu/module_file.h"
 
 namespace contextile::cuda {
 namespace {
@@ -56,8 +57,7 @@ class GpuDriver : public Driver {
       const Current current(*this);
       make_pool();
       const auto file_of = [&](const std::string& module) {
-        return fmt::format("{}/{}.{}.{}", options.folder, module, architecture,
-                           architecture.starts_with("sm_") ? "cubin" : "ptx");
+        return module_file(options, module, architecture);
       };
       for (const std::string& module : options.modules) modules_.load(module, file_of(module));
       for (const std::string& module : options.optional_modules) {
@@ -201,7 +201,7 @@ class GpuDriver : public Driver {
     const auto mine = turn();
     void* argument = const_cast<std::byte*>(arguments.data());  // the driver only reads it
     const auto size = [](std::int32_t count) { return static_cast<unsigned>(count); };
-    check(grid.kernel, cuda_.launch(modules_.function(grid), size(grid.blocks_x),
+    check(grid.kernel, cuda_.launch(modules_.function(grid, arguments.size()), size(grid.blocks_x),
                                     size(grid.blocks_y), 1, size(grid.threads), 1, 1,
                                     size(grid.shared_bytes), handle(stream), &argument, nullptr));
   }

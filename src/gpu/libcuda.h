@@ -20,7 +20,8 @@ struct DeviceOptions {
   std::vector<std::string> modules;
   // Modules that are loaded only if they have been compiled for the device.
   std::vector<std::string> optional_modules = {};
-  // File of the driver's library; empty: the system's own.
+  // File of the driver's library; empty: the system's own; emulated::kLibrary: none, the device is
+  // emulated, with PTX for modules.
   std::string library;
 };
 // Returns the number of devices of this machine, 0 if the driver does not start. Throws as

@@ -40,7 +40,15 @@ void LoadedModules::load_functions(void* module) {
   for (void* function : functions) check_("cuFuncLoad", cuda_.load_function(function));
 }
 
-void* LoadedModules::function(const Grid& grid) {
+std::size_t LoadedModules::argument_bytes(void* function) const {
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+  const bool is_known = cuda_.parameter_info != nullptr &&
+                        cuda_.parameter_info(function, 0, &offset, &bytes) == kSuccess;
+  return is_known ? bytes : 0;
+}
+
+void* LoadedModules::function(const Grid& grid, std::size_t argument_bytes) {
   const std::lock_guard lock(mutex_);
   const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
   Function& found = at->second;
@@ -53,7 +61,12 @@ void* LoadedModules::function(const Grid& grid) {
     CONTEXTILE_CHECK(result != kNotFound, "cuda: expected a kernel {} in {}, found none",
                      grid.kernel, grid.module);
     check_(grid.kernel, result);
+    found.argument_bytes = this->argument_bytes(found.handle);
   }
+  CONTEXTILE_CHECK(found.argument_bytes == 0 || found.argument_bytes == argument_bytes,
+                   "cuda: expected {} in {} to take {} bytes, as this library passes, found a "
+                   "kernel of {} (compiled from other sources)",
+                   grid.kernel, grid.module, argument_bytes, found.argument_bytes);
   if (grid.shared_bytes > found.shared_bytes) {
     check_("cuFuncSetAttribute",
            cuda_.set_function(found.handle, kDynamicShared, grid.shared_bytes));

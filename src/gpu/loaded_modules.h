@@ -1,6 +1,7 @@
 // Modules of compiled kernels on a device, and their functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,18 +31,22 @@ class LoadedModules {
     modules_.clear();
   }
   [[nodiscard]] bool has(std::string_view module) const { return modules_.contains(module); }
-  // Returns the kernel of a launch, with room for its shared memory.
-  [[nodiscard]] void* function(const Grid& grid);
+  // Returns the kernel of a launch, with room for its shared memory. Throws InvalidArgument if it
+  // was compiled for an argument of another size.
+  [[nodiscard]] void* function(const Grid& grid, std::size_t argument_bytes);
 
  private:
   struct Function {
     void* handle = nullptr;
-    std::int32_t shared_bytes = 0;  // set as the kernel's limit so far
+    std::int32_t shared_bytes = 0;   // set as the kernel's limit so far
+    std::size_t argument_bytes = 0;  // 0: unknown
   };
 
   // Loads all kernels of a module at once. A kernel that is loaded by its first launch may wait for
   // the device while another kernel waits for a peer, and the peer for this rank.
   void load_functions(void* module);
+  // Bytes of the function's argument; 0 if the driver does not say.
+  [[nodiscard]] std::size_t argument_bytes(void* function) const;
 
   const Library& cuda_;
   const Check check_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string_view>
@@ -93,20 +94,24 @@ std::string run_text(const RunReport& report, bool colour) {
               {"sent_bytes", "moved\nMB", Format::kMegabytes},
               {"predicted_bytes", "predicted\nMB", Format::kMegabytes},
               {"ok", "ok", Format::kVerdict}});
+  // An emulated GPU has no times.
+  const auto time = [&](double seconds) {
+    return report.is_emulated ? Cell{"emulated"} : Cell{seconds};
+  };
   std::string exposed;
   for (const MaskRun& run : report.masks) {
     for (const RunError& error : run.errors) {
       errors.add_row({run.mask, error.array, error.error, error.single_device_error, error.bound,
                       within_bound(error)});
     }
-    work.add_row({run.mask, "forward", run.forward_s, run.sent_bytes_forward,
+    work.add_row({run.mask, "forward", time(run.forward_s), run.sent_bytes_forward,
                   run.predicted_bytes_forward,
                   run.sent_bytes_forward == run.predicted_bytes_forward});
-    work.add_row({run.mask, "backward", run.backward_s, run.sent_bytes_backward,
+    work.add_row({run.mask, "backward", time(run.backward_s), run.sent_bytes_backward,
                   run.predicted_bytes_backward,
                   run.sent_bytes_backward == run.predicted_bytes_backward});
     exposed += fmt::format("{}{} {}", exposed.empty() ? "" : ", ", printable(run.mask),
-                           milliseconds(run.exposed_s));
+                           report.is_emulated ? "emulated" : milliseconds(run.exposed_s));
   }
   const bool compared = std::any_of(report.masks.begin(), report.masks.end(),
                                     [](const MaskRun& run) { return !run.errors.empty(); });
@@ -149,6 +154,7 @@ Json run_json(const RunReport& report) {
   Json masks = Json::array();
   for (const MaskRun& run : report.masks) masks.push_back(mask_run_json(run));
   return {{"ok", report.ok()},
+          {"times", report.is_emulated ? "emulated" : "measured"},
           {"masks", std::move(masks)},
           {"memory",
            {{"staging_bytes", report.memory.staging_bytes},
@@ -194,7 +200,8 @@ Json run_rows_json(const Json& masks) {
   for (const Json& mask : masks) {
     for (const std::string direction : {"forward", "backward"}) {
       Json row = {{"mask", mask["mask"]}, {"direction", direction}};
-      row["seconds"] = mask[direction + "_s"];
+      const Json& seconds = mask[direction + "_s"];
+      row["seconds"] = std::isfinite(seconds.get<double>()) ? seconds : Json("emulated");
       row["sent_bytes"] = mask["sent_bytes_" + direction];
       row["predicted_bytes"] = mask["predicted_bytes_" + direction];
       const std::string predicted = "predicted_" + direction + "_s";

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "support/message_of.h"
-#include "support/ptx/machine.h"
+#include "gpu/emulated/machine.h"
 
 namespace contextile::ptx {
 namespace {
@@ -60,7 +60,7 @@ bool is_output(std::uint64_t address, std::uint64_t bytes) {
 // Runs a program on threads of one block, and returns their outputs.
 std::vector<std::uint64_t> run_program(const std::string& body, int threads = 32,
                                        Timing timing = Timing::kLate) {
-  const Module module = parse_module(program(body));
+  Module module(program(body));
   output().assign(static_cast<std::size_t>(threads), 0);
   const std::uint64_t* const data = output().data();
   Machine machine;
@@ -70,7 +70,7 @@ std::vector<std::uint64_t> run_program(const std::string& body, int threads = 32
   launch.threads = threads;
   launch.shared_bytes = kSharedBytes;
   launch.parameters = std::as_bytes(std::span(&data, 1));
-  run(machine, module.at("test"), launch);
+  run(machine, module.kernel("test"), launch);
   return output();
 }
 std::string fault_of(const std::string& body, int threads = 32) {

@@ -20,7 +20,7 @@
 #include "kernel/cuda/tile_lists.h"
 #include "kernel/cuda/wgmma_backward.h"
 #include "kernel/cuda/wgmma_forward.h"
-#include "support/host_box_map.h"
+#include "gpu/emulated/box_map_format.h"
 #include "support/host_group.h"
 #include "support/message_of.h"
 

@@ -9,7 +9,7 @@
 #include <new>
 
 #include "base/check.h"
-#include "support/host_box_map.h"
+#include "gpu/emulated/box_map_format.h"
 #include "support/host_grid.h"
 
 namespace contextile::cuda {

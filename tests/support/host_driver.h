@@ -19,7 +19,7 @@
 
 #include "base/rng.h"
 #include "gpu/driver.h"
-#include "support/captured_work.h"
+#include "gpu/emulated/captured_work.h"
 
 namespace contextile::cuda {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <new>
 
-#include "support/host_box_map.h"
+#include "gpu/emulated/box_map_format.h"
 
 namespace contextile::cuda {
 namespace {

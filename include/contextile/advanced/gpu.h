@@ -1,7 +1,7 @@
 // Runs plans on GPUs: all ranks of a plan on one GPU of this machine, with streams of their own and
 // copies in device memory as transfers; or one rank, whose transfers go over NCCL.
 //
-//   const std::unique_ptr<Gpu> gpu = open_gpu();
+//   const std::unique_ptr<Gpu> gpu = open_gpu();  // open_gpu("emulated") needs no GPU
 //   RunOptions options;
 //   options.host = gpu.get();
 //   const RunReport report = run_plan(plan, options);
@@ -23,8 +23,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -44,6 +46,9 @@ enum class Graphs : std::uint8_t { kAuto, kOn, kOff };
 
 struct GpuOptions {
   std::int32_t ordinal = 0;
+  // No GPU: an emulated one, which interprets the PTX of the kernels on the CPU. `ordinal` is 0 and
+  // the libraries are empty.
+  bool is_emulated = false;
   // Folder where `cmake --build BUILD --target contextile_cuda` has put the compiled kernels.
   // Empty: $CONTEXTILE_CUDA_KERNELS, otherwise the folder cuda next to the program (or next to the
   // shared library that contains this code), or lib/contextile/cuda next to its folder.
@@ -59,10 +64,10 @@ struct GpuOptions {
   Graphs graphs = Graphs::kAuto;
 };
 
-// A GPU that plans run on. It must outlive them and the data that their forwards have saved.
+// A GPU that plans run on, or an emulated one. It must outlive them and the data that their forwards have saved.
 class Gpu : public RankHost {
  public:
-  // The name of the device, such as "NVIDIA H200".
+  // The name of the device, such as "NVIDIA H200" or "emulated GPU".
   [[nodiscard]] virtual std::string_view name() const = 0;
   // Its number on this machine.
   [[nodiscard]] virtual std::int32_t ordinal() const = 0;
@@ -71,6 +76,9 @@ class Gpu : public RankHost {
   // The kernel of attention to keys in pages, which runs on the rank's stream (docs/gpu.md). The
   // rank must have joined a group.
   [[nodiscard]] virtual const PagedKernel& paged_kernel(Rank rank) const = 0;
+  // Makes memory of this process memory of an emulated GPU while the result lives, so that tensors
+  // in it can be passed to executors. Throws InvalidArgument for another GPU.
+  [[nodiscard]] virtual std::shared_ptr<void> lend(std::span<const std::byte> memory) = 0;
   // Makes the rank's work submitted from here on begin after all work that a stream of the caller
   // holds (CUstream or cudaStream_t of this device; null: the default one). The rank must have
   // joined a group.
@@ -81,7 +89,7 @@ class Gpu : public RankHost {
   // Returns rank control.rank() of a group of as many processes, each with a GPU of its own. Plans
   // whose grouped launches do not deadlock (verify) do not deadlock there. Collective; call it
   // once. `control` and the GPU must outlive the result. Throws InvalidArgument if there is no
-  // NCCL, and DeviceError if it fails.
+  // NCCL or the GPU is emulated, and DeviceError if NCCL fails.
   [[nodiscard]] virtual std::unique_ptr<Transport> join(
       Transport& control, std::chrono::milliseconds timeout = std::chrono::minutes(1)) = 0;
 };
@@ -93,5 +101,11 @@ class Gpu : public RankHost {
 // were searched) or not the one that is named; DeviceError if the driver reports an error.
 [[nodiscard]] std::unique_ptr<Gpu> open_gpu(const GpuOptions& options = {},
                                             const InprocOptions& transport = {});
+// Opens the GPU with a number, such as "0", or an "emulated" one. The latter needs no driver and no
+// GPU, only the kernels' PTX. It computes what the kernels' instructions say and checks them for
+// races, missing waits and foreign memory. It is thousands of times slower than a GPU, and its times
+// mean nothing: ranks wait for each other for a day unless `transport` has another timeout.
+[[nodiscard]] std::unique_ptr<Gpu> open_gpu(std::string_view device, GpuOptions options = {},
+                                            InprocOptions transport = {});
 
 }  // namespace contextile

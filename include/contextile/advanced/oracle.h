@@ -72,7 +72,8 @@ struct RankRun {
 struct MaskRun {
   std::string mask;
   std::vector<RunError> errors;  // empty without compare
-  double forward_s = 0;          // slowest rank, fastest repeat
+  // All times are NaN if the host emulates a GPU (RankHost::is_emulated).
+  double forward_s = 0;  // slowest rank, fastest repeat
   double backward_s = 0;
   double exposed_s = 0;
   std::vector<std::vector<RankRun>> repeats;  // [repetition][rank]
@@ -85,6 +86,7 @@ struct MaskRun {
   std::uint64_t result_bits = 0;
 };
 struct RunReport {
+  bool is_emulated = false;  // no time was measured
   std::vector<MaskRun> masks;
   ExecutorMemory memory;  // of the rank with the most
   std::int64_t predicted_memory_bytes = 0;

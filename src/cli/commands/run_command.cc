@@ -43,6 +43,8 @@
 namespace contextile {
 namespace {
 
+constexpr std::string_view kEmulated = "emulated";  // --gpu
+
 // Comparing is on by default up to this cost of the oracle: a few seconds.
 constexpr double kMaxDefaultCompareFlops = 1e11;
 
@@ -52,7 +54,7 @@ struct RunCommandOptions {
   bool predict = false;
   TransportOptions transport;
   std::string kernel;  // empty: the preferred one for the dtype
-  std::optional<std::int32_t> gpu;
+  std::string gpu;  // a number or "emulated"; empty: the CPU
   std::string gpu_kernel;  // empty: the fastest that the GPU has
   Graphs graphs = Graphs::kAuto;
   std::optional<bool> compare;
@@ -97,10 +99,16 @@ void check_options(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
   check_transport_options(options.transport);
   static_cast<void>(find_kernel(options.kernel));
-  if (!options.gpu_kernel.empty() && !options.gpu) {
+  if (!options.gpu_kernel.empty() && options.gpu.empty()) {
     fail_argument("--gpu-kernel {}: expected --gpu, found none", options.gpu_kernel);
   }
-  if (options.gpu && options.predict && options.cluster.empty()) {
+  if (options.gpu == kEmulated && options.predict) {
+    fail_argument("--predict: expected a GPU to measure, found --gpu emulated, which has no times");
+  }
+  if (options.gpu == kEmulated && options.transport.name != "inproc") {
+    fail_argument("--transport {}: expected inproc with --gpu emulated", options.transport.name);
+  }
+  if (!options.gpu.empty() && options.predict && options.cluster.empty()) {
     fail_argument("--predict: expected --cluster with --gpu; only CPUs are measured on the way");
   }
   if (options.predict && options.cluster.empty() && options.transport.name != "inproc") {
@@ -171,15 +179,15 @@ std::string kernel_name(const RunOptions& settings, const Plan& plan, const Gpu*
 
 // The GPU of this process; null: it has none.
 std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* rank) {
-  if (!options.gpu) return nullptr;
+  if (options.gpu.empty()) return nullptr;
   GpuOptions gpu;
-  gpu.ordinal = *options.gpu;
   gpu.kernel = options.gpu_kernel;
   gpu.graphs = options.graphs;
-  if (rank != nullptr) {
-    gpu.ordinal = (gpu.ordinal + rank->rank().value) % std::max(1, num_gpus(gpu));
-  }
-  return open_gpu(gpu, inproc_options(options.transport));
+  const InprocOptions transport = inproc_options(options.transport);
+  if (rank == nullptr) return open_gpu(options.gpu, gpu, transport);
+  const auto first = checked_cast<std::int32_t>(parse_size("--gpu", options.gpu, 0), "--gpu");
+  gpu.ordinal = (first + rank->rank().value) % std::max(1, num_gpus(gpu));
+  return open_gpu(gpu, transport);
 }
 
 // Runs this process's part if there is a `rank`, and rank 0 prints for all. Null runs everything in
@@ -275,12 +283,18 @@ Action add_run_command(CLI::App& app) {
   add_plan_argument(app, options->plan_path);
   add_transport_options(app, options->transport);
   add_kernel_option(app, options->kernel, "attention kernel");
-  add_size_as<std::int32_t>(app, "--gpu", options->gpu, 0,
-                            {"N",
-                             "all ranks run on GPU N of this machine, or with --transport gloo "
-                             "or mpi rank R on GPU N + R modulo their number, data by NCCL; "
-                             "--kernel is then what one device is compared with",
-                             "on its CPU"});
+  add_value(app, "--gpu",
+            {"N|emulated",
+             "all ranks run on GPU N of this machine, or with --transport gloo or mpi rank R on "
+             "GPU N + R modulo their number, data by NCCL; --kernel is then what one device is "
+             "compared with. emulated: the kernels' PTX runs on the CPU, slowly and without times",
+             "on its CPU"},
+            [options](const std::string& name) {
+              options->gpu = name;
+              if (name == kEmulated) return;
+              options->gpu =
+                  fmt::to_string(checked_cast<std::int32_t>(parse_size("--gpu", name, 0), "--gpu"));
+            });
   add_value(app, "--gpu-kernel",
             {"NAME", "attention on the GPU: cuda:wgmma (compute capability 9.0) or cuda:mma",
              "cuda:wgmma where the GPU and the compiled kernels have it"},

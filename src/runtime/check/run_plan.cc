@@ -235,6 +235,19 @@ MaskRun report_mask(Work& work, std::size_t m) {
   return run;
 }
 
+// Removes times that say nothing.
+void forget_times(MaskRun& run) {
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  run.forward_s = run.backward_s = run.exposed_s = kUnknown;
+  for (std::vector<RankRun>& by_rank : run.repeats) {
+    for (RankRun& rank : by_rank) {
+      for (ExecutionStats* stats : {&rank.forward, &rank.backward}) {
+        stats->total_s = stats->attention_s = stats->exposed_s = kUnknown;
+      }
+    }
+  }
+}
+
 std::int64_t plan_bytes(const ExecutorMemory& memory) {
   return memory.staging_bytes + memory.accumulator_bytes + memory.conversion_bytes;
 }
@@ -357,6 +370,7 @@ RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
   PlanRanks ranks(std::move(plan), run_on, options.executor);
   if (options.rank != nullptr) check_same_options(options);
   RunReport report;
+  report.is_emulated = options.host != nullptr && options.host->is_emulated();
   report.memory = std::ranges::max(ranks.memory(), {}, plan_bytes);
   for (std::size_t m = 0; m < work.masks.size(); ++m) {
     run_mask(work, m, ranks);
@@ -364,6 +378,7 @@ RunReport execute(std::shared_ptr<const Plan> plan, const RunOptions& options,
   complete();
   for (std::size_t m = 0; m < work.masks.size(); ++m) {
     report.masks.push_back(report_mask(work, m));
+    if (report.is_emulated) forget_times(report.masks.back());
   }
   report.predicted_memory_bytes = predicted_memory_bytes(work.plan);
   return report;

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -12,7 +14,10 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "gpu/emulated/device.h"
+#include "gpu/emulated/find_function.h"
 #include "gpu/libcuda.h"
+#include "gpu/module_file.h"
 #include "runtime/cuda/device_ranks.h"
 #include "runtime/cuda/gpu_driver.h"
 #include "transport/cuda/device_group.h"
@@ -40,27 +45,48 @@ std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) 
   return places;
 }
 
+// True if the device's folder may have what it needs. A GPU is asked first which modules it can run.
+bool has_kernels(const DeviceOptions& device) {
+  std::error_code error;
+  if (device.library != emulated::kLibrary) {
+    return std::filesystem::is_directory(device.folder, error);
+  }
+  return std::all_of(device.modules.begin(), device.modules.end(), [&](const std::string& module) {
+    return std::filesystem::exists(module_file(device, module, ""), error);
+  });
+}
+
 }  // namespace
 
 std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
-  const std::vector<std::filesystem::path> places = places_of_kernels(options);
   DeviceOptions device;
   device.ordinal = options.ordinal;
   device.modules = {std::string(module_of(Program::kMma)), "paged", "rows"};
   device.optional_modules = {std::string(module_of(Program::kWgmma))};
   device.library = options.library;
-  for (const std::filesystem::path& place : places) {
-    std::error_code error;
-    if (std::filesystem::is_directory(place, error)) device.folder = place;
-    if (!device.folder.empty()) break;
+  if (options.is_emulated) {
+    CONTEXTILE_CHECK(options.ordinal == 0, "emulated GPU: expected number 0, found {}",
+                     options.ordinal);
+    CONTEXTILE_CHECK(options.library.empty() && options.nccl_library.empty(),
+                     "emulated GPU: expected no library, found {}",
+                     quote(options.library + options.nccl_library));
+    device.library = emulated::kLibrary;
   }
   std::vector<std::string> looked;
-  for (const std::filesystem::path& place : places) looked.push_back(place);
-  CONTEXTILE_CHECK(!device.folder.empty(),
-                   "cuda: expected compiled kernels in {} (cmake --build … --target "
-                   "contextile_cuda makes them), found no such folder",
+  for (const std::filesystem::path& place : places_of_kernels(options)) {
+    looked.push_back(place);
+    device.folder = place;
+    if (has_kernels(device)) return open_device(device);
+  }
+  CONTEXTILE_CHECK(!options.is_emulated,
+                   "emulated GPU: expected the PTX of the kernels (mma.compute_80.ptx and others) "
+                   "in {}, found none; cmake --build … --target contextile_ptx makes it with nvcc, "
+                   "which scripts/install-nvcc installs; CONTEXTILE_CUDA_KERNELS names another "
+                   "folder",
                    fmt::join(looked, " or "));
-  return open_device(device);
+  fail_argument("cuda: expected compiled kernels in {} (cmake --build … --target "
+                "contextile_cuda makes them), found no such folder",
+                fmt::join(looked, " or "));
 }
 
 Program program_of(const GpuOptions& options, const Driver& driver) {
@@ -72,7 +98,8 @@ Program program_of(const GpuOptions& options, const Driver& driver) {
                    name_of(Program::kMma), quote(options.kernel));
   CONTEXTILE_CHECK(has_wgmma,
                    "gpu kernel: expected a device of compute capability 9.0 and "
-                   "wgmma.sm_90a.cubin among its kernels for {}, found {} without",
+                   "{} among its kernels for {}, found {} without",
+                   options.is_emulated ? "wgmma.compute_90a.ptx" : "wgmma.sm_90a.cubin",
                    options.kernel, driver.device_name());
   return Program::kWgmma;
 }
@@ -86,6 +113,7 @@ class OpenGpu : public Gpu {
  public:
   OpenGpu(const GpuOptions& options, const InprocOptions& transport)
       : ordinal_(options.ordinal),
+        is_emulated_(options.is_emulated),
         nccl_library_(options.nccl_library),
         driver_(cuda::open_gpu_driver(options)),
         program_(cuda::program_of(options, *driver_)),
@@ -94,6 +122,12 @@ class OpenGpu : public Gpu {
   [[nodiscard]] std::string_view name() const override { return driver_->device_name(); }
   [[nodiscard]] std::int32_t ordinal() const override { return ordinal_; }
   [[nodiscard]] std::string_view kernel_name() const override { return cuda::name_of(program_); }
+  [[nodiscard]] bool is_emulated() const override { return is_emulated_; }
+  [[nodiscard]] std::shared_ptr<void> lend(std::span<const std::byte> memory) override {
+    CONTEXTILE_CHECK(is_emulated_, "gpu: expected an emulated one, to lend memory to, found {}",
+                     name());
+    return std::make_shared<emulated::LentMemory>(memory);
+  }
   void begin_behind(Rank rank, void* stream) override { ranks_.begin_behind(rank, stream); }
   void end_before(Rank rank, void* stream) override { ranks_.end_before(rank, stream); }
   [[nodiscard]] std::vector<std::unique_ptr<Transport>> make_group(
@@ -108,12 +142,17 @@ class OpenGpu : public Gpu {
   }
   [[nodiscard]] std::unique_ptr<Transport> join(Transport& control,
                                                 std::chrono::milliseconds timeout) override {
+    CONTEXTILE_CHECK(!is_emulated_,
+                     "emulated GPU: expected ranks of one process (inproc), which share it, found "
+                     "a group of {} over {}",
+                     control.size(), control.name());
     return cuda::make_nccl_group(ranks_.streams_of(control.rank()), control,
                                  {.timeout = timeout, .name = "nccl"}, nccl_library_);
   }
 
  private:
   const std::int32_t ordinal_;
+  const bool is_emulated_;
   const std::string nccl_library_;
   const std::unique_ptr<cuda::Driver> driver_;
   const cuda::Program program_;
@@ -133,6 +172,20 @@ std::int32_t num_gpus(const GpuOptions& options) { return cuda::count_devices(op
 
 std::unique_ptr<Gpu> open_gpu(const GpuOptions& options, const InprocOptions& transport) {
   return std::make_unique<OpenGpu>(options, transport);
+}
+
+std::unique_ptr<Gpu> open_gpu(std::string_view device, GpuOptions options,
+                              InprocOptions transport) {
+  options.is_emulated = device == "emulated";
+  if (options.is_emulated) {
+    if (transport.timeout == InprocOptions().timeout) transport.timeout = std::chrono::hours(24);
+    return open_gpu(options, transport);
+  }
+  const char* const end = device.data() + device.size();
+  const auto [rest, error] = std::from_chars(device.data(), end, options.ordinal);
+  CONTEXTILE_CHECK(error == std::errc() && rest == end && options.ordinal >= 0,
+                   "gpu: expected a number or emulated, found {}", quote(device));
+  return open_gpu(options, transport);
 }
 
 }  // namespace contextile

@@ -20,6 +20,23 @@ inline constexpr std::uint32_t kSharedBegin = 1024;
 
 enum class Special : std::uint8_t { kThread, kBlockX, kBlockY, kNumThreads };
 
+struct Operand;
+
+// The operands of an instruction, or the parts of one.
+class Operands {
+ public:
+  // Throws Fault if there are fewer.
+  [[nodiscard]] const Operand& operator[](std::size_t at) const;
+  [[nodiscard]] const Operand& back() const;
+  [[nodiscard]] std::size_t size() const;
+  void push_back(Operand operand);
+  [[nodiscard]] auto begin() const { return all_.begin(); }
+  [[nodiscard]] auto end() const { return all_.end(); }
+
+ private:
+  std::vector<Operand> all_;
+};
+
 struct Operand {
   enum class Kind : std::uint8_t {
     kNone,       // "_", a result that is dropped
@@ -37,7 +54,7 @@ struct Operand {
   Kind base = Kind::kNone;  // of an address: kNone, kWord, kWide or kParameter
   std::uint32_t index = 0;
   std::int64_t value = 0;  // of a constant, or the offset of an address
-  std::vector<Operand> parts;
+  Operands parts;
   std::string text;
 };
 
@@ -62,7 +79,7 @@ struct Instruction {
   Handler run = nullptr;
   std::string opcode;
   std::string text;
-  std::vector<Operand> operands;
+  Operands operands;
   int guard = -1;  // predicate register of "@p"
   bool is_guard_negated = false;
   std::uint32_t target = 0;  // of a branch

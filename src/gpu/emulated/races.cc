@@ -1,8 +1,8 @@
-#include "support/ptx/races.h"
+#include "gpu/emulated/races.h"
 
 #include <algorithm>
 
-#include "support/ptx/state.h"
+#include "gpu/emulated/state.h"
 
 namespace contextile::ptx {
 namespace {

@@ -1,4 +1,6 @@
-#include "support/ptx/operands.h"
+#include "gpu/emulated/operands.h"
+
+#include <utility>
 
 namespace contextile::ptx {
 namespace {
@@ -22,6 +24,14 @@ std::uint64_t parameters_of(const Block& block) {
 }
 
 }  // namespace
+
+const Operand& Operands::operator[](std::size_t at) const {
+  if (at >= all_.size()) fault("expected at least {} operands, found {}", at + 1, all_.size());
+  return all_[at];
+}
+const Operand& Operands::back() const { return (*this)[all_.empty() ? 0 : all_.size() - 1]; }
+std::size_t Operands::size() const { return all_.size(); }
+void Operands::push_back(Operand operand) { all_.push_back(std::move(operand)); }
 
 Words::Words(const Block& block, const Warp& warp, const Operand& operand) : at_(&own_) {
   switch (operand.kind) {

@@ -4,25 +4,34 @@
 #include <charconv>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "support/ptx/handlers.h"
+#include "gpu/emulated/handlers.h"
 
 namespace contextile::ptx {
 namespace {
 
 using Kind = Operand::Kind;
+constexpr std::size_t kShownText = 160;  // characters of a statement in messages
+constexpr std::uint32_t kMostRegisters = 1U << 16;
 constexpr std::string_view kSpaces = " \t\n\r";
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t first = text.find_first_not_of(kSpaces);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kSpaces) + 1 - first);
+}
+
+// False outside of the text, too.
+bool has_at(std::string_view text, std::size_t at, char c) {
+  return at < text.size() && text[at] == c;
 }
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
@@ -91,7 +100,7 @@ class Parser {
       if (end < body.size() && body[end] == ':') {
         labels_[std::string(text)] = static_cast<std::uint32_t>(kernel_.code.size());
       } else {
-        parse_statement(text);
+        parse_or_name(text);
       }
       at = end + 1;
     }
@@ -112,7 +121,7 @@ class Parser {
       if (depth > 0) continue;
       if (body[at] == ';') return at;
       // "::" is part of an opcode.
-      const bool is_label = body[at] == ':' && body[at - 1] != ':' && body[at + 1] != ':';
+      const bool is_label = body[at] == ':' && !has_at(body, at - 1, ':') && !has_at(body, at + 1, ':');
       if (is_label) return at;
     }
     return at;
@@ -120,7 +129,7 @@ class Parser {
 
   // ".reg .b32 %r<10>" gives names a kind: "%r" and a number.
   void declare(std::string_view text) {
-    const auto [type, names] = first_word(trimmed(text.substr(text.find_first_of(kSpaces))));
+    const auto [type, names] = first_word(first_word(text).second);
     const Kind kind = type == ".pred"        ? Kind::kPredicate
                       : type.ends_with("64") ? Kind::kWide
                                              : Kind::kWord;
@@ -146,6 +155,9 @@ class Parser {
     found.index = found.kind == Kind::kPredicate ? kernel_.num_predicates++
                   : found.kind == Kind::kWide    ? kernel_.num_wides++
                                                  : kernel_.num_words++;
+    if (found.index >= kMostRegisters) {
+      fault("{}: expected at most {} registers", kernel_.name, kMostRegisters);
+    }
     registers_[key] = found;
     return found;
   }
@@ -166,12 +178,13 @@ class Parser {
   }
 
   // "[%rd1+16]", "[kernel_param_0+8]", "[shared]", and for TMA "[%rd1, {%r1, %r2, %r3}]".
-  Operand parse_address(std::string_view text) {
+  Operand parse_address(std::string_view text, int depth) {
     const std::vector<std::string_view> parts = split(text.substr(1, text.size() - 2));
     Operand found;
     if (parts.size() == 2) {
       found.kind = Kind::kVector;
-      found.parts = {parse_address("[" + std::string(parts[0]) + "]"), parse_operand(parts[1])};
+      found.parts.push_back(parse_operand("[" + std::string(parts[0]) + "]", depth + 1));
+      found.parts.push_back(parse_operand(parts[1], depth + 1));
       return found;
     }
     const std::size_t plus = parts.at(0).find('+');
@@ -214,15 +227,17 @@ class Parser {
     return found;
   }
 
-  Operand parse_operand(std::string_view text) {
+  // Addresses of TMA are the deepest: a vector in an address.
+  Operand parse_operand(std::string_view text, int depth = 0) {
+    if (text.empty() || depth > 2) fault("expected an operand, found '{}'", text);
     Operand found;
     if (text.starts_with("{")) {
       found.kind = Kind::kVector;
       for (const std::string_view part : split(text.substr(1, text.size() - 2))) {
-        found.parts.push_back(parse_operand(part));
+        found.parts.push_back(parse_operand(part, depth + 1));
       }
     } else if (text.starts_with("[")) {
-      found = parse_address(text);
+      found = parse_address(text, depth);
     } else if (is_digit(text[0]) || text[0] == '-') {
       found = constant_of(parse_number(text));
     } else {
@@ -232,6 +247,14 @@ class Parser {
     return found;
   }
 
+  void parse_or_name(std::string_view text) {
+    try {
+      parse_statement(text);
+    } catch (const std::out_of_range&) {
+      fault("{}: expected PTX, found {}", kernel_.name, text.substr(0, kShownText));
+    }
+  }
+
   void parse_statement(std::string_view text) {
     if (text.starts_with(".reg")) return declare(text);
     if (text.starts_with(".local") || text.starts_with(".shared")) {
@@ -239,12 +262,14 @@ class Parser {
     }
     if (text.starts_with(".")) return;  // .loc, .pragma
     Instruction in;
-    in.text = text.substr(0, 160);
+    in.text = text.substr(0, kShownText);
     if (text.starts_with("@")) {
       auto [guard, rest] = first_word(text.substr(1));
       in.is_guard_negated = guard.starts_with("!");
       if (in.is_guard_negated) guard.remove_prefix(1);
-      in.guard = static_cast<int>(register_of(guard).index);
+      const Operand predicate = register_of(guard);
+      if (predicate.kind != Kind::kPredicate) fault("expected a predicate, found {}", guard);
+      in.guard = static_cast<int>(predicate.index);
       text = rest;
     }
     const auto [opcode, operands] = first_word(text);
@@ -254,7 +279,7 @@ class Parser {
     }
     resolve(in);
     if (opcode == "bra" || opcode == "bra.uni") {
-      jumps_.emplace_back(kernel_.code.size(), in.operands.at(0).text);
+      jumps_.emplace_back(kernel_.code.size(), in.operands[0].text);
     }
     kernel_.code.push_back(std::move(in));
   }
@@ -301,6 +326,13 @@ std::size_t parameter_bytes(std::string_view parameters) {
   return parse_number(parameters.substr(bracket + 1, end - bracket - 1));
 }
 
+// The place of a text in the code.
+std::size_t found_at(std::string_view code, std::string_view text, std::size_t from) {
+  const std::size_t at = code.find(text, from);
+  if (at == std::string_view::npos) fault("expected '{}' behind a kernel's name, found none", text);
+  return at;
+}
+
 std::size_t closing_brace(std::string_view code, std::size_t open) {
   int depth = 0;
   for (std::size_t at = open; at < code.size(); ++at) {
@@ -312,25 +344,45 @@ std::size_t closing_brace(std::string_view code, std::size_t open) {
 
 }  // namespace
 
-Module parse_module(std::string_view text) {
+Module::Module(std::string text) : text_(without_comments(text)) {
   constexpr std::string_view kEntry = ".entry ";
-  const std::string stored = without_comments(text);
-  const std::string_view code = stored;
-  const std::set<std::string, std::less<>> shared = shared_names(code);
-  Module module;
+  const std::string_view code = text_;
+  if (code.find(".version") == std::string_view::npos ||
+      code.find(".target") == std::string_view::npos) {
+    fault("expected PTX (.version and .target), found none");
+  }
+  shared_ = shared_names(code);
   for (std::size_t at = 0; (at = code.find(kEntry, at)) != std::string_view::npos;) {
     at += kEntry.size();
-    const std::size_t open = code.find('(', at);
-    const std::size_t close = code.find(')', open);
+    const std::size_t open = found_at(code, "(", at);
+    const std::size_t close = found_at(code, ")", open);
+    const std::size_t begin = found_at(code, "{", close);
     const std::string name(trimmed(code.substr(at, open - at)));
-    Kernel& kernel = module[name];
-    kernel.name = name;
-    kernel.parameter_bytes = parameter_bytes(code.substr(open, close - open));
-    const std::size_t begin = code.find('{', close);
     at = closing_brace(code, begin);
-    Parser(kernel, shared).parse(code.substr(begin + 1, at - begin - 1));
+    Source& source = sources_[name];
+    source.parameters = code.substr(open, close - open);
+    source.body = code.substr(begin + 1, at - begin - 1);
   }
-  return module;
+}
+
+std::vector<std::string> Module::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, source] : sources_) names.push_back(name);
+  return names;
+}
+
+const Kernel& Module::kernel(std::string_view name) {
+  const auto found = sources_.find(name);
+  if (found == sources_.end()) fault("expected a kernel {}, found none", name);
+  Source& source = found->second;
+  if (source.parsed == nullptr) {
+    auto kernel = std::make_unique<Kernel>();
+    kernel->name = name;
+    kernel->parameter_bytes = parameter_bytes(source.parameters);
+    Parser(*kernel, shared_).parse(source.body);
+    source.parsed = std::move(kernel);
+  }
+  return *source.parsed;
 }
 
 }  // namespace contextile::ptx

@@ -1,7 +1,7 @@
 // Branches and exits (section 9.7.12 of the PTX manual), and the table of all handlers.
 #include <string>
 
-#include "support/ptx/handlers.h"
+#include "gpu/emulated/handlers.h"
 
 namespace contextile::ptx {
 namespace {
@@ -36,7 +36,8 @@ void add_control_handlers(Handlers& all) {
 }
 
 void resolve(Instruction& in) {
-  if (resolve_memory(in) || resolve_product(in)) return;
+  if (resolve_product(in)) return;
+  set_memory_form(in);
   const auto found = handlers().find(in.opcode);
   if (found == handlers().end()) fault("unknown instruction {}", in.text);
   in.run = found->second;

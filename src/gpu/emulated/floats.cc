@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "support/ptx/arithmetic.h"
-#include "support/ptx/handlers.h"
+#include "gpu/emulated/arithmetic.h"
+#include "gpu/emulated/handlers.h"
 
 namespace contextile::ptx {
 namespace {

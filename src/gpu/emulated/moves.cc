@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "support/ptx/arithmetic.h"
-#include "support/ptx/handlers.h"
-#include "support/ptx/numbers.h"
+#include "gpu/emulated/arithmetic.h"
+#include "gpu/emulated/handlers.h"
+#include "gpu/emulated/numbers.h"
 
 namespace contextile::ptx {
 namespace {
@@ -128,7 +128,7 @@ void shuffle(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
     results[static_cast<std::size_t>(lane)] =
         value[shuffled_lane(in.opcode, lane, by[lane], bounds[lane])];
   }
-  warp.words[in.operands[0].index] = results;
+  words_of(warp, in.operands[0]) = results;
 }
 
 template <LaneMask (*kOperation)(LaneMask, LaneMask)>

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "support/ptx/handlers.h"
-#include "support/ptx/numbers.h"
-#include "support/ptx/operands.h"
+#include "gpu/emulated/handlers.h"
+#include "gpu/emulated/numbers.h"
+#include "gpu/emulated/operands.h"
 
 namespace contextile::ptx {
 namespace {
@@ -84,7 +84,7 @@ void multiply(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
     }
   }
   for (std::size_t part = 0; part < 4; ++part) {
-    warp.words[in.operands[0].parts[part].index] = results[part];
+    words_of(warp, in.operands[0].parts[part]) = results[part];
   }
 }
 

@@ -3,18 +3,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <vector>
 
-#include "support/ptx/operands.h"
-#include "support/ptx/state.h"
+#include "gpu/emulated/operands.h"
+#include "gpu/emulated/state.h"
 
 namespace contextile::ptx {
 namespace {
 
 constexpr int kLongestTurn = 400;                       // instructions
 constexpr int kMostFailedWaits = 500;                   // of every warp that could run
-constexpr std::int64_t kMostInstructions = 40'000'000;  // of a block
 constexpr int kRegistersPerBlock = 65536;
 
 // The instruction that a warp executes next and the lanes that are there. Lanes that went different
@@ -62,6 +62,7 @@ void step(Block& block, Warp& warp) {
     return;
   }
   const Instruction& in = code[next.at];
+  block.has_run[next.at] = 1;
   LaneMask mask = next.mask;
   if (in.guard >= 0) {
     const LaneMask guard = warp.predicates[static_cast<std::size_t>(in.guard)];
@@ -129,7 +130,8 @@ void require_clean_end(const Block& block) {
 
 void run_block(Block& block) {
   prepare(block);
-  std::int64_t num_left = kMostInstructions;
+  const std::int64_t most = block.machine->most_instructions;
+  std::int64_t num_left = most;
   for (std::vector<Warp*> ready = ready_warps(block); !ready.empty(); ready = ready_warps(block)) {
     Warp& warp = *ready[block.random() % ready.size()];
     const int turn = 1 + static_cast<int>(block.random() % kLongestTurn);
@@ -137,7 +139,7 @@ void run_block(Block& block) {
     for (int i = 0; i < turn && warp.alive != 0 && !warp.is_blocked && !warp.gives_way; ++i) {
       step(block, warp);
       ++block.machine->num_instructions;
-      if (--num_left == 0) fault("expected an end after {} instructions", kMostInstructions);
+      if (--num_left == 0) fault("expected an end after {} instructions", most);
     }
   }
   require_clean_end(block);
@@ -151,22 +153,28 @@ void run(Machine& machine, const Kernel& kernel, const Launch& launch) {
     fault("{}: expected {} bytes of parameters, found {}", kernel.name, kernel.parameter_bytes,
           launch.parameters.size());
   }
+  std::vector<std::uint8_t> has_run(kernel.code.size());
   for (int y = 0; y < launch.blocks_y; ++y) {
     for (int x = 0; x < launch.blocks_x; ++x) {
       Block block;
       block.machine = &machine;
       block.kernel = &kernel;
       block.launch = &launch;
+      block.has_run = has_run.data();
       block.x = x;
       block.y = y;
       const std::uint64_t seed = machine.seed++;
       block.random.seed(seed);
       try {
         run_block(block);
-      } catch (const Fault& error) {
+      } catch (const std::exception& error) {
         fault("{}, block ({}, {}), seed {}: {}", kernel.name, x, y, seed, error.what());
       }
     }
+  }
+  if (machine.opcodes == nullptr) return;
+  for (std::size_t at = 0; at < has_run.size(); ++at) {
+    if (has_run[at] != 0) machine.opcodes->insert(kernel.code[at].opcode);
   }
 }
 

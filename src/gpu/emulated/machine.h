@@ -20,12 +20,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "support/ptx/kernel.h"
+#include "gpu/emulated/kernel.h"
 
 namespace contextile::ptx {
 
@@ -50,17 +53,40 @@ struct Machine {
   std::uint64_t seed = 1;  // each block adds one
   // True if the bytes from an address on are in one allocation of the device.
   bool (*is_memory)(std::uint64_t address, std::uint64_t bytes) = nullptr;
-  std::int64_t num_instructions = 0;  // that warps executed so far
+  std::int64_t most_instructions = 400'000'000;  // of a block
+  std::int64_t num_instructions = 0;             // that warps executed so far
+  // If set, gets every opcode that ran.
+  std::set<std::string>* opcodes = nullptr;
 };
-
-// The kernels of a module by name.
-using Module = std::map<std::string, Kernel, std::less<>>;
-
-// Throws Fault if the text has an instruction that the machine does not know.
-[[nodiscard]] Module parse_module(std::string_view text);
 
 // Runs all blocks of a launch, one after another. Throws Fault, with the kernel, the block and its
 // seed in the message.
 void run(Machine& machine, const Kernel& kernel, const Launch& launch);
+
+// A module: the text of PTX, whose kernels are parsed when they are asked for.
+class Module {
+ public:
+  // Throws Fault if the text is not PTX.
+  explicit Module(std::string text);
+  ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  [[nodiscard]] bool has(std::string_view kernel) const { return sources_.contains(kernel); }
+  [[nodiscard]] std::vector<std::string> names() const;
+  // Throws Fault if there is no such kernel, or if it has an instruction that the machine does not
+  // know.
+  [[nodiscard]] const Kernel& kernel(std::string_view name);
+
+ private:
+  struct Source {
+    std::string_view parameters;
+    std::string_view body;
+    std::unique_ptr<const Kernel> parsed = nullptr;
+  };
+  std::string text_;  // without comments
+  std::set<std::string, std::less<>> shared_;
+  std::map<std::string, Source, std::less<>> sources_;
+};
 
 }  // namespace contextile::ptx

@@ -2,9 +2,10 @@
 // shifts (9.7.8).
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
-#include "support/ptx/arithmetic.h"
-#include "support/ptx/handlers.h"
+#include "gpu/emulated/arithmetic.h"
+#include "gpu/emulated/handlers.h"
 
 namespace contextile::ptx {
 namespace {
@@ -16,14 +17,23 @@ using u32 = std::uint32_t;
 using s64 = std::int64_t;
 using u64 = std::uint64_t;
 
+template <typename T>
+T negative(T x) {
+  return static_cast<T>(0 - static_cast<u64>(x));
+}
+
 // A division by zero has no specified result. All bits are set here, as on known devices.
 template <typename T>
 T quotient(T x, T y) {
-  return y == 0 ? static_cast<T>(-1) : static_cast<T>(x / y);
+  if (y == 0) return static_cast<T>(-1);
+  if (std::is_signed_v<T> && y == static_cast<T>(-1)) return negative(x);  // the least wraps around
+  return static_cast<T>(x / y);
 }
 template <typename T>
 T remainder(T x, T y) {
-  return y == 0 ? static_cast<T>(-1) : static_cast<T>(x % y);
+  if (y == 0) return static_cast<T>(-1);
+  if (std::is_signed_v<T> && y == static_cast<T>(-1)) return 0;
+  return static_cast<T>(x % y);
 }
 
 // Operations that do not depend on the sign. Unsigned arithmetic wraps around.
@@ -31,8 +41,8 @@ template <typename T>
 void add_modular(Handlers& all, const std::string& type) {
   all["add." + type] = each([](T x, T y) { return static_cast<T>(x + y); });
   all["sub." + type] = each([](T x, T y) { return static_cast<T>(x - y); });
-  all["mul.lo." + type] = each([](T x, T y) { return static_cast<T>(x * y); });
-  all["mad.lo." + type] = each([](T x, T y, T z) { return static_cast<T>(x * y + z); });
+  all["mul.lo." + type] = each([](T x, T y) { return static_cast<T>(u64{x} * y); });
+  all["mad.lo." + type] = each([](T x, T y, T z) { return static_cast<T>(u64{x} * y + z); });
   all["neg." + type] = each([](T x) { return static_cast<T>(0 - x); });
   all["setp.eq." + type] = each([](T x, T y) { return x == y; });
   all["setp.ne." + type] = each([](T x, T y) { return x != y; });
@@ -93,7 +103,8 @@ void add_integer_handlers(Handlers& all) {
   all["mul.wide.u32"] = each([](u32 x, u32 y) { return u64{x} * y; });
   all["mul.wide.s16"] = each([](s16 x, s16 y) { return s32{x} * y; });
   all["mul.wide.u16"] = each([](u16 x, u16 y) { return u32{x} * y; });
-  all["mad.wide.s32"] = each([](s32 x, s32 y, s64 z) { return s64{x} * y + z; });
+  all["mad.wide.s32"] =
+      each([](s32 x, s32 y, u64 z) { return static_cast<u64>(s64{x} * y) + z; });
   all["mad.wide.u32"] = each([](u32 x, u32 y, u64 z) { return u64{x} * y + z; });
 }
 

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "support/host_box_map.h"
-#include "support/ptx/handlers.h"
-#include "support/ptx/operands.h"
+#include "gpu/emulated/box_map_format.h"
+#include "gpu/emulated/handlers.h"
+#include "gpu/emulated/operands.h"
 
 namespace contextile::ptx {
 namespace {
@@ -15,20 +15,26 @@ constexpr std::uint32_t kRowBytes = 128;  // the width of the swizzle, and of a 
 // The 128-byte swizzle exchanges the pieces of 16 bytes by the row within 1,024 bytes.
 std::uint32_t swizzled(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
+constexpr std::size_t kMostCopies = 4096;        // of a block under way
+
+bool is_side_of_box(std::int32_t size) { return 1 <= size && size <= 256; }
 bool is_inside(std::int64_t at, std::int64_t size) { return 0 <= at && at < size; }
 
 // Copies a row of a box; elements outside of the tensor become zeros.
-void land_row(Block& block, const BoxCopy& copy, std::int64_t token, std::int32_t head,
+void land_row(Block& block, const BoxCopy& copy, std::int64_t token, std::int64_t head,
               std::uint32_t to) {
   const cuda::BoxSource& from = copy.source;
   const bool is_row = is_inside(token, from.tokens) && is_inside(head, from.heads);
-  const auto row =
-      reinterpret_cast<std::uintptr_t>(from.data) +
-      static_cast<std::uintptr_t>(token * from.token_stride_bytes + head * from.head_stride_bytes);
+  // Unsigned numbers wrap around; the memory is checked below.
+  const auto part = [](std::int64_t number) { return static_cast<std::uint64_t>(number); };
+  const std::uint64_t row = reinterpret_cast<std::uintptr_t>(from.data) +
+                            part(token) * part(from.token_stride_bytes) +
+                            part(head) * part(from.head_stride_bytes);
   for (std::int32_t col = 0; col < from.box_cols; ++col) {
     std::uint16_t element = 0;
-    if (is_row && is_inside(copy.col + col, from.cols)) {
-      const std::uint64_t address = row + static_cast<std::uint64_t>(copy.col + col) * 2;
+    const std::int64_t at = std::int64_t{copy.col} + col;
+    if (is_row && is_inside(at, from.cols)) {
+      const std::uint64_t address = row + part(at) * 2;
       if (block.machine->is_memory != nullptr && !block.machine->is_memory(address, 2)) {
         fault("TMA: expected memory of the device, found token {}, head {}", token, head);
       }
@@ -42,7 +48,7 @@ void land(Block& block, const BoxCopy& copy) {
   std::uint32_t num_rows = 0;
   for (std::int32_t token = 0; token < copy.source.box_tokens; ++token) {
     for (std::int32_t head = 0; head < copy.source.box_heads; ++head, ++num_rows) {
-      land_row(block, copy, std::int64_t{copy.token} + token, copy.head + head,
+      land_row(block, copy, std::int64_t{copy.token} + token, std::int64_t{copy.head} + head,
                copy.to + num_rows * kRowBytes);
     }
   }
@@ -55,7 +61,7 @@ BoxCopy copy_of_lane(const Block& block, const Warp& warp, const Instruction& in
   copy.to = static_cast<std::uint32_t>(address_of(block, warp, in.operands[0], lane));
   copy.barrier = static_cast<std::uint32_t>(address_of(block, warp, in.operands[2], lane));
   const Operand& source = in.operands[1];  // [map, {col, head, token}]
-  const std::uint64_t map = address_of(block, warp, source.parts.at(0), lane);
+  const std::uint64_t map = address_of(block, warp, source.parts[0], lane);
   if (map % 64 != 0) fault("{}: expected a tensor map at 64 bytes, found {:#x}", in.text, map);
   block.require_memory(map, sizeof(cuda::BoxMap), in);
   if (!warp.acquired_maps.contains(map)) {
@@ -65,7 +71,7 @@ BoxCopy copy_of_lane(const Block& block, const Warp& warp, const Instruction& in
   std::memcpy(&packed, reinterpret_cast<const void*>(map), sizeof(packed));
   copy.source = cuda::source_of(packed);
   const auto coordinate = [&](std::size_t which) {
-    const Words lanes(block, warp, source.parts.at(1).parts.at(which));
+    const Words lanes(block, warp, source.parts[1].parts[which]);
     return static_cast<std::int32_t>(lanes[lane]);
   };
   copy.col = coordinate(0);
@@ -93,8 +99,15 @@ void start_box_copy(Block& block, Warp& warp, const Instruction& in, LaneMask ma
     BoxCopy copy = copy_of_lane(block, warp, in, lane);
     if (copy.to % kRowBytes != 0)
       fault("{}: expected a destination at 128 bytes, found {}", in.text, copy.to);
-    if (copy.source.box_cols * 2 != static_cast<std::int32_t>(kRowBytes)) {
+    if (copy.source.box_cols != static_cast<std::int32_t>(kRowBytes) / 2) {
       fault("{}: expected a box as wide as its swizzle", in.text);
+    }
+    if (!is_side_of_box(copy.source.box_heads) || !is_side_of_box(copy.source.box_tokens)) {
+      fault("{}: expected a box of 1 to 256 heads and tokens, found {} and {}", in.text,
+            copy.source.box_heads, copy.source.box_tokens);
+    }
+    if (block.box_copies.size() >= kMostCopies) {
+      fault("{}: expected a wait after at most {} copies", in.text, kMostCopies);
     }
     if (!phase_barrier_at(block, copy.barrier).is_fenced) {
       fault("{}: expected fence.mbarrier_init before an mbarrier counts bytes", in.text);

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "support/ptx/operands.h"
+#include "gpu/emulated/operands.h"
 
 namespace contextile::ptx {
 
@@ -54,7 +54,7 @@ void write_each(Warp& warp, const Operand& to, LaneMask mask, const Source<Argum
     for (int lane = 0; lane < kLanes; ++lane) {
       results[static_cast<std::size_t>(lane)] = bits_of<Result>(value(lane));
     }
-    warp.words[to.index] = results;
+    words_of(warp, to) = results;
   } else {
     each_lane(mask, [&](int lane) { write_word(warp, to, lane, bits_of<Result>(value(lane))); });
   }

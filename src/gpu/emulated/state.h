@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "gpu/box_map.h"
-#include "support/ptx/kernel.h"
-#include "support/ptx/machine.h"
-#include "support/ptx/races.h"
+#include "gpu/emulated/kernel.h"
+#include "gpu/emulated/machine.h"
+#include "gpu/emulated/races.h"
 
 namespace contextile::ptx {
 
@@ -110,6 +110,7 @@ struct Block {
   Machine* machine = nullptr;
   const Kernel* kernel = nullptr;
   const Launch* launch = nullptr;
+  std::uint8_t* has_run = nullptr;  // by instruction of the kernel
   int x = 0;
   int y = 0;
   std::mt19937_64 random;
@@ -125,7 +126,7 @@ struct Block {
 
   // The bytes of shared memory at an address, which must be aligned to their number.
   [[nodiscard]] std::uint8_t* at(std::uint32_t address, std::uint32_t bytes) {
-    if (address < kSharedBegin || address + bytes > kSharedBegin + shared.size()) {
+    if (address < kSharedBegin || std::uint64_t{address} + bytes > kSharedBegin + shared.size()) {
       fault("expected shared memory below {}, found {} bytes at {}", kSharedBegin + shared.size(),
             bytes, address);
     }
@@ -147,15 +148,17 @@ struct Block {
     races.read(warp.index, address - kSharedBegin, bytes);
   }
   // Requires a proxy fence between a write of the generic proxy and an access of the other one.
-  void require_fenced(std::uint32_t address, std::string_view who) const {
+  void require_fenced(std::uint32_t address, std::string_view who) {
+    static_cast<void>(at(address, 1));
     if (writer[piece_of(address)] != 0) {
       fault("expected fence.proxy.async between a write at {} and its use by {}", address, who);
     }
   }
   void require_memory(std::uint64_t address, std::uint64_t bytes, const Instruction& in) const {
     const auto begin = reinterpret_cast<std::uintptr_t>(launch->parameters.data());
-    const bool is_parameter =
-        begin <= address && address + bytes <= begin + launch->parameters.size();
+    const std::uint64_t offset = address - begin;
+    const std::size_t size = launch->parameters.size();
+    const bool is_parameter = offset <= size && bytes <= size - offset;
     const bool is_known = machine->is_memory == nullptr || machine->is_memory(address, bytes);
     if (address < kNullPage || (!is_parameter && !is_known)) {
       fault("{}: expected memory of the device, found {} bytes at {:#x}", in.text, bytes, address);

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "support/ptx/state.h"
+#include "gpu/emulated/state.h"
 
 namespace contextile::ptx {
 
@@ -20,8 +20,9 @@ void add_barrier_handlers(Handlers& all);
 void add_tensor_handlers(Handlers& all);
 void add_product_handlers(Handlers& all);
 
-// Each sets the handler and the form of an instruction of its family; false for any other.
-[[nodiscard]] bool resolve_memory(Instruction& in);
+// Sets the form of a load or a store.
+void set_memory_form(Instruction& in);
+// Sets the handler and the form of an asynchronous product; false for any other instruction.
 [[nodiscard]] bool resolve_product(Instruction& in);
 
 // Sets the handler and the form of any instruction. Throws Fault, which names the instruction, if

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string>
 
-#include "support/ptx/handlers.h"
-#include "support/ptx/operands.h"
+#include "gpu/emulated/handlers.h"
+#include "gpu/emulated/operands.h"
 
 namespace contextile::ptx {
 namespace {

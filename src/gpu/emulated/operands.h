@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "support/ptx/state.h"
+#include "gpu/emulated/state.h"
 
 namespace contextile::ptx {
 
@@ -50,16 +50,27 @@ void each_lane(LaneMask mask, const Work& work) {
   }
 }
 
+// The lanes of a register that an instruction writes. Throws Fault if it is of another kind.
+[[nodiscard]] inline Lanes32& words_of(Warp& warp, const Operand& to) {
+  if (to.kind != Operand::Kind::kWord) fault("expected a register of 32 bits, found {}", to.text);
+  return warp.words[to.index];
+}
+[[nodiscard]] inline Lanes64& wides_of(Warp& warp, const Operand& to) {
+  if (to.kind != Operand::Kind::kWide) fault("expected a register of 64 bits, found {}", to.text);
+  return warp.wides[to.index];
+}
+// "_" drops a predicate.
 inline void write_predicate(Warp& warp, const Operand& to, LaneMask mask, LaneMask value) {
-  if (to.kind != Operand::Kind::kPredicate) return;
+  if (to.kind == Operand::Kind::kNone) return;
+  if (to.kind != Operand::Kind::kPredicate) fault("expected a predicate, found {}", to.text);
   LaneMask& all = warp.predicates[to.index];
   all = (all & ~mask) | (value & mask);
 }
 inline void write_word(Warp& warp, const Operand& to, int lane, std::uint32_t value) {
-  warp.words[to.index][static_cast<std::size_t>(lane)] = value;
+  words_of(warp, to)[static_cast<std::size_t>(lane)] = value;
 }
 inline void write_wide(Warp& warp, const Operand& to, int lane, std::uint64_t value) {
-  warp.wides[to.index][static_cast<std::size_t>(lane)] = value;
+  wides_of(warp, to)[static_cast<std::size_t>(lane)] = value;
 }
 
 }  // namespace contextile::ptx

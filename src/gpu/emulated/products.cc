@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "support/ptx/handlers.h"
-#include "support/ptx/numbers.h"
-#include "support/ptx/operands.h"
+#include "gpu/emulated/handlers.h"
+#include "gpu/emulated/numbers.h"
+#include "gpu/emulated/operands.h"
 
 namespace contextile::ptx {
 namespace {
@@ -152,9 +152,9 @@ void require_same_operands(Block& block, const Warp& warp, const Product& produc
 // Adds a product to sums whose registers hold their true values.
 void add_to_sums(Warp& warp, const Product& product) {
   const Sums& sums = multiplied(product);
-  const std::vector<Operand>& to = product.instruction->operands[0].parts;
+  const Operands& to = product.instruction->operands[0].parts;
   for (std::size_t part = 0; part < to.size(); ++part) {
-    Lanes32& lanes = warp.words[to[part].index];
+    Lanes32& lanes = words_of(warp, to[part]);
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       const float sum = sums[lane / 4 + 8 * (part / 2 % 2)][part / 4 * 8 + lane % 4 * 2 + part % 2];
       const float before = product.adds ? std::bit_cast<float>(lanes[lane]) : 0.0F;
@@ -167,15 +167,15 @@ void hide_sums(Warp& warp, const Instruction& in) {
   for (const Operand& part : in.operands[0].parts) {
     HiddenSum& hidden = warp.hidden[part.index];
     if (hidden.num_products++ == 0) {
-      hidden.sum = warp.words[part.index];
-      warp.words[part.index].fill(kPoison);
+      hidden.sum = words_of(warp, part);
+      words_of(warp, part).fill(kPoison);
     }
   }
 }
 
 void show_sums(Warp& warp, const Instruction& in) {
   for (const Operand& part : in.operands[0].parts) {
-    Lanes32& lanes = warp.words[part.index];
+    Lanes32& lanes = words_of(warp, part);
     if (std::any_of(lanes.begin(), lanes.end(), [](auto bits) { return bits != kPoison; })) {
       fault("{}: expected sums to stay until the wait, found {} changed", in.opcode, part.text);
     }
@@ -191,8 +191,8 @@ void finish(Block& block, Warp& warp, const Product& product) {
   for (const Operand& part : in.operands[0].parts) {
     HiddenSum& hidden = warp.hidden.at(part.index);
     if (--hidden.num_products > 0) {  // later products of the same sums
-      hidden.sum = warp.words[part.index];
-      warp.words[part.index].fill(kPoison);
+      hidden.sum = words_of(warp, part);
+      words_of(warp, part).fill(kPoison);
     } else {
       warp.hidden.erase(part.index);
     }
@@ -201,6 +201,10 @@ void finish(Block& block, Warp& warp, const Product& product) {
 
 void start(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
   require_whole_warp(warp, in, mask);
+  constexpr std::size_t kMostProducts = 1024;
+  if (warp.open.size() + warp.groups.size() >= kMostProducts) {
+    fault("{}: expected a wait after at most {} products", in.opcode, kMostProducts);
+  }
   if (!warp.has_product_fence) fault("{}: expected wgmma.fence before the product", in.opcode);
   Product product;
   product.instruction = &in;
@@ -236,6 +240,10 @@ void fence(Block&, Warp& warp, const Instruction& in, LaneMask mask) {
 
 void commit(Block&, Warp& warp, const Instruction& in, LaneMask mask) {
   require_whole_warp(warp, in, mask);
+  constexpr std::size_t kMostGroups = 1024;
+  if (warp.groups.size() >= kMostGroups) {
+    fault("{}: expected a wait after at most {} groups", in.opcode, kMostGroups);
+  }
   warp.groups.push_back(std::move(warp.open));
   warp.open.clear();
 }
@@ -256,13 +264,20 @@ void wait(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
 // wgmma.mma_async D, A, B, scale-d, scale-a, scale-b, [trans-a,] trans-b. With A in registers there
 // is no trans-a.
 bool resolve_product(Instruction& in) {
-  if (!in.opcode.starts_with("wgmma.mma_async")) return false;
-  const std::size_t shape = in.opcode.find(".m64n");
-  if (shape == std::string::npos) fault("unknown instruction {}", in.text);
+  constexpr std::string_view kBegin = "wgmma.mma_async.sync.aligned.m64n";
+  if (!in.opcode.starts_with(kBegin)) return false;
   const char* const end = in.opcode.data() + in.opcode.size();
-  std::from_chars(in.opcode.data() + shape + 5, end, in.form.columns);
+  const char* const rest =
+      std::from_chars(in.opcode.data() + kBegin.size(), end, in.form.columns).ptr;
+  const std::string_view types(rest, static_cast<std::size_t>(end - rest));
+  const bool is_known = types == "k16.f32.bf16.bf16" || types == "k16.f32.f16.f16";
   const bool has_registers = has_left_registers(in);
-  if (in.operands.size() != (has_registers ? 7U : 8U)) fault("unknown instruction {}", in.text);
+  const int columns = in.form.columns;
+  if (!is_known || columns < 8 || columns > kMostColumns || columns % 8 != 0 ||
+      in.operands[0].parts.size() != static_cast<std::size_t>(columns) / 2 ||
+      in.operands.size() != (has_registers ? 7U : 8U)) {
+    fault("unknown instruction {}", in.text);
+  }
   if (in.operands[4].value != 1 || in.operands[5].value != 1) {
     fault("{}: expected operands without a scale", in.text);
   }

@@ -3,9 +3,10 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 
-#include "support/ptx/handlers.h"
-#include "support/ptx/operands.h"
+#include "gpu/emulated/handlers.h"
+#include "gpu/emulated/operands.h"
 
 namespace contextile::ptx {
 namespace {
@@ -47,6 +48,7 @@ void load_or_store(Block& block, Warp& warp, const Instruction& in, LaneMask mas
   const bool is_vector = value.kind == Operand::Kind::kVector;
   const std::size_t count = is_vector ? value.parts.size() : 1;
   const int bytes = in.form.bytes;
+  if (count < 1 || count > 4) fault("{}: expected 1 to 4 elements, found {}", in.text, count);
   each_lane(mask, [&](int lane) {
     std::uint8_t* at = place(lane, static_cast<std::uint32_t>(count) * bytes);
     for (std::size_t i = 0; i < count; ++i, at += bytes) {
@@ -99,6 +101,8 @@ void finish_copies(Block& block, Warp& warp) {
 // cp.async: 16 bytes, of which the first come from global memory and the rest are zeros. The
 // destination holds NaN until a wait.
 void copy_async(Block& block, Warp& warp, const Instruction& in, LaneMask mask) {
+  constexpr std::size_t kMostCopies = std::size_t{1} << 20;
+  if (warp.copies.size() >= kMostCopies) fault("{}: expected a wait for earlier ones", in.text);
   each_lane(mask, [&](int lane) {
     const auto to = static_cast<std::uint32_t>(address_of(block, warp, in.operands[0], lane));
     const std::uint64_t from = address_of(block, warp, in.operands[1], lane);
@@ -120,27 +124,41 @@ void wait_for_copies(Block& block, Warp& warp, const Instruction&, LaneMask) {
   finish_copies(block, warp);
 }
 
-int bytes_of_type(std::string_view type) {
-  if (type == "u8" || type == "s8" || type == "b8") return 1;
-  if (type.ends_with("16")) return 2;
-  return type.ends_with("64") ? 8 : 4;
+// The elements of loads and stores and their bytes.
+constexpr std::pair<const char*, int> kTypes[] = {
+    {"b8", 1},  {"u8", 1},  {"s8", 1},  {"b16", 2}, {"u16", 2}, {"s16", 2}, {"b32", 4},
+    {"u32", 4}, {"s32", 4}, {"f32", 4}, {"b64", 8}, {"u64", 8}, {"s64", 8}, {"f64", 8}};
+
+// ld.global.v2.u32 and its like. Without a space addresses are generic, which are those of global
+// memory here.
+bool is_load_or_store(std::string_view opcode) {
+  return opcode.starts_with("ld.") || opcode.starts_with("st.");
 }
 
 }  // namespace
 
-bool resolve_memory(Instruction& in) {
+void set_memory_form(Instruction& in) {
   const std::string_view opcode = in.opcode;
-  if (!opcode.starts_with("ld.") && !opcode.starts_with("st.")) return false;
+  if (!is_load_or_store(opcode)) return;
   const std::string_view type = opcode.substr(opcode.rfind('.') + 1);
+  for (const auto& [name, bytes] : kTypes) {
+    if (type == name) in.form.bytes = bytes;
+  }
   in.form.is_store = opcode.starts_with("st.");
-  in.form.bytes = bytes_of_type(type);
   in.form.is_signed = type.starts_with("s");
-  const bool is_shared = opcode.find(".shared") != std::string_view::npos;
-  in.run = is_shared ? access_shared : access_memory;
-  return true;
 }
 
 void add_memory_handlers(Handlers& all) {
+  for (const auto& [type, bytes] : kTypes) {
+    for (const char* vector : {"", ".v2", ".v4"}) {
+      const std::string rest = std::string(vector) + "." + type;
+      for (const std::string operation : {"ld", "st"}) {
+        for (const char* space : {"", ".global"}) all[operation + space + rest] = access_memory;
+        all[operation + ".shared" + rest] = access_shared;
+      }
+      all["ld.param" + rest] = access_memory;
+    }
+  }
   all["cp.async.cg.shared.global"] = copy_async;
   all["cp.async.wait_all"] = wait_for_copies;
 }
