@@ -1,6 +1,11 @@
 // contextile/extend/transport.h, contextile/executor.h: transports, GPUs and executors.
+#include <nanobind/stl/variant.h>
+
 #include <chrono>
+#include <limits>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include "bind.h"
 #include "contextile/advanced/gpu.h"
@@ -45,17 +50,22 @@ std::vector<std::shared_ptr<Transport>> inproc_group(std::int32_t num_ranks, dou
   return group;
 }
 
-std::shared_ptr<Gpu> open_gpu_of(std::int32_t ordinal, const std::string& kernels,
+using DeviceName = std::variant<std::int32_t, std::string>;
+std::shared_ptr<Gpu> open_gpu_of(const DeviceName& device, const std::string& kernels,
                                  const std::string& kernel, const std::string& library,
                                  const std::string& nccl_library, const std::string& graphs,
                                  double timeout) {
-  return open_gpu({.ordinal = ordinal,
-                   .kernels = kernels,
-                   .kernel = kernel,
-                   .library = library,
-                   .nccl_library = nccl_library,
-                   .graphs = parse_graphs(graphs)},
-                  {.timeout = milliseconds_of(timeout, "timeout")});
+  GpuOptions options{.kernels = kernels,
+                     .kernel = kernel,
+                     .library = library,
+                     .nccl_library = nccl_library,
+                     .graphs = parse_graphs(graphs)};
+  const InprocOptions transport{.timeout = milliseconds_of(timeout, "timeout")};
+  if (const auto* const name = std::get_if<std::string>(&device)) {
+    return open_gpu(*name, options, transport);
+  }
+  options.ordinal = std::get<std::int32_t>(device);
+  return open_gpu(options, transport);
 }
 
 // Returns an end of a transport that keeps the objects it needs alive.
@@ -126,7 +136,32 @@ class RankExecutor {
   }
   // Returns the place of the tensors of calls.
   [[nodiscard]] ArrayPlace place() const {
-    return {gpu_ == nullptr ? std::nullopt : std::optional(gpu_->ordinal())};
+    return {gpu_ == nullptr || gpu_->is_emulated() ? std::nullopt : std::optional(gpu_->ordinal())};
+  }
+  // Makes the arrays of a call memory of an emulated GPU while the result lives.
+  template <typename... Arrays>
+  [[nodiscard]] std::vector<std::shared_ptr<void>> lend(const Arrays&... arrays) const {
+    std::vector<std::shared_ptr<void>> lent;
+    if (gpu_ == nullptr || !gpu_->is_emulated()) return lent;
+    const auto lend_one = [&](const auto& array) { lent.push_back(gpu_->lend(memory_of(array))); };
+    const auto lend_any = [&](const auto& array) {
+      if constexpr (requires { array.has_value(); }) {
+        if (array) lend_one(*array);
+      } else {
+        lend_one(array);
+      }
+    };
+    (lend_any(arrays), ...);
+    return lent;
+  }
+  // Bytes and times of the last call; the times of an emulated GPU are NaN.
+  [[nodiscard]] ExecutionStats last_stats() const {
+    ExecutionStats stats = executor().last_stats();
+    if (gpu_ != nullptr && gpu_->is_emulated()) {
+      stats.total_s = stats.attention_s = stats.exposed_s =
+          std::numeric_limits<double>::quiet_NaN();
+    }
+    return stats;
   }
   // Runs a call. On a GPU it runs after the work that a stream (cudaStream_t) holds, and before
   // work that the stream receives later.
@@ -166,6 +201,7 @@ void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InAr
   tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse", place);
   tensors.saved = bytes_of(saved, "saved", place);
   const nb::gil_scoped_release release;
+  const auto lent = self.lend(q, k, v, sink, out, lse, saved);
   self.executor().check_same_call({Direction::kForward, mask, call});
   self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
 }
@@ -190,6 +226,7 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
   tensors.dsink_H = numbers_of(dsink, "dsink", place);
   tensors.saved = bytes_of(saved, "saved", place);
   const nb::gil_scoped_release release;
+  const auto lent = self.lend(q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
   self.executor().check_same_call({Direction::kBackward, mask, call});
   self.on_stream(stream, [&] { self.executor().backward(mask, tensors, Saved()); });
 }
@@ -268,9 +305,12 @@ Examples
 }
 
 void bind_gpus(nb::module_& module) {
-  nb::class_<Gpu>(module, "Gpu", "A GPU of this machine with the library's kernels.")
+  nb::class_<Gpu>(module, "Gpu",
+                  "A GPU of this machine, or an emulated one, with the library's kernels.")
       .def_prop_ro("name", [](const Gpu& self) { return std::string(self.name()); })
       .def_prop_ro("ordinal", &Gpu::ordinal, "Number of the GPU on this machine.")
+      .def_prop_ro("is_emulated", &Gpu::is_emulated,
+                   "True if the kernels' PTX runs on the CPU. Tensors are then on the CPU.")
       .def_prop_ro(
           "kernel", [](const Gpu& self) { return std::string(self.kernel_name()); },
           "Name of the attention kernel: \"cuda:wgmma\" or \"cuda:mma\".")
@@ -282,7 +322,7 @@ void bind_gpus(nb::module_& module) {
            "Returns this rank's end of a group of processes with one GPU each. Data moves over "
            "NCCL; control messages go over control, an ordinary transport between the processes. "
            "Collective. timeout is the number of seconds without a transfer ending. Raises "
-           "InvalidArgument if there is no NCCL, DeviceError and TransportError.")
+           "InvalidArgument if there is no NCCL or the GPU is emulated, DeviceError and TransportError.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Gpu", {"name", "ordinal"});
       });
@@ -291,17 +331,18 @@ void bind_gpus(nb::module_& module) {
       "library"_a = "",
       "Returns the number of GPUs of this machine. library is the driver's (default: "
       "libcuda.so.1). Raises InvalidArgument if there is no driver.");
-  module.def("open_gpu", &open_gpu_of, "ordinal"_a = 0, nb::kw_only(), "kernels"_a = "",
+  module.def("open_gpu", &open_gpu_of, "device"_a = DeviceName(0), nb::kw_only(), "kernels"_a = "",
              "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "graphs"_a = "auto",
              "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
-             R"(Opens a GPU of this machine with Contextile's kernels.
+             R"(Opens a GPU of this machine with Contextile's kernels, or an emulated one.
 
 The kernels take bf16 and f16, with head dims that are multiples of 8 up to 256.
 
 Parameters
 ----------
-ordinal : int
-    Number of the GPU.
+device : int or str
+    Number of the GPU, or "emulated": the kernels' PTX runs on the CPU, exactly and slowly. Tensors
+    are then on the CPU. Times are NaN, and ranks wait for each other for a day.
 kernels : str
     Folder of the compiled kernels. Default: $CONTEXTILE_CUDA_KERNELS, otherwise where they were
     installed.
@@ -374,8 +415,7 @@ void bind_execution(nb::module_& module) {
       .def("backward", &backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
            "sink"_a.none(), "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
            "saved"_a.none(), "stream"_a = 0)
-      .def_prop_ro("last_stats",
-                   [](const RankExecutor& self) { return self.executor().last_stats(); })
+      .def_prop_ro("last_stats", &RankExecutor::last_stats)
       .def_prop_ro("memory_bytes",
                    [](const RankExecutor& self) {
                      const ExecutorMemory memory = self.executor().memory();

@@ -49,6 +49,21 @@ struct ArrayPlace {
 [[nodiscard]] std::span<std::byte> bytes_of(const std::optional<OutBytes>& array,
                                             std::string_view name, const ArrayPlace& place = {});
 
+// The bytes from the first to the last element of an array, gaps included.
+template <typename Array>
+std::span<const std::byte> memory_of(const Array& array) {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
+    if (array.shape(axis) == 0) return {};
+    const std::int64_t reach = static_cast<std::int64_t>(array.shape(axis) - 1) * array.stride(axis);
+    (reach < 0 ? first : last) += reach;
+  }
+  const auto size = static_cast<std::int64_t>(array.itemsize());
+  const auto* const data = static_cast<const std::byte*>(static_cast<const void*>(array.data()));
+  return {data + first * size, static_cast<std::size_t>((last - first + 1) * size)};
+}
+
 // Throws unless the array lies in this place.
 void check_place(std::int32_t device_type, std::int32_t device_id, const ArrayPlace& place,
                  std::string_view name);

@@ -99,11 +99,14 @@ class NumpyExecutor:
         Name of the kernel (``kernels()``). Default: the preferred one for the plan's dtype.
     flight_folder : str
         Folder for a record of the last instructions if a call fails. Default: no record.
+    gpu : Gpu, optional
+        An emulated GPU (``open_gpu("emulated")``), whose kernels then run. It takes float16, and the
+        transport is one of ``gpu.group``.
 
     Raises
     ------
     InvalidArgument
-        There is no such kernel.
+        There is no such kernel, or the GPU is a real one.
 
     Examples
     --------
@@ -123,8 +126,10 @@ class NumpyExecutor:
     (100, 2, 32)
     """
 
-    def __init__(self, transport: _core.Transport, *, kernel: str = "", flight_folder: str = "") -> None:
-        self._rank = _core.RankExecutor(transport, kernel=kernel, flight_folder=flight_folder)
+    def __init__(self, transport: _core.Transport, *, kernel: str = "", flight_folder: str = "", gpu: _core.Gpu | None = None) -> None:
+        if gpu is not None and not gpu.is_emulated:
+            raise _core.InvalidArgument(f"gpu: expected an emulated one, for arrays on the CPU, found {gpu.name}")
+        self._rank = _core.RankExecutor(transport, kernel=kernel, flight_folder=flight_folder, gpu=gpu)
         self._transport = transport
         self._plan: _core.Plan | None = None
         self._num_calls = 0

@@ -1,14 +1,26 @@
 #include "gpu/loaded_modules.h"
 
+#include <fmt/format.h>
+
+#include <filesystem>
 #include <span>
 #include <string_view>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "contextile/base.h"
 
 namespace contextile::cuda {
 
 void LoadedModules::load(const std::string& name, const std::string& file) {
+  std::error_code error;
+  if (!std::filesystem::exists(file, error)) {
+    throw IoError(
+        fmt::format("{}: expected a module compiled for this GPU (cmake --build … --target "
+                    "contextile_cuda makes it), found no such file",
+                    file));
+  }
   const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view where) {
     constexpr std::string_view kElf =
         "\x7f"

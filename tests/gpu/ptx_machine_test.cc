@@ -3,111 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <bit>
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "support/message_of.h"
 #include "gpu/emulated/machine.h"
+#include "support/ptx_program.h"
 
 namespace contextile::ptx {
 namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-constexpr int kSharedBytes = 1024;
-
-// A module of one kernel, which begins with %rd1 at the lane's 8 bytes of output, %r1 as the thread
-// and %r2 as an address of shared memory for it.
-std::string program(const std::string& body) {
-  return R"(
-.version 9.0
-.target sm_90a
-.extern .shared .align 1024 .b8 shared[];
-.visible .entry test(.param .align 8 .b8 test_param_0[8])
-{
-.reg .pred %p<9>;
-.reg .b16 %rs<9>;
-.reg .b32 %r<99>;
-.reg .f32 %f<9>;
-.reg .b64 %rd<99>;
-ld.param.u64 %rd2, [test_param_0];
-mov.u32 %r1, %tid.x;
-mul.wide.u32 %rd3, %r1, 8;
-add.s64 %rd1, %rd2, %rd3;
-mov.u32 %r2, shared;
-shl.b32 %r3, %r1, 4;
-add.s32 %r2, %r2, %r3;
-)" + body +
-         "\nret;\n}\n";
-}
-
-std::vector<std::uint64_t>& output() {
-  static std::vector<std::uint64_t> all;
-  return all;
-}
-bool is_output(std::uint64_t address, std::uint64_t bytes) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(output().data());
-  return begin <= address && address + bytes <= begin + 8 * output().size();
-}
-
-// Runs a program on threads of one block, and returns their outputs.
-std::vector<std::uint64_t> run_program(const std::string& body, int threads = 32,
-                                       Timing timing = Timing::kLate) {
-  Module module(program(body));
-  output().assign(static_cast<std::size_t>(threads), 0);
-  const std::uint64_t* const data = output().data();
-  Machine machine;
-  machine.timing = timing;
-  machine.is_memory = is_output;
-  Launch launch;
-  launch.threads = threads;
-  launch.shared_bytes = kSharedBytes;
-  launch.parameters = std::as_bytes(std::span(&data, 1));
-  run(machine, module.kernel("test"), launch);
-  return output();
-}
-std::string fault_of(const std::string& body, int threads = 32) {
-  return message_of<Fault>([&] { static_cast<void>(run_program(body, threads)); });
-}
-
-// The output of lane 0 of a program that leaves 32 bits in %r9.
-std::uint32_t word_of(const std::string& body) {
-  return static_cast<std::uint32_t>(run_program(body + "st.global.u32 [%rd1], %r9;")[0]);
-}
-
-TEST(PtxMachine, ComputesIntegers) {
-  EXPECT_EQ(word_of("mov.u32 %r8, -7; shr.s32 %r9, %r8, 1;"), 0xfffffffcU);
-  EXPECT_EQ(word_of("mov.u32 %r8, -7; shr.u32 %r9, %r8, 40;"), 0U);
-  EXPECT_EQ(word_of("mov.u32 %r8, -7; mul.hi.s32 %r9, %r8, 2;"), 0xffffffffU);
-  EXPECT_EQ(word_of("mov.u32 %r8, -7; div.s32 %r9, %r8, 2;"), 0xfffffffdU);
-  EXPECT_EQ(word_of("mov.u32 %r8, -7; div.u32 %r9, %r8, 0;"), 0xffffffffU);
-  EXPECT_EQ(word_of("mov.u16 %rs1, 65535; cvt.s32.s16 %r9, %rs1;"), 0xffffffffU);
-  EXPECT_EQ(word_of("mov.u16 %rs1, 65535; add.s16 %rs1, %rs1, 2; cvt.u32.u16 %r9, %rs1;"), 1U);
-}
-
-TEST(PtxMachine, RoundsAsInstructionsSay) {
-  const auto bits = [](float x) { return std::bit_cast<std::uint32_t>(x); };
-  EXPECT_EQ(word_of("mov.f32 %f1, 0f3F800000; add.rz.f32 %f2, %f1, 0f33FFFFFF; mov.b32 %r9, %f2;"),
-            bits(1.0F));
-  EXPECT_EQ(word_of("mov.f32 %f1, 0f3F800000; add.rn.f32 %f2, %f1, 0f33FFFFFF; mov.b32 %r9, %f2;"),
-            bits(1.0F + 0x1p-23F));
-  // Ties go to even, NaN is 0x7fff, and the first operand goes to the upper half.
-  EXPECT_EQ(word_of("mov.f32 %f1, 0f3F808000; mov.f32 %f2, 0f7FC00001;"
-                    "cvt.rn.bf16x2.f32 %r9, %f1, %f2;"),
-            0x3f807fffU);
-  EXPECT_EQ(word_of("mov.f32 %f1, 0f7FC00000; max.f32 %f2, %f1, 0f40000000; mov.b32 %r9, %f2;"),
-            bits(2.0F));
-  EXPECT_EQ(word_of("mov.f32 %f1, 0f7FC00000; setp.ltu.f32 %p1, %f1, 0f00000000;"
-                    "selp.u32 %r9, 1, 0, %p1;"),
-            1U);
-}
 
 TEST(PtxMachine, ExtendsLoadsToTheRegister) {
   const std::string store = "mov.u32 %r8, -2; st.shared.u32 [%r2], %r8;";

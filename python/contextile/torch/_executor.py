@@ -117,8 +117,16 @@ class Prepared:
 
 
 def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
-    """Returns the device with its number, and its GPU if it is one."""
+    """Returns the device with its number, and its GPU if it is one. An emulated GPU's is the CPU."""
+    if device == "emulated":
+        if gpu is not None and not gpu.is_emulated:
+            raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated")
+        return torch.device("cpu"), gpu or _core.open_gpu("emulated", timeout=timeout)
     wanted = torch.device(device)
+    if gpu is not None and gpu.is_emulated:
+        if wanted != torch.device("cpu"):
+            raise _core.InvalidArgument(f"device: expected emulated, as gpu, found {wanted}")
+        return wanted, gpu
     if gpu is not None:
         if wanted not in (torch.device("cpu"), torch.device("cuda"), torch.device("cuda", gpu.ordinal)):
             raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}")
@@ -162,6 +170,8 @@ class Executor:
     device : str or torch.device
         Where the tensors of all calls lie: ``"cpu"``, ``"cuda"`` (the current GPU) or ``"cuda:1"``.
         On a GPU, keys and values move over NCCL, and calls are ordered by PyTorch's current stream.
+        ``"emulated"``: tensors lie on the CPU, and a machine that interprets their PTX runs the GPU's
+        kernels, slowly. One process has all ranks then (``Gpu.group``).
     gpu : Gpu, optional
         A GPU that is already open (``contextile.open_gpu``). The transport is then one that
         ``Gpu.group`` or ``Gpu.join`` made, or becomes one by ``Gpu.join``.
@@ -349,7 +359,7 @@ class Executor:
 
     def _guard(self) -> contextlib.AbstractContextManager[Any]:
         """Makes the GPU PyTorch's current one inside, and restores the previous one after."""
-        return contextlib.nullcontext() if self._gpu is None else torch.cuda.device(self._device)
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
     def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
         ranks = self._ranks
@@ -382,7 +392,7 @@ class Executor:
     @contextlib.contextmanager
     def on_device(self) -> Iterator[int]:
         """Surrounds a call. Yields the handle of PyTorch's current stream; 0 on the CPU."""
-        if self._gpu is None:
+        if self._device.type != "cuda":
             yield 0
             return
         with self._guard():

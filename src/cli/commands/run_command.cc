@@ -97,6 +97,9 @@ RunOptions run_options(const RunCommandOptions& options, const Plan& plan, Trans
 
 void check_options(const RunCommandOptions& options) {
   check_formats(options.json, options.csv);
+  if (options.gpu == kEmulated && options.transport.name != "inproc") {
+    fail_argument("--transport {}: expected inproc with --gpu emulated", options.transport.name);
+  }
   check_transport_options(options.transport);
   static_cast<void>(find_kernel(options.kernel));
   if (!options.gpu_kernel.empty() && options.gpu.empty()) {
@@ -104,9 +107,6 @@ void check_options(const RunCommandOptions& options) {
   }
   if (options.gpu == kEmulated && options.predict) {
     fail_argument("--predict: expected a GPU to measure, found --gpu emulated, which has no times");
-  }
-  if (options.gpu == kEmulated && options.transport.name != "inproc") {
-    fail_argument("--transport {}: expected inproc with --gpu emulated", options.transport.name);
   }
   if (!options.gpu.empty() && options.predict && options.cluster.empty()) {
     fail_argument("--predict: expected --cluster with --gpu; only CPUs are measured on the way");
