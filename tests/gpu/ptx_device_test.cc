@@ -1,9 +1,10 @@
-// Executes the compiled kernels: nvcc makes PTX of them, and the driver library of
-// support/fake_libcuda.cc runs it on the machine of support/ptx. Judged are the suites that judge a
-// GPU (bench/gpu_check), and whole plans. Skipped where there is no nvcc.
+// Executes the compiled kernels: nvcc makes PTX of them, and the emulated device runs it (src/gpu).
+// Judged are the suites that judge a GPU (bench/gpu_check) behind the driver library of
+// support/fake_libcuda.cc, and whole plans. Skipped where there is no nvcc.
 //
-// CMake defines CONTEXTILE_NVCC, CONTEXTILE_PTX_FOLDER (where the PTX goes), CONTEXTILE_SOURCE,
-// CONTEXTILE_FAKE_LIBCUDA and the test programs.
+// CMake defines CONTEXTILE_NVCC, CONTEXTILE_PTX (where the PTX goes), CONTEXTILE_PTX_FOLDER (where a
+// device of compute capability 9.0 finds it), CONTEXTILE_SOURCE, CONTEXTILE_FAKE_LIBCUDA and the
+// programs.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,10 +52,11 @@ Output run_shell(const std::string& command) {
 std::string folder() { return CONTEXTILE_PTX_FOLDER; }
 
 // Compiles what is older than its source, and puts it where an sm_90a device looks for modules.
+// Opcodes that run from here on are noted for ptx_opcodes.py.
 std::string compile() {
   std::filesystem::create_directories(folder());
   const Output output = run_shell(fmt::format("{}/scripts/cuda-kernels --nvcc {} --ptx --output {}",
-                                              CONTEXTILE_SOURCE, CONTEXTILE_NVCC, folder()));
+                                              CONTEXTILE_SOURCE, CONTEXTILE_NVCC, CONTEXTILE_PTX));
   if (output.status != 0) return output.text;
   const auto link = [](const std::string& to, const std::string& name) {
     std::filesystem::remove(folder() + "/" + name);
@@ -63,10 +65,13 @@ std::string compile() {
   for (const char* module : {"mma", "paged", "rows", "wgmma"}) {
     const std::string_view virtual_architecture =
         std::string_view(module) == "wgmma" ? "compute_90a" : "compute_80";
-    link(fmt::format("{}.{}.ptx", module, virtual_architecture),
+    link(fmt::format("{}/{}.{}.ptx", CONTEXTILE_PTX, module, virtual_architecture),
          fmt::format("{}.sm_90a.cubin", module));
   }
   link(CONTEXTILE_FAKE_LIBCUDA, "libcuda.so.1");
+  const std::string opcodes = folder() + "/suites.opcodes";
+  std::filesystem::remove(opcodes);
+  setenv("CONTEXTILE_PTX_OPCODES", opcodes.c_str(), 1);
   return "";
 }
 

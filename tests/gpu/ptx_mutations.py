@@ -4,7 +4,7 @@
   tests/gpu/ptx_mutations.py --nvcc NVCC --build FOLDER [--only TEXT]
 
 Each mutation is made in the PTX of every kernel whose name begins as said. The kernels then run on
-the machine of tests/support/ptx under the suites of kernels, with asynchronous work late and at
+the machine of src/gpu/emulated under the suites of kernels, with asynchronous work late and at
 once. A mutation is caught by a message of the machine, by wrong results, or by a time limit. Prints
 a line for each. Exit 1 if one passes, 77 if there is no nvcc.
 """
@@ -212,7 +212,7 @@ def shortened(message):
 
 def prepare(arguments):
     """Compiles, and makes the folder of a device whose other modules run in loops."""
-    ptx = arguments.build / "ptx"
+    ptx = arguments.build / "cuda"
     folder = arguments.build / "ptx_mutations"
     for path in (ptx, folder):
         path.mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ struct Opcodes {
   ~Opcodes() {
     const char* name = std::getenv("CONTEXTILE_PTX_OPCODES");
     if (name == nullptr) return;
-    std::ofstream file(name, std::ios::app);
+    std::ofstream file(name);
     for (const std::string& opcode : all) file << opcode << '\n';
   }
 };
