@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from contextile import _core
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor  # noqa: E402
+from contextile.torch import Executor, attention  # noqa: E402
 from contextile.torch import _executor as torch_executor  # noqa: E402
 from reference import dense_mask, inputs, relative_error, run_dense, run_plan  # noqa: E402
 
@@ -218,6 +219,78 @@ def test_gpus_that_there_are(gpu, kernels):
     with pytest.raises(ct.InvalidArgument, match="found 3"):
         ct.open_gpu(3, library=str(FAKE_DRIVER), kernels=kernels)
     assert issubclass(ct.DeviceError, ct.Error)
+
+
+PTX = Path(__file__).parents[2] / "build/cuda/wgmma.compute_90a.ptx"
+needs_ptx = pytest.mark.skipif(not PTX.exists(), reason=f"{PTX} is not built (cmake --build build --target contextile_ptx)")
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    monkeypatch.setenv("CONTEXTILE_CUDA_KERNELS", str(PTX.parent))
+    return ct.open_gpu("emulated")
+
+
+@needs_ptx
+def test_tensors_of_the_cpu_are_those_of_an_emulated_gpu(emulated):
+    assert (emulated.name, emulated.kernel, emulated.is_emulated) == ("emulated GPU", "cuda:wgmma", True)
+    plan = ct.plan([40, 26], cluster="local:1x2", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="bf16", mask="causal")
+    tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=torch.bfloat16)
+    group = emulated.group(2)
+    executors = []
+
+    def make(transport):
+        executors.append(Executor(group[transport.rank], device="emulated", gpu=emulated))
+        return executors[-1]
+
+    found = run_plan(plan, tensors, make=make)
+    expected = run_dense(tensors, dense_mask(ct.make_workload([40, 26], mask="causal")))
+    for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected):
+        assert relative_error(a, b) < BOUND, name
+    assert all(executor.device.type == "cpu" for executor in executors)
+    assert all(math.isnan(executor.last_stats.total_s) for executor in executors)
+
+
+@needs_ptx
+def test_one_rank_opens_an_emulated_gpu_by_the_name_of_its_device(emulated):
+    executor = Executor(ct.inproc_group(1)[0], device="emulated")
+    plan = ct.plan([20], cluster="local:1x1", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="bf16")
+    executor.prepare(plan)
+    q, k, v, _ = inputs(20, HEADS, DIM, dtype=torch.bfloat16)
+    assert attention(q, k, v, executor=executor).shape == q.shape
+    assert executor.transport.on_gpu
+    with pytest.raises(ct.InvalidArgument, match="emulated GPU: expected ranks of one process"):
+        emulated.join(ct.inproc_group(2)[0])
+    with pytest.raises(ct.InvalidArgument, match="device: expected emulated, as gpu, found cuda:0"):
+        Executor(ct.inproc_group(1)[0], device="cuda:0", gpu=emulated)
+
+
+@needs_ptx
+def test_arrays_of_numpy_run_on_an_emulated_gpu(emulated):
+    plan = ct.plan([20], cluster="local:1x1", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="f16")
+    on_gpu = ct.NumpyExecutor(emulated.group(1)[0], gpu=emulated)
+    on_cpu = ct.NumpyExecutor(ct.inproc_group(1)[0])
+    q, k, v, _ = (x.numpy() for x in inputs(20, HEADS, DIM, dtype=torch.float16))
+    for executor in (on_gpu, on_cpu):
+        executor.prepare(plan)
+    found, expected = on_gpu.forward(q, k, v), on_cpu.forward(q, k, v)
+    assert relative_error(torch.from_numpy(found.out), torch.from_numpy(expected.out)) < BOUND
+
+
+def test_what_an_emulated_gpu_misses_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("CONTEXTILE_CUDA_KERNELS", str(tmp_path))
+    with pytest.raises(ct.InvalidArgument, match=r"emulated GPU: expected the PTX .* in .*install-nvcc"):
+        Executor(ct.inproc_group(1)[0], device="emulated")
+    with pytest.raises(ct.InvalidArgument, match="gpu: expected a number or emulated, found 'simulated'"):
+        ct.open_gpu("simulated")
+
+
+@needs_fake
+def test_numpy_takes_no_real_gpu(gpu):
+    with pytest.raises(ct.InvalidArgument, match="gpu: expected an emulated one, for arrays on the CPU, found a CPU"):
+        ct.NumpyExecutor(gpu.group(1)[0], gpu=gpu)
+    with pytest.raises(ct.InvalidArgument, match="device: expected cuda:0, as gpu, found emulated"):
+        Executor(ct.inproc_group(1)[0], device="emulated", gpu=gpu)
 
 
 def test_devices_that_pytorch_has_not(monkeypatch):

@@ -10,17 +10,23 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "contextile/advanced/gpu.h"
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 #include "gpu/libcuda.h"
+#include "kernel/row_ops.h"
+#include "kernel/tensor.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/batches.h"
 #include "support/device_calls.h"
@@ -30,6 +36,8 @@ namespace contextile::cuda {
 namespace {
 
 using ::testing::ContainsRegex;
+using ::testing::Each;
+using ::testing::HasSubstr;
 using ::testing::Not;
 
 struct Output {
@@ -145,6 +153,73 @@ TEST_F(PtxDevice, RunsPlansOfFourRanksWithGraphs) {
       EXPECT_TRUE(results_of(calls, seed) == results_of(expected, seed)) << seed;
     }
   }
+}
+
+GpuOptions emulated_options() { return {.kernels = CONTEXTILE_PTX}; }
+
+// The public way to the same device.
+TEST_F(PtxDevice, IsOpenToEverybody) {
+  const std::unique_ptr<Gpu> gpu = open_gpu("emulated", emulated_options());
+  EXPECT_EQ(gpu->name(), "emulated GPU");
+  EXPECT_EQ(gpu->kernel_name(), "cuda:wgmma");
+  EXPECT_TRUE(gpu->is_emulated());
+  const Workload workload = batch_of({70, 27}, "causal", small_heads());
+  const auto plan =
+      plan_and_check(workload, cluster_of(1, 2), parse_strategies("zigzag").at(0), {}).plan;
+  RunOptions run;
+  run.host = gpu.get();
+  run.repeats = 2;
+  const RunReport report = run_plan(plan, run);
+  EXPECT_TRUE(report.ok());
+  EXPECT_TRUE(report.is_emulated);
+  const MaskRun& mask = report.masks.at(0);
+  EXPECT_FALSE(mask.errors.empty());
+  EXPECT_TRUE(std::isnan(mask.forward_s) && std::isnan(mask.backward_s));
+  EXPECT_TRUE(std::isnan(mask.repeats.at(1).at(1).forward.attention_s));
+}
+
+// Memory of the process is foreign until it is lent.
+TEST_F(PtxDevice, TakesTensorsOfTheProcessThatItIsLent) {
+  GpuOptions options = emulated_options();
+  options.kernel = "cuda:mma";
+  const std::unique_ptr<Gpu> gpu = open_gpu("emulated", options);
+  const auto group = gpu->make_group(1);
+  std::vector<float> memory(64, 1.0F);
+  const RowOps& ops = gpu->kernel(Rank(0)).row_ops();
+  const TensorView view = contiguous(memory.data(), Dtype::kF32, 2, 1, 32);
+  const auto fill = [&] {
+    ops.fill(view, 3);
+    gpu->end_before(Rank(0), nullptr);
+  };
+  EXPECT_THAT(message_of<DeviceError>(fill), HasSubstr("expected memory of the device"));
+  {
+    const auto lent = gpu->lend(std::as_bytes(std::span(memory)));
+    fill();
+  }
+  EXPECT_THAT(memory, Each(3.0F));
+  EXPECT_THAT(message_of<DeviceError>(fill), HasSubstr("expected memory of the device"));
+}
+
+TEST_F(PtxDevice, RunsPlansForTheProgramWithoutTimes) {
+  const std::string program = CONTEXTILE_PROGRAM;
+  const std::string plan = folder() + "/emulated.plan";
+  const std::string made = program + " plan -o " + plan +
+                           " --lengths <(printf '70\\n27\\n') --heads 4 --kv-heads 2 --head-dim 64 "
+                           "--cluster local:1x2 --strategy zigzag";
+  const Output planned = run_shell("bash -c \"" + made + "\"");
+  ASSERT_EQ(planned.status, 0) << planned.text;
+  const std::string run = std::string("CONTEXTILE_CUDA_KERNELS=") + CONTEXTILE_PTX + " " + program +
+                          " run " + plan + " --gpu emulated --seed 1 ";
+  const Output text = run_shell(run);
+  EXPECT_EQ(text.status, 0) << text.text;
+  EXPECT_THAT(text.text, HasSubstr("kernel cuda:wgmma on emulated GPU"));
+  EXPECT_THAT(text.text, ContainsRegex("causal +forward +emulated"));
+  EXPECT_THAT(text.text, HasSubstr("waiting for transfers: causal emulated"));
+  EXPECT_THAT(run_shell(run + "--csv").text, ContainsRegex("causal,backward,emulated,"));
+  const std::string json = run_shell(run + "--json").text;
+  EXPECT_THAT(json, HasSubstr("\"times\": \"emulated\""));
+  EXPECT_THAT(json, HasSubstr("\"forward_s\": null"));
+  EXPECT_THAT(json, Not(ContainsRegex("_s\": [0-9]")));
 }
 
 }  // namespace

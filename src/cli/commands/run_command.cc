@@ -185,8 +185,8 @@ std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* r
   gpu.graphs = options.graphs;
   const InprocOptions transport = inproc_options(options.transport);
   if (rank == nullptr) return open_gpu(options.gpu, gpu, transport);
-  const auto first = checked_cast<std::int32_t>(parse_size("--gpu", options.gpu, 0), "--gpu");
-  gpu.ordinal = (first + rank->rank().value) % std::max(1, num_gpus(gpu));
+  const std::int64_t first = parse_size("--gpu", options.gpu, 0) + rank->rank().value;
+  gpu.ordinal = checked_cast<std::int32_t>(first % std::max(1, num_gpus(gpu)), "--gpu");
   return open_gpu(gpu, transport);
 }
 
@@ -290,10 +290,12 @@ Action add_run_command(CLI::App& app) {
              "compared with. emulated: the kernels' PTX runs on the CPU, slowly and without times",
              "on its CPU"},
             [options](const std::string& name) {
+              const bool is_number = name.find_first_not_of("0123456789") == std::string::npos;
+              if (name != kEmulated && !is_number) {
+                fail_argument("--gpu: expected the number of a GPU or emulated, found {}",
+                              quote(name));
+              }
               options->gpu = name;
-              if (name == kEmulated) return;
-              options->gpu =
-                  fmt::to_string(checked_cast<std::int32_t>(parse_size("--gpu", name, 0), "--gpu"));
             });
   add_value(app, "--gpu-kernel",
             {"NAME", "attention on the GPU: cuda:wgmma (compute capability 9.0) or cuda:mma",
