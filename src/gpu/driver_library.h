@@ -117,11 +117,7 @@ class Library {
     find(launch_graph, "cuGraphLaunch");
     find(destroy_graph, "cuGraphDestroy");
     find(destroy_executable, "cuGraphExecDestroy");
-    // CUDA 12.4 and newer have these.
-    look_up(count_functions, "cuModuleGetFunctionCount");
-    look_up(list_functions, "cuModuleEnumerateFunctions");
-    look_up(load_function, "cuFuncLoad");
-    look_up(parameter_info, "cuFuncGetParamInfo");
+    find_new_functions();
   }
   // The library stays open: other libraries of the process may have threads in it.
   ~Library() = default;
@@ -181,6 +177,13 @@ class Library {
   Result (*destroy_executable)(void*) = nullptr;
 
  private:
+  // Looks up what CUDA 12.4 and newer have.
+  void find_new_functions() {
+    look_up(count_functions, "cuModuleGetFunctionCount");
+    look_up(list_functions, "cuModuleEnumerateFunctions");
+    look_up(load_function, "cuFuncLoad");
+    look_up(parameter_info, "cuFuncGetParamInfo");
+  }
   // Finds a function; null if there is none.
   template <typename Function>
   void look_up(Function*& function, const char* symbol) {

@@ -1,5 +1,5 @@
-// What instructions of one lane compute, by the PTX manual. Expected values are literals, so that
-// nothing of the machine is on both sides.
+// Tests what instructions of one lane compute against the PTX manual. Expected values are literals,
+// so that nothing of the machine is on both sides.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -20,7 +20,7 @@ std::uint64_t wide_of(const std::string& body) {
 std::uint32_t word_of(const std::string& body) {
   return static_cast<std::uint32_t>(run_program(body + " st.global.u32 [%rd1], %r9;")[0]);
 }
-// Whether %p1 is true for lane 0.
+// True if %p1 is, for lane 0.
 bool holds(const std::string& body) { return word_of(body + " selp.u32 %r9, 1, 0, %p1;") == 1; }
 std::string hexadecimal(std::uint64_t bits, int digits) {
   std::string text;

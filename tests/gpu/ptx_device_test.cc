@@ -2,8 +2,8 @@
 // Judged are the suites that judge a GPU (bench/gpu_check) behind the driver library of
 // support/fake_libcuda.cc, and whole plans. Skipped where there is no nvcc.
 //
-// CMake defines CONTEXTILE_NVCC, CONTEXTILE_PTX (where the PTX goes), CONTEXTILE_PTX_FOLDER (where a
-// device of compute capability 9.0 finds it), CONTEXTILE_SOURCE, CONTEXTILE_FAKE_LIBCUDA and the
+// CMake defines CONTEXTILE_NVCC, CONTEXTILE_PTX (where the PTX goes), CONTEXTILE_PTX_FOLDER (where
+// a device of compute capability 9.0 finds it), CONTEXTILE_SOURCE, CONTEXTILE_FAKE_LIBCUDA and the
 // programs.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -153,6 +153,21 @@ TEST_F(PtxDevice, RunsPlansOfFourRanksWithGraphs) {
       EXPECT_TRUE(results_of(calls, seed) == results_of(expected, seed)) << seed;
     }
   }
+}
+
+// The benchmark of GPUs ends, with results that it finds right. Its times mean nothing here.
+TEST_F(PtxDevice, RunsTheBenchmarkToItsEnd) {
+#ifdef CONTEXTILE_GPU_BENCH
+  const Output output = run_shell(fmt::format(
+      "CONTEXTILE_PTX_TIMING=at-once {} --library {} --kernels {} --gpu-kernel cuda:wgmma "
+      "--longest 64 --heads 4 --kv-heads 2 --seconds 0",
+      CONTEXTILE_GPU_BENCH, CONTEXTILE_FAKE_LIBCUDA, folder()));
+  EXPECT_EQ(output.status, 0) << output.text;
+  EXPECT_THAT(output.text, HasSubstr("cuda:wgmma verified against fp64"));
+  EXPECT_THAT(output.text, ContainsRegex("causal +dcp +8 ranks"));
+#else
+  GTEST_SKIP() << "expected gpu_bench (CONTEXTILE_BENCH), found none";
+#endif
 }
 
 GpuOptions emulated_options() { return {.kernels = CONTEXTILE_PTX}; }

@@ -1,4 +1,4 @@
-// PTX that nobody vouches for: whatever it says, the machine refuses it or runs it within its bounds.
+// Tests that the machine refuses PTX from anywhere, or runs it within its bounds, whatever it says.
 // `make sanitize` runs these tests, too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

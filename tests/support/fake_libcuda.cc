@@ -1,12 +1,13 @@
-// A driver library as libcuda.so.1 is: the emulated driver of src/gpu/emulated, with what only tests
-// need. Modules may also be files that begin as ELF, or as a comment, with the module's name behind,
-// or compiled kernels; their kernels run in loops (host_grid.h). Everything must be released before
-// the last context is. Faults of PTX are printed, and what ran, when the process ends.
+// A driver library as libcuda.so.1 is: the emulated driver of src/gpu/emulated, with what only
+// tests need. Modules may also be files that begin as ELF, or as a comment, with the module's name
+// behind, or compiled kernels; their kernels run in loops (host_grid.h). Everything must be
+// released before the last context is. Faults of PTX are printed, and what ran, when the process
+// ends.
 //
 // Environment: CONTEXTILE_PTX_TIMING=at-once completes asynchronous work at once instead of late;
 // CONTEXTILE_PTX_SEED is the seed of the first block; opcodes that ran are added to the file
-// CONTEXTILE_PTX_OPCODES. With CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY all memory of the process counts
-// as the device's, for tests whose tensors come from another allocator.
+// CONTEXTILE_PTX_OPCODES. With CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY all memory of the process
+// counts as the device's, for tests whose tensors come from another allocator.
 #include <fmt/format.h>
 
 #include <cstddef>

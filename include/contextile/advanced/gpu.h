@@ -64,7 +64,8 @@ struct GpuOptions {
   Graphs graphs = Graphs::kAuto;
 };
 
-// A GPU that plans run on, or an emulated one. It must outlive them and the data that their forwards have saved.
+// A GPU that plans run on, or an emulated one. It must outlive them and the data that their
+// forwards have saved.
 class Gpu : public RankHost {
  public:
   // The name of the device, such as "NVIDIA H200" or "emulated GPU".
@@ -103,8 +104,8 @@ class Gpu : public RankHost {
                                             const InprocOptions& transport = {});
 // Opens the GPU with a number, such as "0", or an "emulated" one. The latter needs no driver and no
 // GPU, only the kernels' PTX. It computes what the kernels' instructions say and checks them for
-// races, missing waits and foreign memory. It is thousands of times slower than a GPU, and its times
-// mean nothing: ranks wait for each other for a day unless `transport` has another timeout.
+// races, missing waits and foreign memory. It is slow, and its times mean nothing. Ranks wait for
+// each other for a day unless `transport` has another timeout.
 [[nodiscard]] std::unique_ptr<Gpu> open_gpu(std::string_view device, GpuOptions options = {},
                                             InprocOptions transport = {});
 

@@ -117,7 +117,7 @@ class Prepared:
 
 
 def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
-    """Returns the device with its number, and its GPU if it is one. An emulated GPU's is the CPU."""
+    """Returns the device of tensors with its number, and the GPU, real or emulated, if any."""
     if device == "emulated":
         if gpu is not None and not gpu.is_emulated:
             raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated")
@@ -359,7 +359,10 @@ class Executor:
 
     def _guard(self) -> contextlib.AbstractContextManager[Any]:
         """Makes the GPU PyTorch's current one inside, and restores the previous one after."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+        return torch.cuda.device(self._device) if self._has_cuda() else contextlib.nullcontext()
+
+    def _has_cuda(self) -> bool:
+        return self._gpu is not None and not self._gpu.is_emulated
 
     def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
         ranks = self._ranks
@@ -392,7 +395,7 @@ class Executor:
     @contextlib.contextmanager
     def on_device(self) -> Iterator[int]:
         """Surrounds a call. Yields the handle of PyTorch's current stream; 0 on the CPU."""
-        if self._device.type != "cuda":
+        if not self._has_cuda():
             yield 0
             return
         with self._guard():

@@ -71,6 +71,9 @@ struct Graph {
   std::vector<Capture::Node> nodes;
 };
 
+// True if all bytes from an address on are the device's, in one allocation or in lent memory.
+[[nodiscard]] bool is_memory(std::uint64_t address, std::uint64_t bytes);
+
 struct Device {
   // How tests differ from users.
   std::string name = "emulated GPU";
@@ -91,7 +94,7 @@ struct Device {
   int num_captures = 0;
   std::map<void*, std::pair<int, std::size_t>> captured_events;  // a node of which capture
   std::set<Graph*> graphs;                                       // and executable ones
-  ptx::Machine machine;
+  ptx::Machine machine{.is_memory = is_memory};
   std::int64_t num_launches = 0;
   std::string last_fault;
 
@@ -108,8 +111,6 @@ struct Device {
 
 // True for this driver's streams and the default one.
 [[nodiscard]] bool is_stream(void* stream);
-// True if all bytes from an address on are the device's, in one allocation or in lent memory.
-[[nodiscard]] bool is_memory(std::uint64_t address, std::uint64_t bytes);
 [[nodiscard]] bool is_captured(void* stream);
 
 // Does the work, or keeps it. Needs the lock.

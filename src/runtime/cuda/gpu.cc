@@ -45,7 +45,7 @@ std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) 
   return places;
 }
 
-// True if the device's folder may have what it needs. A GPU is asked first which modules it can run.
+// True if the device's folder may have what it needs. The driver says which files a GPU needs.
 bool has_kernels(const DeviceOptions& device) {
   std::error_code error;
   if (device.library != emulated::kLibrary) {
