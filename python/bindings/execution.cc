@@ -322,7 +322,8 @@ void bind_gpus(nb::module_& module) {
            "Returns this rank's end of a group of processes with one GPU each. Data moves over "
            "NCCL; control messages go over control, an ordinary transport between the processes. "
            "Collective. timeout is the number of seconds without a transfer ending. Raises "
-           "InvalidArgument if there is no NCCL or the GPU is emulated, DeviceError and TransportError.")
+           "InvalidArgument if there is no NCCL or the GPU is emulated, DeviceError and "
+           "TransportError.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Gpu", {"name", "ordinal"});
       });

@@ -56,7 +56,8 @@ std::span<const std::byte> memory_of(const Array& array) {
   std::int64_t last = 0;
   for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
     if (array.shape(axis) == 0) return {};
-    const std::int64_t reach = static_cast<std::int64_t>(array.shape(axis) - 1) * array.stride(axis);
+    const std::int64_t reach =
+        static_cast<std::int64_t>(array.shape(axis) - 1) * array.stride(axis);
     (reach < 0 ? first : last) += reach;
   }
   const auto size = static_cast<std::int64_t>(array.itemsize());

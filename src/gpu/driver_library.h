@@ -64,8 +64,8 @@ class Library {
   explicit Library(const std::string& name)
       : is_emulated_(name == emulated::kLibrary),
         handle_(is_emulated_ ? nullptr : ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-    CONTEXTILE_CHECK(is_emulated_ || handle_ != nullptr, "cuda: expected the driver's library {}, found none: {}",
-                     name, ::dlerror());
+    CONTEXTILE_CHECK(is_emulated_ || handle_ != nullptr,
+                     "cuda: expected the driver's library {}, found none: {}", name, ::dlerror());
     const auto find = [&](auto& function, const char* symbol) {
       look_up(function, symbol);
       CONTEXTILE_CHECK(function != nullptr, "cuda: expected {} in {}, found no such function",

@@ -154,7 +154,7 @@ TEST(PtxArithmetic, CombinesAndSelectsByPredicates) {
 }
 
 TEST(PtxArithmetic, RoundsEachOperation) {
-  constexpr float kHalfStep = 0x1p-24F;  // of 1
+  constexpr float kHalfStep = 0x1p-24F;                  // of 1
   EXPECT_EQ(real_of("add.f32", 1.0F, kHalfStep), 1.0F);  // a tie goes to the even neighbor
   EXPECT_EQ(real_of("add.rn.f32", 1.0F, 0x1.000002p-24F), 1.0F + 0x1p-23F);
   EXPECT_EQ(real_of("add.rz.f32", 1.0F, 0x1.fffffep-24F), 1.0F);

@@ -18,8 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string fault_of_text(const std::string& text) {
-  return message_of<Fault>(
-      [&] { static_cast<void>(run_module(text, 64, Timing::kLate, 20'000)); });
+  return message_of<Fault>([&] { static_cast<void>(run_module(text, 64, Timing::kLate, 20'000)); });
 }
 
 TEST(UntrustedPtx, IsRefusedIfItIsNoModule) {
@@ -136,9 +135,10 @@ st.global.u32 [%rd1], %r19;)");
 
 TEST(UntrustedPtx, EndsWithoutACrashHoweverItIsChanged) {
   std::mt19937_64 random(7);
-  const std::string pieces[] = {"%r1", "%rd2", "%p1", "%f1", "{",  "}", "[",  "]",    ",",
-                                ";",   "-1",   "0",   "@",   "|",  ":", "::", "shared", "%",
-                                "4294967295", "18446744073709551615", ".", " ", "_", "+", "\n"};
+  const std::string pieces[] = {
+      "%r1", "%rd2", "%p1", "%f1", "{", "}",  "[",      "]", ",",          ";",
+      "-1",  "0",    "@",   "|",   ":", "::", "shared", "%", "4294967295", "18446744073709551615",
+      ".",   " ",    "_",   "+",   "\n"};
   int num_faults = 0;
   for (int turn = 0; turn < 20'000; ++turn) {
     std::string text = rich_program();

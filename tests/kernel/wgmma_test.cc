@@ -16,11 +16,11 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "contextile/base.h"
+#include "gpu/emulated/box_map_format.h"
 #include "kernel/cuda/passes.h"
 #include "kernel/cuda/tile_lists.h"
 #include "kernel/cuda/wgmma_backward.h"
 #include "kernel/cuda/wgmma_forward.h"
-#include "gpu/emulated/box_map_format.h"
 #include "support/host_group.h"
 #include "support/message_of.h"
 

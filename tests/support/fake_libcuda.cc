@@ -209,8 +209,7 @@ Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t byte
 Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
   return to_host(to, from, bytes);
 }
-Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes,
-                            void* stream) {
+Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, void* stream) {
   return copy(to, from, bytes, stream);
 }
 Result cuMemcpy2DAsync_v2(const contextile::cuda::Copy2D* rows, void* stream) {
@@ -229,8 +228,8 @@ Result cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* dat
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads,
                       unsigned threads_y, unsigned threads_z, unsigned shared, void* stream,
                       void** arguments, void** extra) {
-  return with_report(launch(function, x, y, z, threads, threads_y, threads_z, shared, stream,
-                            arguments, extra));
+  return with_report(
+      launch(function, x, y, z, threads, threads_y, threads_z, shared, stream, arguments, extra));
 }
 Result cuStreamBeginCapture_v2(void* stream, int mode) { return begin_capture(stream, mode); }
 Result cuStreamEndCapture(void* stream, void** graph) { return end_capture(stream, graph); }

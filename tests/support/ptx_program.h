@@ -16,8 +16,7 @@ namespace contextile::ptx {
 // Runs the kernel "test" of a module on threads of one block, and returns their outputs. Opcodes
 // that ran are added to the file CONTEXTILE_PTX_OPCODES when the process ends.
 [[nodiscard]] std::vector<std::uint64_t> run_module(const std::string& text, int threads,
-                                                    Timing timing,
-                                                    std::int64_t most_instructions);
+                                                    Timing timing, std::int64_t most_instructions);
 [[nodiscard]] std::vector<std::uint64_t> run_program(const std::string& body, int threads = 32,
                                                      Timing timing = Timing::kLate);
 // The message of the program's fault.

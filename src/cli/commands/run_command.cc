@@ -53,8 +53,8 @@ struct RunCommandOptions {
   std::string cluster;  // empty: not checked, predicted on this machine
   bool predict = false;
   TransportOptions transport;
-  std::string kernel;  // empty: the preferred one for the dtype
-  std::string gpu;  // a number or "emulated"; empty: the CPU
+  std::string kernel;      // empty: the preferred one for the dtype
+  std::string gpu;         // a number or "emulated"; empty: the CPU
   std::string gpu_kernel;  // empty: the fastest that the GPU has
   Graphs graphs = Graphs::kAuto;
   std::optional<bool> compare;

@@ -15,7 +15,7 @@ constexpr std::uint32_t kRowBytes = 128;  // the width of the swizzle, and of a 
 // The 128-byte swizzle exchanges the pieces of 16 bytes by the row within 1,024 bytes.
 std::uint32_t swizzled(std::uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
-constexpr std::size_t kMostCopies = 4096;        // of a block under way
+constexpr std::size_t kMostCopies = 4096;  // of a block under way
 
 bool is_side_of_box(std::int32_t size) { return 1 <= size && size <= 256; }
 bool is_inside(std::int64_t at, std::int64_t size) { return 0 <= at && at < size; }

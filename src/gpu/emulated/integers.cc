@@ -103,8 +103,7 @@ void add_integer_handlers(Handlers& all) {
   all["mul.wide.u32"] = each([](u32 x, u32 y) { return u64{x} * y; });
   all["mul.wide.s16"] = each([](s16 x, s16 y) { return s32{x} * y; });
   all["mul.wide.u16"] = each([](u16 x, u16 y) { return u32{x} * y; });
-  all["mad.wide.s32"] =
-      each([](s32 x, s32 y, u64 z) { return static_cast<u64>(s64{x} * y) + z; });
+  all["mad.wide.s32"] = each([](s32 x, s32 y, u64 z) { return static_cast<u64>(s64{x} * y) + z; });
   all["mad.wide.u32"] = each([](u32 x, u32 y, u64 z) { return u64{x} * y + z; });
 }
 

@@ -121,7 +121,8 @@ class Parser {
       if (depth > 0) continue;
       if (body[at] == ';') return at;
       // "::" is part of an opcode.
-      const bool is_label = body[at] == ':' && !has_at(body, at - 1, ':') && !has_at(body, at + 1, ':');
+      const bool is_label =
+          body[at] == ':' && !has_at(body, at - 1, ':') && !has_at(body, at + 1, ':');
       if (is_label) return at;
     }
     return at;

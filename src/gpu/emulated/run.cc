@@ -13,8 +13,8 @@
 namespace contextile::ptx {
 namespace {
 
-constexpr int kLongestTurn = 400;                       // instructions
-constexpr int kMostFailedWaits = 500;                   // of every warp that could run
+constexpr int kLongestTurn = 400;      // instructions
+constexpr int kMostFailedWaits = 500;  // of every warp that could run
 constexpr int kRegistersPerBlock = 65536;
 
 // The instruction that a warp executes next and the lanes that are there. Lanes that went different

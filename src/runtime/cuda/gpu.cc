@@ -84,9 +84,10 @@ std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
                    "which scripts/install-nvcc installs; CONTEXTILE_CUDA_KERNELS names another "
                    "folder",
                    fmt::join(looked, " or "));
-  fail_argument("cuda: expected compiled kernels in {} (cmake --build … --target "
-                "contextile_cuda makes them), found no such folder",
-                fmt::join(looked, " or "));
+  fail_argument(
+      "cuda: expected compiled kernels in {} (cmake --build … --target "
+      "contextile_cuda makes them), found no such folder",
+      fmt::join(looked, " or "));
 }
 
 Program program_of(const GpuOptions& options, const Driver& driver) {
