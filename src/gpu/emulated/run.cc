@@ -145,6 +145,14 @@ void run_block(Block& block) {
   require_clean_end(block);
 }
 
+void note_opcodes(Machine& machine, const Kernel& kernel,
+                  const std::vector<std::uint8_t>& has_run) {
+  if (machine.opcodes == nullptr) return;
+  for (std::size_t at = 0; at < has_run.size(); ++at) {
+    if (has_run[at] != 0) machine.opcodes->insert(kernel.code[at].opcode);
+  }
+}
+
 }  // namespace
 
 void run(Machine& machine, const Kernel& kernel, const Launch& launch) {
@@ -168,14 +176,12 @@ void run(Machine& machine, const Kernel& kernel, const Launch& launch) {
       try {
         run_block(block);
       } catch (const std::exception& error) {
+        note_opcodes(machine, kernel, has_run);
         fault("{}, block ({}, {}), seed {}: {}", kernel.name, x, y, seed, error.what());
       }
     }
   }
-  if (machine.opcodes == nullptr) return;
-  for (std::size_t at = 0; at < has_run.size(); ++at) {
-    if (has_run[at] != 0) machine.opcodes->insert(kernel.code[at].opcode);
-  }
+  note_opcodes(machine, kernel, has_run);
 }
 
 }  // namespace contextile::ptx
