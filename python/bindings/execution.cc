@@ -305,8 +305,7 @@ Examples
 }
 
 void bind_gpus(nb::module_& module) {
-  nb::class_<Gpu>(module, "Gpu",
-                  "A GPU of this machine, or an emulated one, with the library's kernels.")
+  nb::class_<Gpu>(module, "Gpu", "A GPU, real or emulated, with the library's kernels.")
       .def_prop_ro("name", [](const Gpu& self) { return std::string(self.name()); })
       .def_prop_ro("ordinal", &Gpu::ordinal, "Number of the GPU on this machine.")
       .def_prop_ro("is_emulated", &Gpu::is_emulated,

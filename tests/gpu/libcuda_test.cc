@@ -13,9 +13,11 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/gpu.h"
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 #include "runtime/cuda/device_ranks.h"
@@ -285,6 +287,48 @@ TEST_F(FakeGpu, MovesDataBeforeAttentionThatHasNotBegun) {
 TEST_F(FakeGpu, TakesPtxForAModule) {
   put("rows", "// rows");
   EXPECT_TRUE(open_device(options())->has_module("rows"));
+}
+
+// A kernel that was compiled from other sources than the library has another argument.
+TEST_F(FakeGpu, RefusesKernelsOfOtherSources) {
+  put("rows",
+      "//\n.version 9.0\n.target sm_90a\n"
+      ".visible .entry rows_fill(.param .align 8 .b8 rows_fill_param_0[24]) { ret; }\n");
+  const std::unique_ptr<Driver> gpu = open_device(options());
+  const Stream stream = gpu->create_stream();
+  const Grid grid{.module = "rows", .kernel = "rows_fill", .threads = 32};
+  const std::array<std::byte, 24> argument{};
+  const auto launch = [&](std::size_t bytes) {
+    gpu->launch(stream, grid, std::span(argument).first(bytes), nullptr);
+  };
+  EXPECT_EQ(message_of([&] { launch(24); }), "no error");
+  EXPECT_THAT(message_of([&] { launch(16); }),
+              HasSubstr("expected rows_fill in rows to take 16 bytes, as this library passes, "
+                        "found a kernel of 24"));
+}
+
+TEST_F(FakeGpu, IsNoEmulatedOne) {
+  put_module("paged");
+  const std::unique_ptr<Gpu> gpu =
+      open_gpu("0", {.kernels = folder_, .library = CONTEXTILE_FAKE_LIBCUDA});
+  EXPECT_FALSE(gpu->is_emulated());
+  const std::array<std::byte, 4> memory{};
+  EXPECT_THAT(message_of([&] { static_cast<void>(gpu->lend(memory)); }),
+              HasSubstr("expected an emulated one, to lend memory to, found a CPU"));
+}
+
+TEST(EmulatedGpu, SaysWhichOptionsItLacks) {
+  const auto message = [](const std::string& device, const GpuOptions& options) {
+    return message_of([&] { static_cast<void>(open_gpu(device, options)); });
+  };
+  EXPECT_THAT(message("emulated", {.ordinal = 1}), HasSubstr("expected number 0, found 1"));
+  EXPECT_THAT(message("emulated", {.library = "libcuda.so"}),
+              HasSubstr("expected no library, found 'libcuda.so'"));
+  EXPECT_THAT(message("emulated", {.kernels = "/nowhere"}),
+              HasSubstr("expected the PTX of the kernels"));
+  for (const char* device : {"", "-1", "1x", "99999999999"}) {
+    EXPECT_THAT(message(device, {}), HasSubstr("gpu: expected a number or emulated")) << device;
+  }
 }
 
 // Two tensors that lie at a distance are not rows of one copy: what is between them is not ours.
