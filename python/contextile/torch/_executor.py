@@ -136,7 +136,7 @@ def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> 
     if wanted.type != "cuda":
         raise _core.InvalidArgument(f"device: expected cpu or cuda, found {wanted}")
     if not torch.cuda.is_available():
-        raise _core.InvalidArgument(f"device: expected cpu, for this PyTorch has no GPU, found {wanted}")
+        raise _core.InvalidArgument(f"device: expected cpu or emulated, for this PyTorch has no GPU, found {wanted}")
     if wanted.index is None:
         wanted = torch.device("cuda", torch.cuda.current_device())
     with torch.cuda.device(wanted):
