@@ -158,13 +158,20 @@ class Executor {
   [[nodiscard]] std::int64_t saved_bytes(std::size_t mask) const;
   void backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved);
 
-  // Two calls may be in flight on one executor (ping-pong). Each begin_* issues the program up to
-  // its first wait and takes buffers of its own; finish runs the rest. Every rank must finish
-  // handles in the order in which they began.
+  // Two calls may be in flight on one executor (ping-pong), or on executors of one transport. Each
+  // begin_* issues the program up to its first wait and takes buffers of its own; finish runs the
+  // rest. Every rank must finish handles in the order in which they began. With a number, ranks
+  // compare their calls as check_same_call does, but wait for each other only later, in advance or
+  // finish.
   class Handle;
-  [[nodiscard]] Handle begin_forward(std::size_t mask, const ForwardTensors& tensors);
+  [[nodiscard]] Handle begin_forward(std::size_t mask, const ForwardTensors& tensors,
+                                     std::optional<std::int64_t> number = std::nullopt);
   [[nodiscard]] Handle begin_backward(std::size_t mask, const BackwardTensors& tensors,
-                                      const Saved& saved);
+                                      const Saved& saved,
+                                      std::optional<std::int64_t> number = std::nullopt);
+  // Runs a call up to its last launch, so that finish only waits for results and adds them up while
+  // other work may hide their way. Optional; ranks call it in the same order among their calls.
+  void advance(Handle& handle);
   Saved finish(Handle handle);
 
   [[nodiscard]] ExecutionStats last_stats() const;

@@ -14,6 +14,7 @@
 #include "base/suggest.h"
 #include "contextile/base.h"
 #include "contextile/plan_file.h"
+#include "runtime/executor/call_check.h"
 #include "runtime/executor/call_replay.h"
 #include "runtime/executor/executor_call.h"
 #include "runtime/executor/executor_testing.h"
@@ -54,6 +55,15 @@ Executor::Handle& Executor::Handle::operator=(Handle&&) noexcept = default;
 Executor::Handle::~Handle() = default;
 
 // ---------------------------------------------------------------------------------- executor
+
+namespace {
+
+CallTag tag_of(const SharedCall& call, const Plan& plan) {
+  return {plan.digest, static_cast<std::int64_t>(call.mask), call.number,
+          static_cast<std::int64_t>(call.direction)};
+}
+
+}  // namespace
 
 struct Executor::State {
   Transport& transport;
@@ -117,8 +127,12 @@ struct Executor::State {
                      transport.rank().value);
   }
 
-  void begin(Handle::Call& call) {
+  void begin(Handle::Call& call, const SharedCall& shared, std::optional<std::int64_t> number) {
     std::unique_ptr<CallBuffer> buffer = take_buffer();
+    if (number) {
+      call.check_with(
+          std::make_unique<CallCheck>(transport.control(), tag_of(shared, *plan->plan)));
+    }
     call.begin(std::move(buffer), {transport, kernel, recorder}, next_begin, poison);
     ++next_begin;
   }
@@ -228,47 +242,6 @@ bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
   return std::ranges::any_of(plans, [](const PlanIdentity& plan) { return plan.slice_of >= 0; });
 }
 
-// A call as it travels between ranks.
-struct CallTag {
-  std::uint64_t plan = 0;  // digest
-  std::int64_t mask = 0;
-  std::int64_t number = 0;
-  std::int64_t direction = 0;
-};
-
-bool agree(const CallTag& a, const CallTag& b) {
-  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
-         (a.number == b.number || a.number == 0 || b.number == 0);
-}
-
-std::string text_of(const CallTag& tag) {
-  const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
-  return fmt::format(
-      "{} {} of plan {}, mask {}",
-      is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
-      tag.number, digest_text(tag.plan), tag.mask);
-}
-
-// Compares the call with that of the previous rank on the ring of ranks: if all neighbours agree,
-// all ranks do. Throws InvalidArgument.
-void check_same_neighbour(Transport& transport, CallTag mine) {
-  const std::int32_t size = transport.size();
-  if (size == 1) return;
-  CallTag theirs;
-  const auto bytes = [](CallTag& tag) {
-    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(CallTag));
-    return std::vector<Segment>{{reinterpret_cast<std::byte*>(&tag), kBytes, 1, kBytes}};
-  };
-  const Rank me = transport.rank();
-  const Message send = {Rank((me.value + 1) % size), bytes(mine)};
-  const Message receive = {Rank((me.value + size - 1) % size), bytes(theirs)};
-  transport.wait(transport.launch({&send, 1}, {&receive, 1}));
-  CONTEXTILE_CHECK(
-      agree(mine, theirs),
-      "call: expected all ranks in the same one, found rank {} in {} and rank {} in {}", me.value,
-      text_of(mine), receive.peer.value, text_of(theirs));
-}
-
 }  // namespace
 
 void Executor::prepare(std::shared_ptr<const Plan> plan) {
@@ -303,29 +276,39 @@ void Executor::check_same_call(const SharedCall& call) {
   State& state = *state_;
   state.collectively([&] {
     state.check_prepared();
-    const CallTag tag = {state.plan->plan->digest, static_cast<std::int64_t>(call.mask),
-                         call.number, static_cast<std::int64_t>(call.direction)};
-    state.recorder.step({"exchange"},
-                        [&] { check_same_neighbour(state.transport.control(), tag); });
+    state.recorder.step({"exchange"}, [&] {
+      CallCheck check(state.transport.control(), tag_of(call, *state.plan->plan));
+      check.wait();
+    });
   });
 }
 
-Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors& tensors) {
+Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors& tensors,
+                                         std::optional<std::int64_t> number) {
   return state_->collectively([&] {
     state_->check_prepared();
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors);
-    state_->begin(*call);
+    state_->begin(*call, SharedCall{Direction::kForward, mask, number.value_or(0)}, number);
     return Handle(std::move(call));
   });
 }
 
 Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensors& tensors,
-                                          const Saved& saved) {
+                                          const Saved& saved, std::optional<std::int64_t> number) {
   return state_->collectively([&] {
     state_->check_prepared();
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors, saved.buffers_.get());
-    state_->begin(*call);
+    state_->begin(*call, SharedCall{Direction::kBackward, mask, number.value_or(0)}, number);
     return Handle(std::move(call));
+  });
+}
+
+void Executor::advance(Handle& handle) {
+  State& state = *state_;
+  state.collectively([&] {
+    CONTEXTILE_CHECK(handle.call_ != nullptr, "rank {}, advance: expected a handle, found none",
+                     state.transport.rank().value);
+    handle.call_->advance();
   });
 }
 

@@ -200,14 +200,42 @@ void Executor::Handle::Call::guarded(const Work& work) {
   }
 }
 
+void Executor::Handle::Call::await_check() {
+  if (check_ == nullptr) return;
+  tools_->recorder.step(step("exchange"), [this] { check_->wait(); });
+  check_.reset();
+}
+
+bool Executor::Handle::Call::next_round() {
+  run_->run_to_end();
+  tools_->recorder.step(step("rows"), [this] { finish_round(); });
+  if (++round_ == num_rounds()) return false;
+  tools_->recorder.step(step("barrier"), [this] { barrier(tools_->transport); });
+  tools_->recorder.step(step("rows"), [this] { start_round(); });
+  return true;
+}
+
+std::size_t Executor::Handle::Call::launches_end() const {
+  const std::vector<Instruction>& instructions = program().program->instructions;
+  std::size_t end = instructions.size();
+  while (end > 0 && !std::holds_alternative<LaunchOp>(instructions[end - 1])) --end;
+  return end;
+}
+
+void Executor::Handle::Call::advance() {
+  guarded([this] {
+    const Stopwatch stopwatch(stats_.total_s);
+    await_check();
+    if (num_rounds() == 0) return;
+    while (round_ + 1 < num_rounds()) next_round();
+    run_->run_until(launches_end());
+  });
+}
+
 void Executor::Handle::Call::run_remaining() {
   const Stopwatch stopwatch(stats_.total_s);
-  while (round_ < num_rounds()) {
-    run_->run_to_end();
-    tools_->recorder.step(step("rows"), [this] { finish_round(); });
-    if (++round_ == num_rounds()) break;
-    tools_->recorder.step(step("barrier"), [this] { barrier(tools_->transport); });
-    tools_->recorder.step(step("rows"), [this] { start_round(); });
+  await_check();
+  while (round_ < num_rounds() && next_round()) {
   }
   if (!dsink_sums().empty()) tools_->kernel.row_ops().round_sums(dsink_sums(), backward_.dsink_H);
 }

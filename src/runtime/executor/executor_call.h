@@ -11,6 +11,7 @@
 #include "kernel/row_memory.h"
 #include "kernel/row_ops.h"
 #include "runtime/executor/call_buffer.h"
+#include "runtime/executor/call_check.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_run.h"
 #include "runtime/flight_recorder.h"
@@ -47,6 +48,10 @@ struct Executor::Handle::Call {
   // the group, because transfers may still read and write its buffer.
   void begin(std::unique_ptr<CallBuffer> buffer, const RankTools& tools, std::size_t begin_ticket,
              bool poison);
+  // Has the call wait for the check of its ranks before it goes on from the cut.
+  void check_with(std::unique_ptr<CallCheck> check) { check_ = std::move(check); }
+  // Runs up to the last launch.
+  void advance();
   // Returns forward's retained units; null after backward.
   std::unique_ptr<Saved::Buffers> finish();
 
@@ -72,7 +77,13 @@ struct Executor::Handle::Call {
   // buffer.
   template <typename Work>
   void guarded(const Work& work);
+  // Waits for the check of the call, if it has one.
+  void await_check();
   void run_remaining();
+  // Finishes the current round and starts the next one. Returns false if it was the last.
+  bool next_round();
+  // Number of the current program's instructions up to its last launch.
+  [[nodiscard]] std::size_t launches_end() const;
   void start_round();
   void finish_round();
   void add_empty_rows(const TensorView& out, const TensorView& lse,
@@ -99,6 +110,7 @@ struct Executor::Handle::Call {
   bool under_way_ = false;
   std::size_t round_ = 0;
   OwnedInputs inputs_{};  // of the current round
+  std::unique_ptr<CallCheck> check_;
   std::optional<ProgramRun> run_;
   ExecutionStats stats_;
 };

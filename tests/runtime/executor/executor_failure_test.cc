@@ -293,6 +293,20 @@ TEST(Executor, HandlesAreFinishedInOrderAndNeverDropped) {
               HasSubstr("a handle was dropped"));
 }
 
+TEST(Executor, RanksThatBeginDifferentCallsNoticeBeforeTheyAreDone) {
+  const std::string found = failure_of<Error>([&](Transport& transport) {
+    const PlanPtr plan = shared(example_plan());
+    Executor executor(transport, *kernels().front());
+    executor.prepare(plan);
+    LayerTensors layer(inputs_of(*plan, 0), plan->shape, local_tokens(*plan, transport.rank()));
+    const std::int64_t number = transport.rank().value == 1 ? 8 : 7;
+    Executor::Handle handle = executor.begin_forward(0, layer.forward(), number);
+    executor.advance(handle);
+  });
+  EXPECT_THAT(found, HasSubstr("expected all ranks in the same one, found rank"));
+  EXPECT_THAT(found, HasSubstr("forward 8 of plan"));
+}
+
 // ------------------------------------------------------------------------------ broken plans
 
 std::string failure_of_plan(const std::function<void(Plan&)>& change) {

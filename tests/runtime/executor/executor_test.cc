@@ -234,10 +234,14 @@ TEST(Executor, TwoCallsInFlightGiveTheSameBitsAsOneAfterAnother) {
             const std::vector<std::int64_t> tokens = local_tokens(*plan, transport.rank());
             LayerTensors a(first, plan->shape, tokens);
             LayerTensors b(second, plan->shape, tokens);
-            Executor::Handle forward_a = executor.begin_forward(0, a.forward());
+            // With a number the ranks compare their calls; one that is advanced has sent all.
+            Executor::Handle forward_a = executor.begin_forward(0, a.forward(), 7);
             Executor::Handle forward_b = executor.begin_forward(0, b.forward());
+            if (seed % 2 == 0) executor.advance(forward_a);
+            if (seed % 3 == 0) executor.advance(forward_b);
             const Saved saved_a = executor.finish(std::move(forward_a));
             Executor::Handle backward_a = executor.begin_backward(0, a.backward(), saved_a);
+            if (seed % 2 == 0) executor.advance(backward_a);
             const Saved saved_b = executor.finish(std::move(forward_b));
             static_cast<void>(executor.finish(std::move(backward_a)));
             executor.backward(0, b.backward(), saved_b);

@@ -1,0 +1,56 @@
+#include "runtime/executor/call_check.h"
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "contextile/plan.h"
+#include "contextile/plan_file.h"
+
+namespace contextile {
+namespace {
+
+bool agree(const CallTag& a, const CallTag& b) {
+  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
+         (a.number == b.number || a.number == 0 || b.number == 0);
+}
+
+std::string text_of(const CallTag& tag) {
+  const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
+  return fmt::format(
+      "{} {} of plan {}, mask {}",
+      is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
+      tag.number, digest_text(tag.plan), tag.mask);
+}
+
+Message message_of(std::int32_t peer, CallTag& tag) {
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(CallTag));
+  return {Rank(peer), {{reinterpret_cast<std::byte*>(&tag), kBytes, 1, kBytes}}};
+}
+
+}  // namespace
+
+CallCheck::CallCheck(Transport& transport, const CallTag& mine)
+    : transport_(transport), mine_(mine) {
+  const std::int32_t size = transport.size();
+  const std::int32_t rank = transport.rank().value;
+  if (size == 1) return;
+  const Message send = message_of((rank + 1) % size, mine_);
+  const Message receive = message_of((rank + size - 1) % size, theirs_);
+  ticket_ = transport.launch({&send, 1}, {&receive, 1});
+}
+
+void CallCheck::wait() {
+  const std::int32_t size = transport_.size();
+  if (size == 1) return;
+  transport_.wait(ticket_);
+  const std::int32_t rank = transport_.rank().value;
+  CONTEXTILE_CHECK(
+      agree(mine_, theirs_),
+      "call: expected all ranks in the same one, found rank {} in {} and rank {} in {}", rank,
+      text_of(mine_), (rank + size - 1) % size, text_of(theirs_));
+}
+
+}  // namespace contextile
