@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -26,6 +27,18 @@ namespace contextile {
 
 using BatchLengths = std::vector<std::int64_t>;
 struct DocumentRows;  // rows of a document
+
+// Rows of one document in a nano-batch. They attend the document's keys [0, rows.end).
+struct NanoBatchRows {
+  std::int32_t document = 0;
+  Range rows;
+};
+// Returns the two nano-batches of a micro-batch, or one if it has a single token, as same-phase
+// ping-pong cuts them. Their tokens are equal, to one, and at most one document is cut; its first
+// rows are in the first nano-batch. A document is cut only if every mask lets its first rows stand
+// alone. Without such a document, tokens are only about equal. O(documents · log).
+[[nodiscard]] std::vector<std::vector<NanoBatchRows>> nano_batches_of(
+    std::span<const std::int64_t> lengths, std::span<const MaskUse> masks);
 
 // The properties of one job that all its parallel sizes share.
 struct TrainingJob {

@@ -112,17 +112,17 @@ struct PipelineShape {
   PipelineSchedule schedule = PipelineSchedule::k1F1B;
   std::int32_t stages = 1;
   std::int32_t micro_batches = 1;
-  std::int32_t chunks = 1;  // of the model on every stage; above 1 only when interleaved
-  std::int32_t group = 0;   // interleaved: micro-batches that a chunk runs in a row; 0: `stages`
+  std::int32_t chunks = 1;  // of the model on every stage; above 1 not with 1F1B
+  std::int32_t group = 0;   // several chunks: micro-batches that a chunk runs in a row; 0: `stages`
 
   // Number of virtual stages. Chunk c of stage r is virtual stage c · stages + r; layers are in the
   // order of virtual stages.
   [[nodiscard]] std::int32_t virtual_stages() const { return stages * chunks; }
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
-// Throws InvalidArgument on counts below 1, chunks without interleaving, interleaving of fewer than
-// 2 chunks or stages, and groups (or a last group) of fewer than `stages` micro-batches: most of
-// those would wait for themselves.
+// Throws InvalidArgument on counts below 1, chunks with 1F1B, interleaving of fewer than 2 chunks
+// or stages, and groups (or a last group) of several chunks with fewer than `stages` micro-batches:
+// most of those would wait for themselves.
 void check_pipeline(const PipelineShape& shape);
 
 inline constexpr std::int32_t kNoTick = -1;
@@ -143,15 +143,35 @@ struct PipelineStep {
 //  * Interleaved: for each group of micro-batches, for each chunk, for each micro-batch of the
 //    group; min(2(stages - stage - 1) + (chunks - 1) · group, m · chunks) forwards first; backward
 //    visits the chunks from the last to the first.
-//  * Same phase: forward ticks t = 0 … p-2, then forward tick p-1+i and backward tick i for i < m,
-//    then backward ticks m … m+p-2. Forward tick t runs micro-batch t - stage, backward tick t runs
-//    t - (p - 1 - stage); outside [0, m) the stage is idle.
+//  * Same phase: its steps of pipeline_ticks.
 [[nodiscard]] std::vector<PipelineStep> pipeline_order(const PipelineShape& shape,
                                                        std::int32_t stage);
 
+// One tick of a same-phase pipeline.
+struct PipelineTick {
+  Direction direction = Direction::kForward;
+  std::int32_t number = 0;  // among the ticks of its direction
+  // By stage; nothing: the stage is idle, and only serves the attention of the others.
+  std::vector<std::optional<PipelineStep>> steps;
+
+  friend bool operator==(const PipelineTick&, const PipelineTick&) = default;
+};
+
+// Returns the ticks of a same-phase pipeline of p stages. A stage has n = m · chunks forwards, in
+// the order of interleaving; backward visits the chunks from the last to the first. Forward tick t
+// runs forward t - stage, and backward tick t runs backward t - (p - 1 - stage). Outside [0, n) the
+// stage is idle.
+//
+// The first w = p - 1 + (chunks - 1) · min(group, m) ticks run forward, until the last stage can
+// run a backward. Then forward tick w + i and backward tick i alternate, and the remaining backward
+// ticks follow. These are 2(n + p - 1) ticks, as many as 1F1B needs. Throws InvalidArgument if the
+// schedule is another or check_pipeline refuses the shape.
+[[nodiscard]] std::vector<PipelineTick> pipeline_ticks(const PipelineShape& shape);
+
 // Returns the largest sum of `weight` over steps whose forward has run and whose backward has not:
 // with weight 1 the chunks in flight, with bytes the memory they hold. 1F1B: min(m, p - r);
-// interleaved: min(m·v, 2(p-r-1) + (v-1)·group + 1); same phase: min(m, 2(p-1-r) + 1).
+// interleaved: min(m·v, 2(p-r-1) + (v-1)·group + 1); same phase: min(m·v, 2(p-1-r) + (v-1)·group +
+// 1).
 [[nodiscard]] double peak_in_flight(std::span<const PipelineStep> order,
                                     const std::function<double(const PipelineStep&)>& weight);
 
@@ -330,7 +350,8 @@ struct TrainingStep {
   IterationOptions options;
   std::vector<std::vector<MicroBatchWork>> replicas;  // sizes.dp of pipeline.micro_batches each
   // With kSamePhase: attention of forward tick t (and of backward tick t, whose micro-batches are
-  // the same) on all stages together; [replica][tick][part], stages + micro_batches - 1 ticks.
+  // the same) on all stages together; [replica][tick][part], stages + micro_batches - 1 ticks. A
+  // same-phase step has 1 chunk a stage.
   std::vector<std::vector<std::vector<MicroBatchAttention>>> ticks;
 };
 

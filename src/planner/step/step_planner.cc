@@ -45,15 +45,17 @@ struct PooledBatch {
   std::vector<HomeRange> home;
 };
 
-// Part j of the micro-batches of forward tick `tick`: stage r runs micro-batch tick - r, its tokens
-// on ranks r·CP … r·CP + CP-1. `parts` are those of every micro-batch.
+// Part j of the micro-batches of a forward tick, the tokens of stage r on ranks r·CP … r·CP + CP-1.
+// `parts` are those of every micro-batch.
 PooledBatch pooled_batch(const std::vector<StageParts>& parts, const ParallelSizes& sizes,
-                         std::size_t replica, std::size_t tick, std::size_t j) {
+                         std::size_t replica, const PipelineTick& tick, std::size_t j) {
   const auto dp = static_cast<std::size_t>(sizes.dp);
   PooledBatch batch;
-  for (std::int32_t r = 0; r < sizes.pp && static_cast<std::size_t>(r) <= tick; ++r) {
-    const std::size_t k = (tick - static_cast<std::size_t>(r)) * dp + replica;
-    if (k >= parts.size() || j >= parts[k].size()) continue;
+  for (std::int32_t r = 0; r < sizes.pp; ++r) {
+    const std::optional<PipelineStep>& step = tick.steps[static_cast<std::size_t>(r)];
+    if (!step) continue;
+    const std::size_t k = static_cast<std::size_t>(step->micro_batch) * dp + replica;
+    if (j >= parts[k].size()) continue;
     batch.documents.insert(batch.documents.end(), parts[k][j].begin(), parts[k][j].end());
     append_stage_home(parts[k], j, Rank{r * sizes.cp}, sizes.cp, batch.home);
   }
@@ -69,6 +71,10 @@ void hold_nothing(TrainingStep& step) {
 }
 
 std::optional<std::string> pipeline_problem(const PipelineShape& shape) {
+  if (shape.schedule == PipelineSchedule::kSamePhase && shape.chunks != 1) {
+    return fmt::format("pipeline same_phase: expected 1 chunk a stage to predict, found {}",
+                       shape.chunks);
+  }
   try {
     check_pipeline(shape);
   } catch (const InvalidArgument& error) {
@@ -83,6 +89,18 @@ bool is_scheduled(const StepSetting& setting) {
   return !setting.one_plan && setting.schedule != PipelineSchedule::kSamePhase &&
          setting.nano_batches == NanoBatches::kOne &&
          find_strategy(setting.strategy.name).has_schedule();
+}
+
+std::vector<std::vector<NanoBatchRows>> nano_batches_of(std::span<const std::int64_t> lengths,
+                                                        std::span<const MaskUse> masks) {
+  static_cast<void>(sequences_from_lengths(lengths));
+  std::vector<std::vector<NanoBatchRows>> nano_batches;
+  for (const std::vector<DocumentRows>& part :
+       ping_pong_parts(lengths, PipelineSchedule::kSamePhase, masks)) {
+    std::vector<NanoBatchRows>& rows = nano_batches.emplace_back();
+    for (const DocumentRows& document : part) rows.push_back({document.document, document.rows});
+  }
+  return nano_batches;
 }
 
 std::string sizes_text(const ParallelSizes& sizes) {
@@ -284,11 +302,13 @@ std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, T
       micro_batch.parts.push_back(unplanned_part(setting, part));
     }
   }
+  std::vector<PipelineTick> ticks = pipeline_ticks(step.pipeline);
+  std::erase_if(ticks, [](const PipelineTick& t) { return t.direction != Direction::kForward; });
   for (std::size_t d = 0; d < dp; ++d) {
     for (std::size_t tick = 0; tick < step.ticks[d].size(); ++tick) {
       step.ticks[d][tick].assign(num_parts, {});
       for (std::size_t j = 0; j < num_parts; ++j) {
-        PooledBatch batch = pooled_batch(parts, setting.sizes, d, tick, j);
+        PooledBatch batch = pooled_batch(parts, setting.sizes, d, ticks[tick], j);
         if (batch.documents.empty()) continue;
         Workload workload = workload_of(batch.documents, setting.sizes.tp);
         workload.home = std::move(batch.home);

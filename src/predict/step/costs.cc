@@ -103,6 +103,9 @@ void StepCosts::check() const {
     }
   }
   if (pipeline.schedule != PipelineSchedule::kSamePhase) return;
+  CONTEXTILE_CHECK(pipeline.chunks == 1,
+                   "training step, same phase: expected 1 chunk a stage, found {}",
+                   pipeline.chunks);
   const std::int32_t num_ticks = pipeline.stages + pipeline.micro_batches - 1;
   CONTEXTILE_CHECK(step_.ticks.size() == step_.replicas.size(),
                    "training step, same phase: expected ticks of {} replicas, found {}",

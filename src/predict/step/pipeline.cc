@@ -110,7 +110,8 @@ class PipelineRun {
 
   void run_ticks() {
     double barrier_us = 0;
-    for (std::int32_t tick = 0; tick < 2 * (shape_.micro_batches + shape_.stages - 1); ++tick) {
+    const std::int32_t num_ticks = 2 * (shape_.micro_batches * shape_.chunks + shape_.stages - 1);
+    for (std::int32_t tick = 0; tick < num_ticks; ++tick) {
       double end_us = barrier_us;
       for (std::size_t r = 0; r < orders_.size(); ++r) {
         if (next_[r] == orders_[r].size() || orders_[r][next_[r]].tick != tick) continue;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -52,23 +53,16 @@ std::vector<PipelineStep> alternating_order(const PipelineShape& shape, std::siz
   return order;
 }
 
-std::vector<PipelineStep> same_phase_order(const PipelineShape& shape, std::int32_t stage) {
-  const std::int32_t p = shape.stages;
-  const std::int32_t m = shape.micro_batches;
-  std::vector<PipelineStep> order;
-  std::int32_t tick = 0;
-  const auto add = [&](Direction direction, std::int32_t t) {
-    const std::int32_t micro_batch = t - (direction == Direction::kForward ? stage : p - 1 - stage);
-    if (micro_batch >= 0 && micro_batch < m) order.push_back({direction, micro_batch, 0, tick});
-    ++tick;
-  };
-  for (std::int32_t t = 0; t < p - 1; ++t) add(Direction::kForward, t);
-  for (std::int32_t i = 0; i < m; ++i) {
-    add(Direction::kForward, p - 1 + i);
-    add(Direction::kBackward, i);
-  }
-  for (std::int32_t t = m; t < m + p - 1; ++t) add(Direction::kBackward, t);
-  return order;
+void check_groups(const PipelineShape& shape) {
+  CONTEXTILE_CHECK(shape.group == 0 || shape.group >= shape.stages,
+                   "pipeline {}: expected groups of at least {} micro-batches (the stages), found "
+                   "{}",
+                   to_string(shape.schedule), shape.stages, shape.group);
+  const std::int32_t rest = shape.micro_batches % group_of(shape);
+  CONTEXTILE_CHECK(rest == 0 || rest >= shape.stages,
+                   "pipeline {}: expected micro-batches in groups of {}, the last of at least {} "
+                   "(the stages), found {} micro-batches",
+                   to_string(shape.schedule), group_of(shape), shape.stages, shape.micro_batches);
 }
 
 }  // namespace
@@ -101,26 +95,56 @@ void check_pipeline(const PipelineShape& shape) {
                    "pipeline: expected at least 1 stage, 1 micro-batch and 1 chunk, found {}, {} "
                    "and {}",
                    shape.stages, shape.micro_batches, shape.chunks);
-  if (shape.schedule != PipelineSchedule::kInterleaved) {
+  if (shape.schedule == PipelineSchedule::k1F1B || shape.chunks == 1) {
+    CONTEXTILE_CHECK(shape.schedule != PipelineSchedule::kInterleaved,
+                     "pipeline interleaved: expected at least 2 chunks a stage and 2 stages, found "
+                     "{} and {}",
+                     shape.chunks, shape.stages);
     CONTEXTILE_CHECK(shape.chunks == 1 && shape.group == 0,
                      "pipeline {}: expected 1 chunk a stage and no groups, found {} chunks, "
                      "groups of {}",
                      to_string(shape.schedule), shape.chunks, shape.group);
     return;
   }
-  CONTEXTILE_CHECK(shape.chunks >= 2 && shape.stages >= 2,
-                   "pipeline interleaved: expected at least 2 chunks a stage and 2 stages, found "
-                   "{} and {}",
-                   shape.chunks, shape.stages);
-  CONTEXTILE_CHECK(shape.group == 0 || shape.group >= shape.stages,
-                   "pipeline interleaved: expected groups of at least {} micro-batches (the "
-                   "stages), found {}",
-                   shape.stages, shape.group);
-  const std::int32_t rest = shape.micro_batches % group_of(shape);
-  CONTEXTILE_CHECK(rest == 0 || rest >= shape.stages,
-                   "pipeline interleaved: expected micro-batches in groups of {}, the last of at "
-                   "least {} (the stages), found {} micro-batches",
-                   group_of(shape), shape.stages, shape.micro_batches);
+  CONTEXTILE_CHECK(shape.stages >= 2,
+                   "pipeline {}: expected at least 2 chunks a stage and 2 stages, found {} and {}",
+                   to_string(shape.schedule), shape.chunks, shape.stages);
+  check_groups(shape);
+}
+
+std::vector<PipelineTick> pipeline_ticks(const PipelineShape& shape) {
+  check_pipeline(shape);
+  CONTEXTILE_CHECK(shape.schedule == PipelineSchedule::kSamePhase,
+                   "pipeline: expected the schedule same_phase of ticks, found {}",
+                   to_string(shape.schedule));
+  const std::vector<std::pair<std::int32_t, std::int32_t>> table = chunk_table(shape);
+  const std::int32_t p = shape.stages;
+  const auto num_forwards = static_cast<std::int32_t>(table.size());
+  const std::int32_t num_ticks = num_forwards + p - 1;  // of a direction
+  std::vector<PipelineTick> ticks;
+  const auto add = [&](Direction direction, std::int32_t number) {
+    PipelineTick tick{direction, number, {}};
+    for (std::int32_t stage = 0; stage < p; ++stage) {
+      const std::int32_t i = number - (direction == Direction::kForward ? stage : p - 1 - stage);
+      std::optional<PipelineStep>& step = tick.steps.emplace_back();
+      if (i < 0 || i >= num_forwards) continue;
+      const auto [micro_batch, chunk] = table[static_cast<std::size_t>(i)];
+      step = {direction, micro_batch,
+              direction == Direction::kForward ? chunk : shape.chunks - 1 - chunk,
+              static_cast<std::int32_t>(ticks.size())};
+    }
+    ticks.push_back(std::move(tick));
+  };
+  // The last stage has run all chunks of the first micro-batch after these.
+  const std::int32_t warm_up =
+      p - 1 + (shape.chunks - 1) * std::min(group_of(shape), shape.micro_batches);
+  for (std::int32_t t = 0; t < warm_up; ++t) add(Direction::kForward, t);
+  for (std::int32_t t = warm_up; t < num_ticks; ++t) {
+    add(Direction::kForward, t);
+    add(Direction::kBackward, t - warm_up);
+  }
+  for (std::int32_t t = num_ticks - warm_up; t < num_ticks; ++t) add(Direction::kBackward, t);
+  return ticks;
 }
 
 std::vector<PipelineStep> pipeline_order(const PipelineShape& shape, std::int32_t stage) {
@@ -137,7 +161,12 @@ std::vector<PipelineStep> pipeline_order(const PipelineShape& shape, std::int32_
     case PipelineSchedule::kSamePhase:
       break;
   }
-  return same_phase_order(shape, stage);
+  std::vector<PipelineStep> order;
+  for (const PipelineTick& tick : pipeline_ticks(shape)) {
+    const std::optional<PipelineStep>& step = tick.steps[static_cast<std::size_t>(stage)];
+    if (step) order.push_back(*step);
+  }
+  return order;
 }
 
 double peak_in_flight(std::span<const PipelineStep> order,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -65,6 +66,8 @@ std::vector<PipelineShape> random_shapes(Rng& rng) {
       shape_of(PipelineSchedule::k1F1B, stages, micro_batches),
       shape_of(PipelineSchedule::kSamePhase, stages, micro_batches)};
   if (stages > 1) {
+    shapes.push_back(
+        shape_of(PipelineSchedule::kSamePhase, stages, stages * (1 + draw(3)), 2 + draw(3)));
     PipelineShape& shape = shapes.emplace_back(
         shape_of(PipelineSchedule::kInterleaved, stages, stages * (1 + draw(3)), 2 + draw(3)));
     if (draw(2) == 1) {
@@ -157,6 +160,46 @@ TEST(Pipeline, SamePhaseRunsTheTicksOfTheDistcaStrategy) {
   }
 }
 
+// Every stage runs every step once; a tick has one direction, and uses nothing of the same tick.
+TEST(Pipeline, TicksRunEveryStepOnceAfterItsInputs) {
+  for (std::int32_t p = 1; p <= 5; ++p) {
+    for (std::int32_t v = 1; v <= (p > 1 ? 3 : 1); ++v) {
+      for (std::int32_t m = v > 1 ? p : 1; m <= 3 * p; m += v > 1 ? p : 1) {
+        const PipelineShape shape = shape_of(PipelineSchedule::kSamePhase, p, m, v);
+        SCOPED_TRACE(name_of(shape));
+        const std::vector<PipelineTick> ticks = pipeline_ticks(shape);
+        EXPECT_EQ(std::ssize(ticks), 2 * (m * v + p - 1));
+        std::map<std::tuple<Direction, std::int32_t, std::int32_t>, std::int32_t> tick_of;
+        for (std::size_t t = 0; t < ticks.size(); ++t) {
+          ASSERT_EQ(std::ssize(ticks[t].steps), p);
+          for (std::int32_t r = 0; r < p; ++r) {
+            const std::optional<PipelineStep>& step = ticks[t].steps[static_cast<std::size_t>(r)];
+            if (!step) continue;
+            EXPECT_EQ(step->direction, ticks[t].direction);
+            EXPECT_EQ(step->tick, static_cast<std::int32_t>(t));
+            const std::tuple key{step->direction, step->chunk * p + r, step->micro_batch};
+            EXPECT_TRUE(tick_of.emplace(key, step->tick).second);
+          }
+        }
+        EXPECT_EQ(std::ssize(tick_of), 2 * m * v * p);
+        const std::int32_t last = p * v - 1;
+        for (const auto& [step, tick] : tick_of) {
+          const auto& [direction, stage, micro_batch] = step;
+          if (direction == Direction::kForward && stage > 0) {
+            EXPECT_LT(tick_of.at({direction, stage - 1, micro_batch}), tick);
+          } else if (direction == Direction::kBackward) {
+            const auto before = stage == last ? tick_of.at({Direction::kForward, last, micro_batch})
+                                              : tick_of.at({direction, stage + 1, micro_batch});
+            EXPECT_LT(before, tick);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_THROW(static_cast<void>(pipeline_ticks(shape_of(PipelineSchedule::k1F1B, 2, 2))),
+               InvalidArgument);
+}
+
 TEST(Pipeline, HoldsAsManyMicroBatchesAsItsClosedFormSays) {
   const auto one = [](const PipelineStep&) { return 1.0; };
   for (std::int32_t p = 1; p <= 6; ++p) {
@@ -171,6 +214,8 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsItsClosedFormSays) {
         for (std::int32_t v = 2; v <= 4 && p > 1 && m % p == 0; ++v) {
           EXPECT_EQ(peak(shape_of(PipelineSchedule::kInterleaved, p, m, v)),
                     std::min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1));
+          EXPECT_EQ(peak(shape_of(PipelineSchedule::kSamePhase, p, m, v)),
+                    std::min(m * v, 2 * (p - 1 - r) + (v - 1) * p + 1));
         }
       }
     }
