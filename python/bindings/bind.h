@@ -92,6 +92,7 @@ void bind_data(nb::module_& module);
 void bind_lookahead(nb::module_& module);
 void bind_stores(nb::module_& module);
 void bind_inference(nb::module_& module);
+void bind_pipeline(nb::module_& module);
 
 // Throws InvalidArgument.
 [[noreturn]] void fail(const std::string& message);

@@ -163,6 +163,11 @@ class RankExecutor {
     }
     return stats;
   }
+  // Throws InvalidArgument if tensors are memory of a GPU, an emulated one included.
+  void check_on_host(const char* call) const {
+    if (gpu_ != nullptr)
+      fail(std::string(call) + ": expected an executor on the CPU, found a GPU's");
+  }
   // Runs a call. On a GPU it runs after the work that a stream (cudaStream_t) holds, and before
   // work that the stream receives later.
   template <typename Call>
@@ -187,11 +192,33 @@ class RankExecutor {
   std::unique_ptr<Executor> executor_;
 };
 
-void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
-             const InArray& k, const InArray& v, const std::optional<InStats>& sink,
-             const OutArray& out, const OutStats& lse, const std::optional<OutBytes>& saved,
-             std::uintptr_t stream) {
-  const ArrayPlace place = self.place();
+// A call that has begun. The caller keeps the executor and the arrays alive until it has finished.
+class PendingCall {
+ public:
+  PendingCall(Executor& executor, Executor::Handle handle)
+      : executor_(executor), handle_(std::move(handle)) {}
+
+  void advance() { executor_.advance(handle()); }
+  ExecutionStats finish() {
+    static_cast<void>(executor_.finish(std::move(handle())));
+    handle_.reset();
+    return executor_.last_stats();
+  }
+
+ private:
+  [[nodiscard]] Executor::Handle& handle() {
+    if (!handle_) fail("call: expected one that has not finished, found one that has");
+    return *handle_;
+  }
+
+  Executor& executor_;
+  std::optional<Executor::Handle> handle_;
+};
+
+ForwardTensors forward_tensors(const ArrayPlace& place, const InArray& q, const InArray& k,
+                               const InArray& v, const std::optional<InStats>& sink,
+                               const OutArray& out, const OutStats& lse,
+                               const std::optional<OutBytes>& saved) {
   ForwardTensors tensors;
   tensors.q_THD = view_of_array(q, "q", place);
   tensors.k_THD = view_of_array(k, "k", place);
@@ -200,18 +227,15 @@ void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InAr
   tensors.out_THD = view_of_array(out, "out", place);
   tensors.lse_TH = stats_of_array(lse, tensors.q_THD, "lse", place);
   tensors.saved = bytes_of(saved, "saved", place);
-  const nb::gil_scoped_release release;
-  const auto lent = self.lend(q, k, v, sink, out, lse, saved);
-  self.executor().check_same_call({Direction::kForward, mask, call});
-  self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
+  return tensors;
 }
 
-void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
-              const InArray& k, const InArray& v, const std::optional<InStats>& sink,
-              const InArray& out, const InStats& lse, const InArray& dout, const OutArray& dq,
-              const OutArray& dk, const OutArray& dv, const std::optional<OutStats>& dsink,
-              const std::optional<InBytes>& saved, std::uintptr_t stream) {
-  const ArrayPlace place = self.place();
+BackwardTensors backward_tensors(const ArrayPlace& place, const InArray& q, const InArray& k,
+                                 const InArray& v, const std::optional<InStats>& sink,
+                                 const InArray& out, const InStats& lse, const InArray& dout,
+                                 const OutArray& dq, const OutArray& dk, const OutArray& dv,
+                                 const std::optional<OutStats>& dsink,
+                                 const std::optional<InBytes>& saved) {
   BackwardTensors tensors;
   tensors.q_THD = view_of_array(q, "q", place);
   tensors.k_THD = view_of_array(k, "k", place);
@@ -225,10 +249,55 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
   tensors.dv_THD = view_of_array(dv, "dv", place);
   tensors.dsink_H = numbers_of(dsink, "dsink", place);
   tensors.saved = bytes_of(saved, "saved", place);
+  return tensors;
+}
+
+void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
+             const InArray& k, const InArray& v, const std::optional<InStats>& sink,
+             const OutArray& out, const OutStats& lse, const std::optional<OutBytes>& saved,
+             std::uintptr_t stream) {
+  const ForwardTensors tensors = forward_tensors(self.place(), q, k, v, sink, out, lse, saved);
+  const nb::gil_scoped_release release;
+  const auto lent = self.lend(q, k, v, sink, out, lse, saved);
+  self.executor().check_same_call({Direction::kForward, mask, call});
+  self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
+}
+
+void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
+              const InArray& k, const InArray& v, const std::optional<InStats>& sink,
+              const InArray& out, const InStats& lse, const InArray& dout, const OutArray& dq,
+              const OutArray& dk, const OutArray& dv, const std::optional<OutStats>& dsink,
+              const std::optional<InBytes>& saved, std::uintptr_t stream) {
+  const BackwardTensors tensors =
+      backward_tensors(self.place(), q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
   const nb::gil_scoped_release release;
   const auto lent = self.lend(q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
   self.executor().check_same_call({Direction::kBackward, mask, call});
   self.on_stream(stream, [&] { self.executor().backward(mask, tensors, Saved()); });
+}
+
+PendingCall begin_forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
+                          const InArray& k, const InArray& v, const OutArray& out,
+                          const OutStats& lse, const std::optional<OutBytes>& saved) {
+  self.check_on_host("begin_forward");
+  const ForwardTensors tensors =
+      forward_tensors(self.place(), q, k, v, std::nullopt, out, lse, saved);
+  const nb::gil_scoped_release release;
+  Executor& executor = self.executor();
+  return {executor, executor.begin_forward(mask, tensors, call)};
+}
+
+PendingCall begin_backward(RankExecutor& self, std::size_t mask, std::int64_t call,
+                           const InArray& q, const InArray& k, const InArray& v, const InArray& out,
+                           const InStats& lse, const InArray& dout, const OutArray& dq,
+                           const OutArray& dk, const OutArray& dv,
+                           const std::optional<InBytes>& saved) {
+  self.check_on_host("begin_backward");
+  const BackwardTensors tensors = backward_tensors(self.place(), q, k, v, std::nullopt, out, lse,
+                                                   dout, dq, dk, dv, std::nullopt, saved);
+  const nb::gil_scoped_release release;
+  Executor& executor = self.executor();
+  return {executor, executor.begin_backward(mask, tensors, Saved(), call)};
 }
 
 void bind_inproc_group(nb::module_& module) {
@@ -365,11 +434,7 @@ DeviceError
 )");
 }
 
-}  // namespace
-
-void bind_execution(nb::module_& module) {
-  bind_transports(module);
-  bind_gpus(module);
+void bind_calls(nb::module_& module) {
   nb::class_<ExecutionStats>(module, "ExecutionStats",
                              "Bytes and seconds of one call on this rank.")
       .def_ro("sent_bytes", &ExecutionStats::sent_bytes)
@@ -381,6 +446,19 @@ void bind_execution(nb::module_& module) {
         return repr_of(self, "ExecutionStats",
                        {"sent_bytes", "received_bytes", "total_s", "attention_s", "exposed_s"});
       });
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<PendingCall>(module, "PendingCall", "A call of attention that has begun.")
+      .def("advance", &PendingCall::advance, release,
+           "Runs the call up to its last transfer; finish then only waits for results.")
+      .def("finish", &PendingCall::finish, release, "Ends the call. Returns its ExecutionStats.");
+}
+
+}  // namespace
+
+void bind_execution(nb::module_& module) {
+  bind_transports(module);
+  bind_gpus(module);
+  bind_calls(module);
   module.def(
       "kernel_table",
       [] {
@@ -415,6 +493,11 @@ void bind_execution(nb::module_& module) {
       .def("backward", &backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
            "sink"_a.none(), "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
            "saved"_a.none(), "stream"_a = 0)
+      .def("begin_forward", &begin_forward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
+           "out"_a, "lse"_a, "saved"_a.none(), nb::keep_alive<0, 1>())
+      .def("begin_backward", &begin_backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a,
+           "v"_a, "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "saved"_a.none(),
+           nb::keep_alive<0, 1>())
       .def_prop_ro("last_stats", &RankExecutor::last_stats)
       .def_prop_ro("memory_bytes",
                    [](const RankExecutor& self) {

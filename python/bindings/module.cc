@@ -90,5 +90,6 @@ NB_MODULE(_core, module) {
   bind_execution(module);
   bind_stores(module);
   bind_inference(module);
+  bind_pipeline(module);
   bind_lookahead(module);
 }

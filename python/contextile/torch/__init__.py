@@ -26,21 +26,30 @@ from contextile.torch._documents import Piece
 from contextile.torch._executor import Executor
 from contextile.torch._group import make_transport
 from contextile.torch._layout import LocalBatch, collect, dispatch, local_batch
+from contextile.torch._ping_pong import PingPong
+from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
+from contextile.torch._pooled_calls import CallTimes
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
 from contextile.torch._shares import Round, Step
 
 __all__ = [
+    "CallTimes",
     "DataLoader",
     "Executor",
     "LocalBatch",
     "Piece",
+    "PingPong",
+    "Pool",
+    "PooledBatch",
     "Round",
+    "Rows",
     "ScaledDotProductAttention",
     "Step",
     "attention",
     "checkpoint_contexts",
     "collect",
     "dispatch",
+    "gather_lengths",
     "local_batch",
     "make_transport",
     "replace_attention",

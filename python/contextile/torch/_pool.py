@@ -1,0 +1,460 @@
+"""One plan for the attention of several micro-batches, over the ranks of all of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contextile import _core
+from contextile._planning import AnyStrategy, cluster_of, make_workload
+from contextile._planning import plan as make_plan
+from contextile.torch._executor import Executor, Prepared
+
+# Token counts of the documents of a micro-batch.
+Lengths = Sequence[int]
+# (document, begin, end): rows of a document. They attend its keys from 0 to end.
+_DocumentRows = tuple[int, int, int]
+# (document, begin, end, rank of the neighbourhood), by document and position.
+_Places = list[tuple[int, int, int, int]]
+
+
+class Rows(NamedTuple):
+    """The tokens of a micro-batch that a rank computes.
+
+    Attributes
+    ----------
+    tokens : int64 Tensor [rows]
+        Their indices in the micro-batch, whose documents lie end to end.
+    positions : int64 Tensor [rows]
+        Their positions in the documents, for RoPE.
+    sequence_ids : int64 Tensor [rows]
+        Numbers of their documents.
+    counts : tuple of int
+        Rows of every nano-batch, one after another.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    sequence_ids: Tensor
+    counts: tuple[int, ...]
+
+
+def _contiguous(rows: Sequence[_DocumentRows], size: int) -> _Places:
+    """Deals rows in sequence, equally many to every rank (DistCA, section 6.1)."""
+    total = sum(end - begin for _, begin, end in rows)
+    places: _Places = []
+    placed, rank = 0, 0
+    for document, begin, end in rows:
+        while begin < end:
+            while total * (rank + 1) // size <= placed:
+                rank += 1
+            taken = min(end - begin, total * (rank + 1) // size - placed)
+            places.append((document, begin, begin + taken, rank))
+            begin, placed = begin + taken, placed + taken
+    return places
+
+
+def _zigzag(rows: Sequence[_DocumentRows], size: int) -> _Places:
+    """Cuts documents into 2·size pieces; rank r has pieces r and 2·size - 1 - r (Megatron-LM)."""
+    places: _Places = []
+    for document, _, length in rows:
+        if length % (2 * size) != 0:
+            raise _core.InvalidArgument(
+                f"pool, layout zigzag: expected lengths in multiples of {2 * size} (2 x ranks of a neighbourhood), found {length}"
+            )
+        piece = length // (2 * size)
+        places += [(document, i * piece, (i + 1) * piece, min(i, 2 * size - 1 - i)) for i in range(2 * size)]
+    return places
+
+
+class _Layout:
+    """The nano-batches of one micro-batch, and the ranks that hold their rows."""
+
+    def __init__(self, lengths: Lengths, nano_batches: int, size: int, mask: str, layout: str) -> None:
+        self.lengths = [int(length) for length in lengths]
+        whole = [(i, 0, length) for i, length in enumerate(self.lengths)]
+        self.parts: list[list[_DocumentRows]] = (
+            [whole] if nano_batches == 1 else _core.nano_batches(self.lengths, [mask])
+        )
+        self.parts += [[] for _ in range(nano_batches - len(self.parts))]
+        least = min(sum(end - begin for _, begin, end in part) for part in self.parts)
+        if least < size:
+            raise _core.InvalidArgument(
+                f"pool: expected a token in every nano-batch on each of the {size} ranks of a neighbourhood, found a "
+                f"micro-batch of {sum(self.lengths)} tokens in {nano_batches} nano-batches, one of {least}"
+            )
+        place = _zigzag if layout == "zigzag" else _contiguous
+        self.places = [place(part, size) for part in self.parts]
+        self.first_token = np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def tokens_of(self, part: int, rank: int) -> np.ndarray:
+        """Returns a rank's rows of a nano-batch, ascending in the micro-batch."""
+        found = [
+            np.arange(self.first_token[document] + begin, self.first_token[document] + end)
+            for document, begin, end, owner in self.places[part]
+            if owner == rank
+        ]
+        return np.sort(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+    def rows_of(self, tokens: Sequence[np.ndarray]) -> Rows:
+        """Describes rows, given by nano-batch."""
+        whole = np.concatenate(list(tokens))
+        documents = np.searchsorted(self.first_token, whole, side="right") - 1
+        return Rows(
+            torch.from_numpy(whole),
+            torch.from_numpy(whole - self.first_token[documents]),
+            torch.from_numpy(documents),
+            tuple(len(rows) for rows in tokens),
+        )
+
+
+class _Section(NamedTuple):
+    """The place of a micro-batch in the batch of a pool."""
+
+    begin: int  # pooled token
+    tokens: np.ndarray  # index in the micro-batch, by pooled token
+    is_query: np.ndarray  # False for keys that an earlier nano-batch computed
+
+
+class _Pooled(NamedTuple):
+    """One nano-batch of all micro-batches of a pool: a plan, and where micro-batches lie in it."""
+
+    plan: _core.Plan
+    sections: list[_Section | None]  # by neighbourhood
+
+
+class Part:
+    """One nano-batch as this rank's layers compute it.
+
+    Rows of Q have the caller's order. Rows of K and V are first those of earlier nano-batches in
+    documents that were cut (``earlier``: their places among the earlier rows), then the rank's own.
+    ``to_local`` and ``from_local`` convert these to the plan's local order and back.
+    """
+
+    def __init__(self, prepared: Prepared, section: _Section | None, earlier: np.ndarray, own: np.ndarray) -> None:
+        self.prepared = prepared
+        local = prepared.plan.local_tokens(prepared.rank)
+        self.num_rows = len(own)
+        if section is None:
+            kept, order = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        else:
+            of_local = section.tokens[local - section.begin]
+            kept = np.sort(of_local[~section.is_query[local - section.begin]])
+            canonical = np.concatenate([kept, own])
+            by_token, by_local = np.argsort(canonical), np.argsort(of_local)
+            order = np.empty_like(by_token)
+            order[by_local] = by_token  # the place in canonical order of every local row
+        self.num_kept = len(kept)
+        self.earlier = None if len(kept) == 0 else torch.from_numpy(_places_in(earlier, kept))
+        plain = np.array_equal(order, np.arange(len(order)))
+        self.to_local = None if plain else torch.from_numpy(order)
+        self.from_local = None if plain else torch.from_numpy(np.argsort(order))
+
+    def local_of(self, rows: Tensor) -> Tensor:
+        """Returns rows in the plan's local order. Rows of earlier nano-batches are 0 if missing."""
+        missing = self.num_kept + self.num_rows - rows.shape[0]
+        if missing > 0:
+            rows = torch.cat([rows.new_zeros((missing, *rows.shape[1:])), rows])
+        return rows if self.to_local is None else rows.index_select(0, self.to_local)
+
+    def rows_of(self, local: Tensor) -> Tensor:
+        """Returns rows in the caller's order, those of earlier nano-batches first."""
+        return local if self.from_local is None else local.index_select(0, self.from_local)
+
+
+def _places_in(tokens: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    order = np.argsort(tokens)
+    return order[np.searchsorted(tokens, wanted, sorter=order)]
+
+
+class PooledBatch:
+    """The micro-batches of a pool that run at the same time, prepared. Made by ``Pool.prepare``.
+
+    Attributes
+    ----------
+    rows : Rows or None
+        This rank's tokens of its micro-batch; None if its neighbourhood is idle.
+    plans : tuple of Plan
+        One for each nano-batch.
+    parts : list of Part
+        The nano-batches as this rank's layers compute them.
+    """
+
+    def __init__(self, rows: Rows | None, parts: list[Part]) -> None:
+        self.rows = rows
+        self.parts = parts
+        self.plans = tuple(part.prepared.plan for part in parts)
+
+
+class Pool:
+    """Ranks that compute each other's attention, though each group of them has tokens of its own.
+
+    The ranks of the executor are in neighbourhoods of equal size, side by side: those of a
+    neighbourhood hold one micro-batch together, as a context-parallel group does. Neighbourhoods
+    are data-parallel replicas, or pipeline stages. One plan balances the attention of all their
+    micro-batches over all ranks (DistCA, section 4); tokens stay where they are.
+
+    Parameters
+    ----------
+    executor : Executor
+        An executor of all ranks of the pool, on the CPU.
+    neighbourhoods : int
+        Number of neighbourhoods; it divides the number of ranks.
+    heads, head_dim, value_dim, dtype, scale, softcap
+        As for ``contextile.plan``.
+    mask : str
+        A rule for all documents of all layers.
+    strategy
+        As for ``contextile.plan``: one that takes a home layout. The default sends queries and keys
+        again for backward, and keeps none of other ranks' tokens meanwhile.
+    cluster : Cluster or str, optional
+        The cluster of the pool. Default: its hosts (``Cluster.from_torch``).
+    layout : str
+        Rows of a micro-batch on the ranks of its neighbourhood: ``"contiguous"``, equal tokens in
+        sequence, or ``"zigzag"``, as Megatron-LM deals them, for one nano-batch.
+    plans_cached : int
+        Number of plans that are cached.
+
+    Raises
+    ------
+    InvalidArgument
+        A size does not fit the executor, it is on a GPU, or an option is unknown.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import torch
+    >>> from contextile.torch import Executor, Pool, attention
+    >>> pool = Pool(Executor(ct.inproc_group(1)[0]), neighbourhoods=1, heads=(4, 2), head_dim=32,
+    ...             dtype="f32", cluster="local:1x1")
+    >>> batch = pool.prepare([[60, 40]], nano_batches=1)
+    >>> q, k, v = (torch.randn(len(batch.rows.tokens), heads, 32) for heads in (4, 2, 2))
+    >>> attention(q, k, v, executor=pool.executor).shape
+    torch.Size([100, 4, 32])
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        neighbourhoods: int,
+        heads: int | tuple[int, int],
+        head_dim: int,
+        value_dim: int | None = None,
+        dtype: Any = "bf16",
+        scale: float = 0.0,
+        softcap: float = 0.0,
+        mask: str = "causal",
+        strategy: AnyStrategy = "distca:nano_batches=1,resend=on,backward=own",
+        cluster: _core.Cluster | str | None = None,
+        layout: str = "contiguous",
+        plans_cached: int = 64,
+    ) -> None:
+        if neighbourhoods < 1 or executor.size % neighbourhoods != 0:
+            raise _core.InvalidArgument(
+                f"pool: expected neighbourhoods that divide the {executor.size} ranks evenly, found {neighbourhoods}"
+            )
+        if executor.device.type != "cpu":
+            raise _core.InvalidArgument(f"pool: expected an executor on the CPU, found one on {executor.device}")
+        if layout not in ("contiguous", "zigzag"):
+            raise _core.InvalidArgument(f"pool, layout: expected contiguous or zigzag, found '{layout}'")
+        self.executor = executor
+        self.neighbourhoods = neighbourhoods
+        self.size = executor.size // neighbourhoods
+        self.neighbourhood, self.rank = divmod(executor.rank, self.size)
+        self.cluster = _core.Cluster.from_torch(executor.group) if cluster is None else cluster_of(cluster)
+        self.mask = mask
+        self.layout = layout
+        self._shape = {
+            "heads": heads, "head_dim": head_dim, "value_dim": value_dim, "dtype": dtype, "scale": scale, "softcap": softcap
+        }  # fmt: skip
+        self._strategy = strategy
+        self._plans_cached = plans_cached
+        self._plans: OrderedDict[Any, list[_Pooled]] = OrderedDict()
+
+    def plan(self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2) -> tuple[_core.Plan, ...]:
+        """Plans micro-batches that run at the same time. Not collective.
+
+        Parameters
+        ----------
+        micro_batches : sequence of (sequence of int or None)
+            Token counts of the documents of every neighbourhood's micro-batch, the same on all ranks.
+            None: the neighbourhood is idle, and only computes attention of others.
+        nano_batches : int
+            2 for ``PingPong``, where each micro-batch is cut into two of equal tokens; or 1.
+
+        Returns
+        -------
+        tuple of Plan
+            One for each nano-batch.
+
+        Raises
+        ------
+        InvalidArgument
+            There are more or fewer micro-batches than neighbourhoods, all are idle, or one has too
+            few tokens; or the strategy cannot plan them.
+
+        Examples
+        --------
+        Under torchrun with 4 ranks, 2 of them for each replica::
+
+            plan, = pool.plan([[700, 260], [64, 500, 380]], nano_batches=1)
+        """
+        return tuple(pooled.plan for pooled in self._find(micro_batches, nano_batches))
+
+    def prepare(
+        self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2, rows: Rows | None = None
+    ) -> PooledBatch:
+        """Plans micro-batches that run at the same time, and prepares for them. Collective.
+
+        Parameters
+        ----------
+        micro_batches, nano_batches
+            As for ``plan``.
+        rows : Rows, optional
+            This rank's rows in the order in which layers have them, from ``rows_of``. Default: that
+            order; but with one nano-batch the plan's local order, which ``attention``, ``use`` and
+            ``replace_attention`` take.
+
+        Returns
+        -------
+        PooledBatch
+
+        Raises
+        ------
+        InvalidArgument
+            As for ``plan``.
+        InvalidPlan
+            Ranks gave different micro-batches.
+
+        Examples
+        --------
+        ::
+
+            batch = pool.prepare([[700, 260], [64, 500, 380]], nano_batches=1)
+            x = embed(my_tokens[batch.rows.tokens])
+        """
+        pooled = self._find(micro_batches, nano_batches)
+        mine = micro_batches[self.neighbourhood]
+        if rows is None and mine:
+            rows = self._rows_of_plan(mine, pooled[0]) if nano_batches == 1 else self.rows_of(mine, nano_batches=nano_batches)
+        tokens = [] if rows is None else np.split(rows.tokens.numpy(), np.cumsum(rows.counts)[:-1])
+        parts = []
+        for j, one in enumerate(pooled):
+            earlier = np.concatenate([np.empty(0, dtype=np.int64), *tokens[:j]])
+            own = tokens[j] if tokens else np.empty(0, dtype=np.int64)
+            parts.append(Part(self.executor.prepare(one.plan), one.sections[self.neighbourhood], earlier, own))
+        return PooledBatch(rows, parts)
+
+    def rows_of(self, lengths: Lengths, *, nano_batches: int = 2) -> Rows:
+        """Returns this rank's rows of a micro-batch of its neighbourhood. Not collective.
+
+        They ascend in every nano-batch, and depend on the micro-batch alone. Ranks at the same
+        place in their neighbourhoods, such as stages of a pipeline, have the same rows.
+
+        Examples
+        --------
+        ::
+
+            rows = pool.rows_of([700, 260])
+            x, labels = embed(tokens[rows.tokens]), labels[rows.tokens]
+        """
+        layout = self._layout_of(lengths, nano_batches)
+        return layout.rows_of([layout.tokens_of(j, self.rank) for j in range(nano_batches)])
+
+    def _layout_of(self, lengths: Lengths, nano_batches: int) -> _Layout:
+        if nano_batches not in (1, 2):
+            raise _core.InvalidArgument(f"pool: expected 1 or 2 nano-batches, found {nano_batches}")
+        if nano_batches == 2 and self.layout == "zigzag":
+            raise _core.InvalidArgument("pool: expected 1 nano-batch with the layout zigzag, found 2")
+        return _Layout(lengths, nano_batches, self.size, self.mask, self.layout)
+
+    def _rows_of_plan(self, lengths: Lengths, pooled: _Pooled) -> Rows:
+        section = pooled.sections[self.neighbourhood]
+        assert section is not None
+        local = pooled.plan.local_tokens(self.executor.rank)
+        return self._layout_of(lengths, 1).rows_of([section.tokens[local - section.begin]])
+
+    def _find(self, micro_batches: Sequence[Lengths | None], nano_batches: int) -> list[_Pooled]:
+        key = (nano_batches, tuple(tuple(int(n) for n in lengths) if lengths else None for lengths in micro_batches))
+        found = self._plans.pop(key, None)
+        if found is None:
+            found = self._make(key[1], nano_batches)
+        self._plans[key] = found
+        while len(self._plans) > self._plans_cached:
+            self._plans.popitem(last=False)
+        return found
+
+    def _make(self, micro_batches: Sequence[Lengths | None], nano_batches: int) -> list[_Pooled]:
+        if len(micro_batches) != self.neighbourhoods or not any(micro_batches):
+            raise _core.InvalidArgument(
+                f"pool: expected the micro-batches of {self.neighbourhoods} neighbourhoods, not all idle, found "
+                f"{len(micro_batches)}, {sum(not lengths for lengths in micro_batches)} of them idle"
+            )
+        layouts = [self._layout_of(lengths, nano_batches) if lengths else None for lengths in micro_batches]
+        return [self._pooled(layouts, j) for j in range(nano_batches)]
+
+    def _pooled(self, layouts: Sequence[_Layout | None], part: int) -> _Pooled:
+        lengths: list[int] = []
+        home: list[tuple[int, int, int]] = []
+        kept: list[tuple[int, int]] = []  # keys of earlier nano-batches
+        sections: list[_Section | None] = []
+        end = 0
+        for n, layout in enumerate(layouts):
+            if layout is None:
+                sections.append(None)
+                continue
+            begin, tokens, is_query = end, [], []
+            for document, first, last in layout.parts[part]:
+                owners = [place for places in layout.places[: part + 1] for place in places if place[0] == document]
+                home += [(end + b, end + e, n * self.size + r) for _, b, e, r in sorted(owners, key=lambda place: place[1])]
+                if first > 0:
+                    kept.append((end, end + first))
+                tokens.append(np.arange(last) + layout.first_token[document])
+                is_query.append(np.arange(last) >= first)
+                lengths.append(last)
+                end += last
+            sections.append(_Section(begin, np.concatenate(tokens), np.concatenate(is_query)))
+        workload = make_workload(lengths, mask=self.mask, home=home, num_ranks=self.executor.size, **self._shape)
+        if kept:
+            workload = _core.without_queries(workload, kept)
+        return _Pooled(make_plan(workload, cluster=self.cluster, strategy=self._strategy), sections)
+
+
+def gather_lengths(lengths: Lengths, pool: Pool) -> list[list[int]]:
+    """Returns the lengths of every neighbourhood's micro-batch, for ``Pool.prepare``. Collective.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Token counts of the documents of this rank's micro-batch; empty if it is idle.
+    pool : Pool
+        Its executor was made from a ``torch.distributed`` group.
+
+    Raises
+    ------
+    InvalidArgument
+        Ranks of a neighbourhood gave different lengths.
+
+    Examples
+    --------
+    ::
+
+        batch = pool.prepare(gather_lengths(my_lengths, pool), nano_batches=1)
+    """
+    import torch.distributed as dist
+
+    all_lengths: list[Any] = [None] * pool.executor.size
+    dist.all_gather_object(all_lengths, [int(length) for length in lengths], group=pool.executor.group)
+    for rank, found in enumerate(all_lengths):
+        if found != all_lengths[rank - rank % pool.size]:
+            raise _core.InvalidArgument(
+                f"pool: expected one micro-batch in a neighbourhood, found {all_lengths[rank - rank % pool.size]} on rank "
+                f"{rank - rank % pool.size} and {found} on rank {rank}"
+            )
+    return all_lengths[:: pool.size]

@@ -1,0 +1,228 @@
+"""Pools and ping-pong, on threads of this process: a rank each. test_pipeline.py has processes."""
+
+from __future__ import annotations
+
+import contextile as ct
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from contextile.torch import Executor, PingPong, Pool, attention  # noqa: E402
+from contextile.torch._pooled_calls import _InFlight  # noqa: E402
+from pooled_model import (  # noqa: E402
+    SHAPE,
+    STRATEGY,
+    assert_same,
+    dense_loss,
+    gradients_of,
+    loss_of,
+    make_model,
+    make_tokens,
+)
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+# Skewed: the first replica has one long document, the second short ones.
+REPLICAS = [[150, 10], [24, 40, 30, 33, 33]]
+
+
+def make_pool(transport, *, neighbourhoods=2, strategy=STRATEGY, **options):
+    shape = {**SHAPE, **options}
+    return Pool(
+        Executor(transport), neighbourhoods=neighbourhoods, strategy=strategy, cluster=f"local:1x{transport.size}", **shape
+    )
+
+
+def expected_of(num_layers, replicas):
+    """Loss and gradients of one process."""
+    model = make_model(num_layers)
+    num_tokens = sum(map(sum, replicas))
+    losses = [dense_loss(model, lengths, make_tokens(lengths, d), num_tokens) for d, lengths in enumerate(replicas)]
+    sum(losses).backward()
+    return sum(loss.item() for loss in losses), gradients_of(model)
+
+
+def check(results, expected):
+    """Compares the sum of the ranks' losses and gradients with those of one process."""
+    expected_loss, expected_gradients = expected
+    assert sum(loss for loss, _ in results) == pytest.approx(expected_loss, rel=1e-5)
+    assert_same({name: sum(found[name] for _, found in results) for name in expected_gradients}, expected_gradients)
+
+
+def test_one_plan_balances_the_attention_of_replicas():
+    def body(transport):
+        pool = make_pool(transport)
+        batch = pool.prepare(REPLICAS, nano_batches=1)
+        model, tokens = make_model(2), make_tokens(REPLICAS[pool.neighbourhood], pool.neighbourhood)
+        x = model.embed(tokens[batch.rows.tokens])
+        for layer in model.layers:
+            q, k, v = layer.pre_attention(x, batch.rows.positions)
+            x = layer.post_attention(attention(q, k, v, executor=pool.executor), x, batch.rows.positions)
+        loss = loss_of(model.head(x), tokens, batch.rows.tokens, 320)
+        loss.backward()
+        return (loss.item(), gradients_of(model)), batch.plans[0]
+
+    results = ct.run_inproc(4, body)
+    check([result for result, _ in results], expected_of(2, REPLICAS))
+    # The second replica has computed for the first; by itself that one would have twice the mean.
+    work = [device.flops for device in results[0][1].stats().forward.devices]
+    assert max(work) < 1.2 * np.mean(work), work
+
+
+@pytest.mark.parametrize(
+    ("form", "replicas"),
+    [
+        ("plain", REPLICAS),
+        ("plain", [[320], [8, 312]]),
+        ("plain", [[1, 1, 1, 157], [81, 80]]),
+        ("blocks", REPLICAS),  # the work outside attention is computed again
+        ("whole", REPLICAS),  # attention, too
+        ("retained", REPLICAS),  # ranks keep what they received for backward
+    ],
+)
+def test_ping_pong_is_one_process(form, replicas):
+    strategy = STRATEGY.replace("resend=on,backward=own", "resend=off") if form == "retained" else STRATEGY
+
+    def body(transport):
+        pool = make_pool(transport, strategy=strategy)
+        mine = replicas[pool.neighbourhood]
+        batch = pool.prepare(replicas)
+        rows, tokens = batch.rows, make_tokens(mine, pool.neighbourhood)
+        assert len(batch.plans) == 2 and max(rows.counts) - min(rows.counts) <= 1
+        model = make_model(3)
+        layers = PingPong(model.layers, pool, checkpoint=form == "blocks")
+        x = model.embed(tokens[rows.tokens])
+        if form == "whole":
+            x = checkpoint(layers, x, rows.positions, batch=batch, use_reentrant=False)
+        else:
+            x = layers(x, rows.positions, batch=batch)
+        loss = loss_of(model.head(x), tokens, rows.tokens, sum(map(sum, replicas)))
+        loss.backward()
+        assert layers.times["forward"].calls == 3 * 2 * (2 if form == "whole" else 1)
+        assert layers.times["backward"].calls == 3 * 2
+        return loss.item(), gradients_of(model)
+
+    check(ct.run_inproc(4, body), expected_of(3, replicas))
+
+
+def test_gradients_of_micro_batches_in_flight_add_up():
+    """Backward of an earlier micro-batch, whose plans others replaced."""
+    micro_batches = [REPLICAS, [[60, 100], [160]]]
+
+    def body(transport):
+        pool = make_pool(transport)
+        model = make_model(2)
+        layers = PingPong(model.layers, pool)
+        losses = []
+        for i, lengths in enumerate(micro_batches):
+            batch = pool.prepare(lengths)
+            tokens = make_tokens(lengths[pool.neighbourhood], 2 * i + pool.neighbourhood)
+            x = layers(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
+            losses.append(loss_of(model.head(x), tokens, batch.rows.tokens, 640))
+        for loss in losses:
+            loss.backward()
+        return sum(loss.item() for loss in losses), gradients_of(model)
+
+    check(ct.run_inproc(4, body), expected_of(2, [lengths for of_replicas in micro_batches for lengths in of_replicas]))
+
+
+def test_one_nano_batch_computes_while_the_other_is_on_its_way(monkeypatch):
+    """Backward goes through the same steps in reverse, beginning where forward ends."""
+    log = []
+    pool = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    batch = pool.prepare([[40, 21]])
+    sizes = [len(plan.local_tokens(0)) for plan in batch.plans]
+    assert sizes[0] != sizes[1]
+
+    def logged(method, name):
+        original = getattr(_InFlight, method)
+
+        def call(self, *arguments):
+            result = original(self, *arguments)
+            log.append((self._direction, f"{name} {'AB'[sizes.index(len(self.arrays['q']))]}"))
+            return result
+
+        monkeypatch.setattr(_InFlight, method, call)
+
+    for method, name in (("__init__", "begin"), ("advance", "advance"), ("finish", "end")):
+        logged(method, name)
+
+    class Noted(torch.nn.Module):
+        """A layer that notes when its work after attention runs."""
+
+        def __init__(self, layer):
+            super().__init__()
+            self.layer, self.pre_attention = layer, layer.pre_attention
+
+        def post_attention(self, attended, x, positions):
+            x = self.layer.post_attention(attended, x, positions)
+            log.append(("forward", "work"))
+            x.register_hook(lambda _: log.append(("backward", "work")))
+            return x
+
+    model, tokens = make_model(2), make_tokens([40, 21], 0)
+    layers = PingPong([Noted(layer) for layer in model.layers], pool)
+    x = layers(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
+    x.sum().backward()
+    assert [step for direction, step in log if direction == "forward"] == [
+        "begin A", "begin B",
+        "advance A", "advance B", "end A", "work", "begin A", "end B", "work", "begin B",
+        "advance A", "advance B", "end A", "work", "end B", "work",
+    ]  # fmt: skip
+    assert [step for direction, step in log if direction == "backward"] == [
+        "work", "begin B", "work", "begin A",
+        "advance B", "advance A", "end B", "work", "begin B", "end A", "work", "begin A",
+        "advance B", "advance A", "end B", "end A",
+    ]  # fmt: skip
+
+
+def test_rows_are_dealt_in_sequence_or_as_megatron_deals_them():
+    group = ct.inproc_group(4)
+    pools = [make_pool(transport) for transport in group]
+    # Nano-batch 0: the document of 8 tokens, and 4 tokens of the other; nano-batch 1: the other 12.
+    parts = ct._core.nano_batches([8, 16], ["causal"])
+    assert sorted(sum(end - begin for _, begin, end in part) for part in parts) == [12, 12]
+    rows = [pool.rows_of([8, 16]) for pool in pools]
+    assert all(found.counts == (6, 6) for found in rows)
+    assert sorted(torch.cat([rows[0].tokens, rows[1].tokens]).tolist()) == list(range(24))
+    assert torch.equal(rows[0].tokens, rows[2].tokens)
+    assert torch.equal(rows[0].positions, torch.where(rows[0].tokens < 8, rows[0].tokens, rows[0].tokens - 8))
+    assert torch.equal(rows[1].sequence_ids, (rows[1].tokens >= 8).long())
+    zigzag = [make_pool(transport, layout="zigzag").rows_of([8, 16], nano_batches=1).tokens.tolist() for transport in group[:2]]
+    assert zigzag[0] == [0, 1, 6, 7, 8, 9, 10, 11, 20, 21, 22, 23]
+    assert zigzag[1] == [2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19]
+
+
+def test_what_a_pool_cannot_do_is_refused_by_name():
+    group = ct.inproc_group(4)
+    with pytest.raises(ct.InvalidArgument, match="neighbourhoods that divide the 4 ranks evenly, found 3"):
+        make_pool(group[0], neighbourhoods=3)
+    with pytest.raises(ct.InvalidArgument, match="expected contiguous or zigzag, found 'ring'"):
+        make_pool(group[0], layout="ring")
+    pool = make_pool(group[0])
+    with pytest.raises(ct.InvalidArgument, match="expected the micro-batches of 2 neighbourhoods, not all idle, found 1"):
+        pool.plan([[60]])
+    with pytest.raises(ct.InvalidArgument, match="found 2, 2 of them idle"):
+        pool.plan([None, []])
+    with pytest.raises(ct.InvalidArgument, match="found a micro-batch of 3 tokens in 2 nano-batches, one of 1"):
+        pool.plan([[3], [60]])
+    with pytest.raises(ct.InvalidArgument, match="expected 1 or 2 nano-batches, found 3"):
+        pool.plan([[60], [60]], nano_batches=3)
+    with pytest.raises(ct.InvalidArgument, match="expected 1 nano-batch with the layout zigzag"):
+        make_pool(group[0], layout="zigzag").plan([[60], [60]])
+    with pytest.raises(ct.InvalidArgument, match="multiples of 4 .* found 6"):
+        make_pool(group[0], layout="zigzag").plan([[6], [8]], nano_batches=1)
+    with pytest.raises(ct.InvalidArgument, match="pre_attention and post_attention of layer 0, found no post_attention"):
+        layer = torch.nn.Linear(1, 1)
+        layer.pre_attention = layer.forward
+        PingPong([layer], pool)
+    with pytest.raises(ct.InvalidArgument, match="expected a layer, found none"):
+        PingPong([], pool)
+
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    batch = alone.prepare([[60, 40]])
+    with pytest.raises(ct.InvalidArgument, match="found 99 rows for 100"):
+        PingPong(make_model(1).layers, alone)(torch.zeros(99, 16), batch.rows.positions, batch=batch)
+    few = Pool(Executor(ct.inproc_group(1)[0], plans_prepared=1), neighbourhoods=1, cluster="local:1x1", **SHAPE)
+    with pytest.raises(ct.InvalidArgument, match="plans_prepared of at least 2"):
+        PingPong(make_model(1).layers, few)(torch.zeros(100, 16), batch.rows.positions, batch=few.prepare([[60, 40]]))
