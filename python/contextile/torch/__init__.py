@@ -27,6 +27,7 @@ from contextile.torch._executor import Executor
 from contextile.torch._group import make_transport
 from contextile.torch._layout import LocalBatch, collect, dispatch, local_batch
 from contextile.torch._ping_pong import PingPong
+from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
 from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
 from contextile.torch._pooled_calls import CallTimes
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
@@ -43,8 +44,10 @@ __all__ = [
     "PooledBatch",
     "Round",
     "Rows",
+    "SamePhasePipeline",
     "ScaledDotProductAttention",
     "Step",
+    "Tick",
     "attention",
     "checkpoint_contexts",
     "collect",
@@ -53,5 +56,6 @@ __all__ = [
     "local_batch",
     "make_transport",
     "replace_attention",
+    "ticks",
     "use",
 ]
