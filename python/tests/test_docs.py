@@ -18,6 +18,7 @@ NEEDS = {
     "plain-pytorch.md": ["torch"],
     "plots.md": ["matplotlib"],
     "pytorch.md": ["torch"],
+    "training.md": ["torch"],
     "transformers.md": ["torch", "transformers"],
 }
 

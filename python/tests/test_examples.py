@@ -31,3 +31,18 @@ def test_training_is_the_same_by_every_strategy(tmp_path):
     losses = (tmp_path / "dcp.json").read_text()
     (tmp_path / "dcp.json").write_text(losses.replace("5.", "5.1", 1))
     assert parity(tmp_path, "--strategies", "dcp").returncode == 1
+
+
+@pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+def test_training_over_a_pool_of_replicas_and_stages_is_one_process(tmp_path):
+    script = PARITY.parents[1] / "train_distca" / "parity.py"
+    done = subprocess.run(
+        [sys.executable, script, "--quick", tmp_path],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in ("Attention of one layer by rank and tick", "Idle ticks", "Exposed communication over loopback", "the same"):
+        assert text in done.stdout
+    # Idle stages have computed for the others.
+    idle = [float(line.split()[3]) for line in done.stdout.splitlines() if line.split()[:2] in (["0", "6"], ["1", "6"])]
+    assert len(idle) == 2 and min(idle) > 0, done.stdout

@@ -92,10 +92,12 @@ def pipeline(executor, micro_batches, layers_of_chunk, chunks=1, **options):
     )
     check(model, loss, expected_loss, expected_gradients)
     # Idle stages serve: every rank makes the calls of every tick.
-    num_ticks = len(ticks(STAGES, micro_batches, chunks)) // 2
-    calls = num_ticks * layers_of_chunk * options.get("nano_batches", 2)
-    assert pipeline.times["backward"].calls == calls
-    assert pipeline.times["forward"].calls == calls * (2 if options.get("recompute") else 1)
+    phases = [tick.phase for tick in ticks(STAGES, micro_batches, chunks) if tick.steps[stage] is None]
+    calls = layers_of_chunk * options.get("nano_batches", 2)
+    again = 2 if options.get("recompute") else 1
+    assert pipeline.times["forward"].calls == again * micro_batches * chunks * calls
+    assert pipeline.times["backward"].calls == micro_batches * chunks * calls
+    assert pipeline.times["idle"].calls == (phases.count("forward") + again * phases.count("backward")) * calls
 
 
 def eight_ranks():

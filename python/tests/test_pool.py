@@ -69,6 +69,26 @@ def test_one_plan_balances_the_attention_of_replicas():
     assert max(work) < 1.2 * np.mean(work), work
 
 
+def test_a_pool_takes_rows_in_the_order_of_megatron():
+    replicas = [[128, 32], [24, 40, 32, 64]]
+
+    def body(transport):
+        pool = make_pool(transport, layout="zigzag")
+        mine = replicas[pool.neighbourhood]
+        rows = pool.rows_of(mine, nano_batches=1)
+        batch = pool.prepare(replicas, nano_batches=1, rows=rows)
+        model, tokens = make_model(2), make_tokens(mine, pool.neighbourhood)
+        x = model.embed(tokens[rows.tokens])
+        for layer in model.layers:
+            out = pool.attention(*layer.pre_attention(x, rows.positions), batch=batch)
+            x = layer.post_attention(out, x, rows.positions)
+        loss = loss_of(model.head(x), tokens, rows.tokens, 320)
+        loss.backward()
+        return loss.item(), gradients_of(model)
+
+    check(ct.run_inproc(4, body), expected_of(2, replicas))
+
+
 @pytest.mark.parametrize(
     ("form", "replicas"),
     [
@@ -139,7 +159,7 @@ def test_one_nano_batch_computes_while_the_other_is_on_its_way(monkeypatch):
 
         def call(self, *arguments):
             result = original(self, *arguments)
-            log.append((self._direction, f"{name} {'AB'[sizes.index(len(self.arrays['q']))]}"))
+            log.append((self._counted, f"{name} {'AB'[sizes.index(len(self.arrays['q']))]}"))
             return result
 
         monkeypatch.setattr(_InFlight, method, call)
@@ -221,6 +241,11 @@ def test_what_a_pool_cannot_do_is_refused_by_name():
 
     alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
     batch = alone.prepare([[60, 40]])
+    q, k = torch.zeros(100, 4, 8), torch.zeros(100, 2, 8)
+    with pytest.raises(ct.InvalidArgument, match="a batch of 1 nano-batch, found 2"):
+        alone.attention(q, k, k, batch=batch)
+    with pytest.raises(ct.InvalidArgument, match="q, k and v of 100 rows, found 99"):
+        alone.attention(q[:99], k[:99], k[:99], batch=alone.prepare([[60, 40]], nano_batches=1))
     with pytest.raises(ct.InvalidArgument, match="found 99 rows for 100"):
         PingPong(make_model(1).layers, alone)(torch.zeros(99, 16), batch.rows.positions, batch=batch)
     few = Pool(Executor(ct.inproc_group(1)[0], plans_prepared=1), neighbourhoods=1, cluster="local:1x1", **SHAPE)

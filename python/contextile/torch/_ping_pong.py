@@ -64,7 +64,7 @@ class PingPong(nn.Module):
 
     @property
     def times(self) -> dict[str, CallTimes]:
-        """Times of this rank's calls of attention so far, by direction. They are measured."""
+        """Times of this rank's calls of attention so far: "forward" and "backward"."""
         return self.calls.times
 
     def forward(self, x: Tensor, *arguments: Any, batch: PooledBatch) -> Tensor:

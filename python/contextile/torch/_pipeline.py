@@ -176,7 +176,7 @@ class SamePhasePipeline:
 
     @property
     def times(self) -> dict[str, CallTimes]:
-        """Times of this rank's calls of attention so far, by direction. They are measured."""
+        """Times of this rank's calls so far: "forward", "backward", and "idle" in idle ticks."""
         return self._calls.times
 
     def micro_batches_of(self, tick: Tick, lengths: Sequence[Sequence[Lengths]]) -> list[Lengths | None]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from contextile import _core
 from contextile._planning import AnyStrategy, cluster_of, make_workload
 from contextile._planning import plan as make_plan
+from contextile.torch._attention import attention
 from contextile.torch._executor import Executor, Prepared
 
 # Token counts of the documents of a micro-batch.
@@ -366,6 +367,45 @@ class Pool:
         """
         layout = self._layout_of(lengths, nano_batches)
         return layout.rows_of([layout.tokens_of(j, self.rank) for j in range(nano_batches)])
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *, batch: PooledBatch) -> Tensor:
+        """Computes attention of a batch of one nano-batch, with rows in the order of ``batch.rows``.
+
+        Collective, with gradients. It is for frameworks with an order of rows of their own:
+        ``prepare`` gets that order as ``rows``. Otherwise ``attention`` does the same.
+
+        Parameters
+        ----------
+        q, k, v : Tensor [rows, heads, dim]
+            Of this rank's rows; without rows on an idle rank.
+        batch : PooledBatch
+            Prepared with ``nano_batches=1``.
+
+        Returns
+        -------
+        Tensor [rows, q_heads, value_dim]
+
+        Raises
+        ------
+        InvalidArgument
+            The batch has two nano-batches, or there are other rows; as for ``attention``.
+        TransportError
+            A peer died or stalled.
+
+        Examples
+        --------
+        ::
+
+            batch = pool.prepare(lengths, nano_batches=1, rows=pool.rows_of(mine, nano_batches=1))
+            out = pool.attention(q, k, v, batch=batch)
+        """
+        if len(batch.parts) != 1:
+            raise _core.InvalidArgument(f"pool: expected a batch of 1 nano-batch, found {len(batch.parts)}; PingPong takes it")
+        part = batch.parts[0]
+        if len(q) != part.num_rows:
+            raise _core.InvalidArgument(f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}")
+        local = (part.local_of(x) for x in (q, k, v))
+        return part.rows_of(attention(*local, executor=self.executor, plan=part.prepared))
 
     def _layout_of(self, lengths: Lengths, nano_batches: int) -> _Layout:
         if nano_batches not in (1, 2):

@@ -23,7 +23,7 @@ from contextile.torch._pool import Part, Pool, PooledBatch
 
 
 class CallTimes(NamedTuple):
-    """Seconds of the calls of one direction on this rank, measured.
+    """Seconds of calls on this rank, measured.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Calls:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.backward_batch: PooledBatch | None = None  # None: forward's
-        self.times = {"forward": CallTimes(), "backward": CallTimes()}
+        self.times = {"forward": CallTimes(), "backward": CallTimes(), "idle": CallTimes()}
 
     @contextmanager
     def backward_by(self, batch: PooledBatch) -> Iterator[None]:
@@ -59,16 +59,16 @@ class Calls:
         finally:
             self.backward_batch = before
 
-    def start(self, prepared: Prepared, direction: str, arrays: dict[str, Any]) -> _InFlight:
+    def start(self, prepared: Prepared, direction: str, arrays: dict[str, Any], counted: str = "") -> _InFlight:
         executor = self.pool.executor
         rank = executor._rank_of(prepared.number)
         begin = rank.begin_forward if direction == "forward" else rank.begin_backward
         arrays = {name: None if x is None else executor.check_tensor(name, x) for name, x in arrays.items()}
-        return _InFlight(self, direction, begin(mask=0, call=executor.begin_call(), **arrays), arrays)
+        return _InFlight(self, counted or direction, begin(mask=0, call=executor.begin_call(), **arrays), arrays)
 
-    def add(self, direction: str, stats: Any) -> None:
-        times = self.times[direction]
-        self.times[direction] = CallTimes(
+    def add(self, counted: str, stats: Any) -> None:
+        times = self.times[counted]
+        self.times[counted] = CallTimes(
             times.calls + 1,
             times.attention_s + stats.attention_s,
             times.exposed_s + stats.exposed_s,
@@ -79,9 +79,9 @@ class Calls:
 class _InFlight:
     """A call that has begun, with the tensors that it reads and writes."""
 
-    def __init__(self, calls: Calls, direction: str, pending: Any, arrays: dict[str, Any]) -> None:
+    def __init__(self, calls: Calls, counted: str, pending: Any, arrays: dict[str, Any]) -> None:
         self._calls = calls
-        self._direction = direction
+        self._counted = counted
         self._pending = pending
         self.arrays = arrays
 
@@ -89,7 +89,7 @@ class _InFlight:
         self._pending.advance()
 
     def finish(self) -> dict[str, Any]:
-        self._calls.add(self._direction, self._pending.finish())
+        self._calls.add(self._counted, self._pending.finish())
         return self.arrays
 
 
@@ -241,17 +241,17 @@ def serve(calls: Calls, batch: PooledBatch, num_layers: int, direction: str) -> 
     """
     parts = batch.parts if direction == "forward" else batch.parts[::-1]
 
-    def begun() -> list[_InFlight]:
-        return [calls.start(part.prepared, direction, _no_tokens(part.prepared, direction)) for part in parts]
+    def begun(part: Part) -> _InFlight:
+        return calls.start(part.prepared, direction, _no_tokens(part.prepared, direction), counted="idle")
 
-    in_flight = begun()
+    in_flight = [begun(part) for part in parts]
     for layer in range(num_layers):
         for call in in_flight:
             call.advance()
         for i, part in enumerate(parts):
             in_flight[i].finish()
             if layer + 1 < num_layers:
-                in_flight[i] = calls.start(part.prepared, direction, _no_tokens(part.prepared, direction))
+                in_flight[i] = begun(part)
 
 
 def _no_tokens(prepared: Prepared, direction: str) -> dict[str, Any]:

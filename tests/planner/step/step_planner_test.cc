@@ -1,6 +1,7 @@
 // Ping-pong halves have equal tokens if keys have a home.
 #include "contextile/advanced/step_planner.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -9,12 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "contextile/base.h"
 #include "contextile/cluster.h"
 #include "planner/step/ping_pong.h"
 #include "strategy/stage_home.h"
 
 namespace contextile {
 namespace {
+
+using ::testing::HasSubstr;
 
 class PingPongSteps : public ::testing::Test {
  protected:
@@ -62,6 +66,32 @@ TEST_F(PingPongSteps, KeepDocumentsWholeWhereTheMaskNeedsIt) {
                                                .strategy = {"dcp", {}}});
   EXPECT_EQ(outcome.verdict, Verdict::kFits) << outcome.reason;
   EXPECT_EQ(notices_.size(), 1U);
+}
+
+TEST_F(PingPongSteps, AreNotPredictedForSeveralChunksInTheSamePhase) {
+  job_.micro_batches = {{4096}, {4096}};
+  StepPlanner planner(job_, [](const std::string&) {});
+  const StepOutcome outcome = planner.predict({.sizes = {.tp = 1, .cp = 2, .dp = 1, .pp = 2},
+                                               .schedule = PipelineSchedule::kSamePhase,
+                                               .chunks = 2,
+                                               .nano_batches = NanoBatches::kPingPong,
+                                               .strategy = {"distca", {}}});
+  EXPECT_EQ(outcome.verdict, Verdict::kImpossible);
+  EXPECT_THAT(outcome.reason, HasSubstr("expected 1 chunk a stage to predict, found 2"));
+}
+
+TEST(NanoBatches, AreTheHalvesOfSamePhasePingPong) {
+  const BatchLengths lengths = {5000, 3001};
+  const auto nano_batches = nano_batches_of(lengths, {});
+  ASSERT_EQ(nano_batches.size(), 2U);
+  // The longer document is cut; its first rows come first.
+  ASSERT_EQ(nano_batches[0].size(), 1U);
+  EXPECT_EQ(nano_batches[0][0].document, 0);
+  EXPECT_EQ(nano_batches[0][0].rows, (Range{0, 4001}));
+  ASSERT_EQ(nano_batches[1].size(), 2U);
+  EXPECT_EQ(nano_batches[1][0].rows, (Range{4001, 5000}));
+  EXPECT_EQ(nano_batches[1][1].rows, (Range{0, 3001}));
+  EXPECT_THROW(static_cast<void>(nano_batches_of(BatchLengths{0}, {})), InvalidArgument);
 }
 
 // The earlier part has a document's first rows.
