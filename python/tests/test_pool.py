@@ -125,6 +125,28 @@ def test_ping_pong_is_one_process(form, replicas):
     check(ct.run_inproc(4, body), expected_of(3, replicas))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_random_pools_are_one_process(seed):
+    random = np.random.default_rng(seed)
+    neighbourhoods, size = random.integers(1, 4, 2).tolist()
+    longest = random.choice([2 * size, 50, 200], neighbourhoods)
+    replicas = [[*random.integers(1, 60, random.integers(1, 6)).tolist(), int(last)] for last in longest]
+    strategy = str(random.choice([STRATEGY, "fcp:block=16", "distca:nano_batches=2,kv_subrange=on,granularity=1,cost=pairs"]))
+    nano_batches = int(random.integers(1, 3))
+
+    def body(transport):
+        pool = make_pool(transport, neighbourhoods=neighbourhoods, strategy=strategy)
+        tokens = make_tokens(replicas[pool.neighbourhood], pool.neighbourhood)
+        batch = pool.prepare(replicas, nano_batches=nano_batches)
+        model = make_model(2)
+        x = PingPong(model.layers, pool)(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
+        loss = loss_of(model.head(x), tokens, batch.rows.tokens, sum(map(sum, replicas)))
+        loss.backward()
+        return loss.item(), gradients_of(model)
+
+    check(ct.run_inproc(neighbourhoods * size, body), expected_of(2, replicas))
+
+
 def test_gradients_of_micro_batches_in_flight_add_up():
     """Backward of an earlier micro-batch, whose plans others replaced."""
     micro_batches = [REPLICAS, [[60, 100], [160]]]

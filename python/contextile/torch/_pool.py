@@ -369,10 +369,10 @@ class Pool:
         return layout.rows_of([layout.tokens_of(j, self.rank) for j in range(nano_batches)])
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, batch: PooledBatch) -> Tensor:
-        """Computes attention of a batch of one nano-batch, with rows in the order of ``batch.rows``.
+        """Computes attention of a batch of one nano-batch, for rows in any order.
 
-        Collective, with gradients. It is for frameworks with an order of rows of their own:
-        ``prepare`` gets that order as ``rows``. Otherwise ``attention`` does the same.
+        Collective, with gradients. It is for frameworks with an order of rows of their own, which
+        ``prepare`` gets as ``rows``. Otherwise ``attention`` does the same.
 
         Parameters
         ----------

@@ -103,6 +103,7 @@ class _Attention:
         self.forward: _InFlight | None = None
         self.backward: _InFlight | None = None
         self.inputs: tuple[Tensor, Tensor, Tensor] | None = None
+        self.part_of_backward = part
 
     def begin_forward(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         part = self.part
@@ -269,6 +270,7 @@ Pre = Callable[..., tuple[Tensor, Tensor, Tensor]]
 Post = Callable[..., Tensor]
 
 
+@torch.compiler.disable  # the layers' methods may be compiled; the order of steps is not
 def ping_pong(
     calls: Calls, batch: PooledBatch, pres: list[Pre], posts: list[Post], xs: list[Tensor], arguments: list[tuple[Any, ...]]
 ) -> list[Tensor]:
