@@ -55,9 +55,9 @@ std::vector<BuildPart> gpu_parts() {
   try {
     const std::int32_t gpus = num_gpus();
     what = fmt::format("bf16 and f16 on GPUs, by run --gpu; {} here", gpus);
-    if (gpus == 0) missing = "this machine has no GPU (run --gpu emulated needs none)";
+    if (gpus == 0) missing = "no GPU here (but --gpu emulated)";
   } catch (const InvalidArgument&) {
-    missing = "this machine has no NVIDIA driver (run --gpu emulated needs none)";
+    missing = "no NVIDIA driver here (but --gpu emulated)";
   }
   return {{"cuda:wgmma", what + "; those of compute capability 9.0", missing},
           {"cuda:mma", what, missing}};
