@@ -38,13 +38,14 @@ def opcodes_of(text):
 
 
 def mutated_opcodes(module, text):
-    """The opcodes of the instructions that mutations of a module change."""
+    """The opcodes of the first instructions that each mutation changes in a module's kernels."""
     found = set()
+    kernels = [(name, body) for name, body in ptx_mutations.kernels_of(text) if name is not None]
     for mutation in ptx_mutations.MUTATIONS[module]:
-        for name, body in ptx_mutations.kernels_of(text):
-            if name is None or not name.startswith(mutation.prefix):
-                continue
-            for match in list(re.finditer(mutation.pattern, body))[:1]:
+        bodies = (body for name, body in kernels if name.startswith(mutation.prefix))
+        for body in bodies:
+            match = re.search(mutation.pattern, body)
+            if match is not None:
                 found |= opcodes_of(body[body.rfind("\n", 0, match.start()) + 1: match.end()])
     return found
 
