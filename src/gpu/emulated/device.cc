@@ -30,8 +30,9 @@ bool is_within(std::uintptr_t first, std::uintptr_t size, std::uint64_t address,
 }  // namespace
 
 Device& device() {
-  static Device only;
-  return only;
+  // Never destroyed: a GPU that is a global variable may outlive other global variables.
+  static Device* const only = new Device;
+  return *only;
 }
 
 void*& current_context() {
