@@ -23,6 +23,10 @@ struct ForwardRows {
   typename Cta::template PerLane<TopAndSum> rows;
 };
 
+// True if a warp keeps its query rows in registers instead of reading them for every block.
+template <int kDim>
+inline constexpr bool kKeepsQueries = kDim <= 128;
+
 // Turns scores into weights. The sums so far of a row are rescaled if its largest score rises.
 template <int kKeys, int kValueDim, typename Cta>
 CONTEXTILE_HD void weigh(Cta& cta, float factor, ForwardRows<Cta, kKeys, kValueDim>& warp) {
@@ -133,23 +137,36 @@ CONTEXTILE_HD void forward_cta(Cta& cta, const Launch& launch, const OwnedBlock&
   std::uint16_t* const k = q + kOwnedRows * kDim;
   std::uint16_t* const v = k + kKeys * kDim;
   StreamedBlocks blocks(launch.runs + owned.first_run, owned.num_blocks, kKeys);
+  // Tensors are copied out of their tile, whose memory would be read again for every copy of rows.
+  using Tensor = DeviceRows<const std::uint16_t>;
   const auto load_keys = [&](const StreamedBlock& block) {
-    load_rows<kKeys, kDim>(cta, k, launch.tiles[block.tile].k, 1, kv_head, block.begin, block.end,
-                           launch.head_dim);
+    const Tensor keys = launch.tiles[block.tile].k;
+    load_rows<kKeys, kDim>(cta, k, keys, 1, kv_head, block.begin, block.end, launch.head_dim);
   };
   typename Cta::template PerWarp<ForwardRows<Cta, kKeys, kValueDim>> warps;
-  load_rows<kOwnedRows, kDim>(cta, q, launch.tiles[owned.tile].q, launch.heads, kv_head,
-                              owned.begin, owned.end, launch.head_dim);
+  const Tensor queries = launch.tiles[owned.tile].q;
+  load_rows<kOwnedRows, kDim>(cta, q, queries, launch.heads, kv_head, owned.begin, owned.end,
+                              launch.head_dim);
   StreamedBlock next = blocks.block();
   if (owned.num_blocks > 0) load_keys(next);
+  typename Cta::template PerWarp<KeptRows<Cta, kKeepsQueries<kDim> ? kDim : 16>> kept;
+  if constexpr (kKeepsQueries<kDim>) {
+    cta.wait_for_copies();
+    cta.each_warp([&](int w) { keep_rows<kDim>(cta, q, w * 16, kept[w]); });
+  }
   for (std::int32_t b = 0; b < owned.num_blocks; ++b) {
     const StreamedBlock block = next;
     cta.wait_for_copies();  // keys have arrived, no warp reads values
-    load_rows<kKeys, kValueDim>(cta, v, launch.tiles[block.tile].v, 1, kv_head, block.begin,
-                                block.end, launch.value_dim);
+    const Tensor values = launch.tiles[block.tile].v;
+    load_rows<kKeys, kValueDim>(cta, v, values, 1, kv_head, block.begin, block.end,
+                                launch.value_dim);
     cta.each_warp([&](int w) {
       auto& warp = warps[w];
-      multiply_rows<kNumber, kDim, kKeys / 8>(cta, q, w * 16, k, warp.scores);
+      if constexpr (kKeepsQueries<kDim>) {
+        multiply_kept<kNumber, kDim, kKeys / 8>(cta, kept[w], k, warp.scores);
+      } else {
+        multiply_rows<kNumber, kDim, kKeys / 8>(cta, q, w * 16, k, warp.scores);
+      }
       finish_scores<false, kKeys / 8>(cta, launch, block, owned.begin + w * 16, warp.scores);
       weigh<kKeys, kValueDim>(cta, exponent_factor(launch), warp);
     });

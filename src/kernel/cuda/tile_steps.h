@@ -56,6 +56,25 @@ CONTEXTILE_HD void read_left(Cta& cta, const std::uint16_t* shared, int row, int
   cta.template load_matrices<false>(from, out);
 }
 
+// Adds the products of one step of 16 along the depth to sums.
+template <Number kNumber, int kDim, int kTiles, typename Cta>
+CONTEXTILE_HD void multiply_step(Cta& cta, const typename Cta::template PerLane<Registers>& left,
+                                 const std::uint16_t* right, int depth,
+                                 typename Cta::template PerLane<Sums<kTiles>>& sums) {
+  CONTEXTILE_UNROLL
+  for (int tile = 0; tile < kTiles; tile += 2) {
+    typename Cta::template PerLane<const std::uint16_t*> from;
+    typename Cta::template PerLane<Registers> b;
+    cta.each_lane([&](int lane) {
+      const Place place = row_of_right(lane);
+      from[lane] = right + shared_at<kDim>(tile * 8 + place.row, depth + place.col);
+    });
+    cta.template load_matrices<false>(from, b);
+    cta.template multiply<kNumber>(sums, tile, left, b, 0);
+    cta.template multiply<kNumber>(sums, tile + 1, left, b, 1);
+  }
+}
+
 // Computes sums := left · rightᵀ. left: 16 rows from `first_row`; right: 8·kTiles rows; both of
 // kDim.
 template <Number kNumber, int kDim, int kTiles, typename Cta>
@@ -67,18 +86,33 @@ CONTEXTILE_HD void multiply_rows(Cta& cta, const std::uint16_t* left, int first_
       for (int depth = 0; depth < kDim; depth += 16) {
     typename Cta::template PerLane<Registers> a;
     read_left<kDim>(cta, left, first_row, depth, a);
-    CONTEXTILE_UNROLL
-    for (int tile = 0; tile < kTiles; tile += 2) {
-      typename Cta::template PerLane<const std::uint16_t*> from;
-      typename Cta::template PerLane<Registers> b;
-      cta.each_lane([&](int lane) {
-        const Place place = row_of_right(lane);
-        from[lane] = right + shared_at<kDim>(tile * 8 + place.row, depth + place.col);
-      });
-      cta.template load_matrices<false>(from, b);
-      cta.template multiply<kNumber>(sums, tile, a, b, 0);
-      cta.template multiply<kNumber>(sums, tile + 1, a, b, 1);
-    }
+    multiply_step<kNumber, kDim, kTiles>(cta, a, right, depth, sums);
+  }
+}
+
+// The left factors of 16 rows of kDim, in registers.
+template <typename Cta, int kDim>
+struct KeptRows {
+  typename Cta::template PerLane<Registers> x[kDim / 16];
+};
+template <int kDim, typename Cta>
+CONTEXTILE_HD void keep_rows(Cta& cta, const std::uint16_t* rows, int first_row,
+                             KeptRows<Cta, kDim>& kept) {
+  CONTEXTILE_UNROLL
+  for (int depth = 0; depth < kDim; depth += 16) {
+    read_left<kDim>(cta, rows, first_row, depth, kept.x[depth / 16]);
+  }
+}
+
+// Computes sums := left · rightᵀ. right: 8·kTiles rows of kDim.
+template <Number kNumber, int kDim, int kTiles, typename Cta>
+CONTEXTILE_HD void multiply_kept(Cta& cta, const KeptRows<Cta, kDim>& left,
+                                 const std::uint16_t* right,
+                                 typename Cta::template PerLane<Sums<kTiles>>& sums) {
+  cta.each_lane([&](int lane) { sums[lane] = {}; });
+  CONTEXTILE_UNROLL
+  for (int depth = 0; depth < kDim; depth += 16) {
+    multiply_step<kNumber, kDim, kTiles>(cta, left.x[depth / 16], right, depth, sums);
   }
 }
 
