@@ -1,10 +1,10 @@
 // The kernels of cuda:mma: one CTA for every owned block (x) and KV head (y), 128 threads, dynamic
 // shared memory of kForwardShared or kBackwardShared bytes.
 
-#include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/mma_backward.h"
-#include "kernel/cuda/mma_cta.cuh"
+#include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/mma_forward.h"
+#include "kernel/cuda/mma_cta.cuh"
 
 namespace contextile::cuda {
 

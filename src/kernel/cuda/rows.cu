@@ -20,10 +20,10 @@ __device__ __forceinline__ void run_row(const Call& call) {
 inline constexpr int kRowBlocks = 6;
 
 // Calls are read in place, by an index of their own for each row.
-#define CONTEXTILE_KERNEL(name, Call)                                \
-  extern "C" __global__ void __launch_bounds__(kThreads, kRowBlocks) \
-      name(const __grid_constant__ Call call) {                      \
-    run_row(call);                                                   \
+#define CONTEXTILE_KERNEL(name, Call)                                                          \
+  extern "C" __global__ void __launch_bounds__(kThreads, kRowBlocks)                           \
+      name(const __grid_constant__ Call call) {                                                \
+    run_row(call);                                                                             \
   }
 CONTEXTILE_ROW_KERNELS(CONTEXTILE_KERNEL)
 #undef CONTEXTILE_KERNEL

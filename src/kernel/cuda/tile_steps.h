@@ -27,9 +27,10 @@ struct Registers {
 // Starts copying flat rows [first, first + kRows) of one KV head. Parts beyond `end` or `dim`
 // become zeros. Rows begin at multiples of 16 bytes.
 template <int kRows, int kDim, typename Cta>
-CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared, DeviceRows<const std::uint16_t> rows,
-                             std::int32_t heads, std::int32_t kv_head, std::int32_t first,
-                             std::int32_t end, std::int32_t dim) {
+CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared,
+                             const DeviceRows<const std::uint16_t>& rows, std::int32_t heads,
+                             std::int32_t kv_head, std::int32_t first, std::int32_t end,
+                             std::int32_t dim) {
   constexpr int kChunks = kDim / 8;
   static_assert(kRows * kChunks % kThreads == 0);
   cta.each_thread([&](int thread) {
