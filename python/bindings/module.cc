@@ -87,6 +87,7 @@ NB_MODULE(_core, module) {
   bind_planning(module);
   bind_schedules(module);
   bind_data(module);
+  bind_transports(module);
   bind_execution(module);
   bind_stores(module);
   bind_inference(module);
