@@ -183,6 +183,8 @@ TEST(PtxArithmetic, TreatsSignsNanAndInfinity) {
   EXPECT_EQ(real_of("copysign.f32", -1.0F, 2.0F), -2.0F);  // the sign of the first
   EXPECT_EQ(real_of("ex2.approx.ftz.f32", 3.0F), 8.0F);
   EXPECT_EQ(real_of("ex2.approx.ftz.f32", -kInfinity), 0.0F);
+  EXPECT_EQ(real_of("lg2.approx.ftz.f32", 8.0F), 3.0F);
+  EXPECT_EQ(real_of("lg2.approx.ftz.f32", 0.0F), -kInfinity);
   EXPECT_EQ(real_of("rcp.approx.ftz.f32", 4.0F), 0.25F);
   EXPECT_EQ(real_of("rcp.approx.ftz.f32", kInfinity), 0.0F);
 }
@@ -231,6 +233,12 @@ TEST(PtxArithmetic, LoadsAndStoresElementsOfEverySize) {
                     "ld.shared.u32 %r9, [%r2];"),
             0x70000U);
   EXPECT_EQ(word_of("st.shared.v2.u32 [%r2], {1, 2}; ld.shared.u32 %r9, [%r2+4];"), 2U);
+  EXPECT_EQ(word_of("st.shared.v2.u32 [%r2], {1, 2}; ld.shared.v2.f32 {%f1, %f2}, [%r2];"
+                    "mov.b32 %r9, %f2;"),
+            2U);
+  EXPECT_EQ(word_of("st.global.u64 [%rd1], %rd1; bar.sync 0; ld.global.v4.u32 {%r9, %r8, %r7, %r6},"
+                    "[%rd2]; cvt.u32.u64 %r8, %rd2; sub.s32 %r9, %r9, %r8;"),
+            0U);
   EXPECT_EQ(word_of("st.shared.v4.u32 [%r2], {1, 2, 3, 4}; ld.shared.v4.u32 {%r7, %r8, %r9, %r10}, "
                     "[%r2];"),
             3U);
