@@ -17,6 +17,7 @@ from contextile import _core
 from contextile.megatron._groups import Team, group_field_of
 from contextile.megatron._layers import Layer, band_of, layer_of, micro_batch_of
 from contextile.megatron._planner import Planner, planner_in_use
+from contextile.megatron._pooled import ReplicaPool
 
 
 class CoreAttention(MegatronModule):
@@ -125,9 +126,12 @@ class CoreAttention(MegatronModule):
             raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
         return planner  # type: ignore[return-value]
 
-    def _team_of(self, planner: Planner, params: PackedSeqParams | None) -> Team:
+    def _team_of(self, planner: Planner, params: PackedSeqParams | None) -> Team | ReplicaPool:
         """Returns the ranks that run the micro-batch. Collective over them if they are new."""
         static, field = self.pg_collection.cp, group_field_of(params)
+        if planner._pool is not None:
+            planner._pool.check_call(self.layer_number, static, field)
+            return planner._pool
         found = None
         team = planner._teams.static if field is None else planner._teams.join(field.group)
         if field is None and (team.size, team.rank) != (static.size(), static.rank()):

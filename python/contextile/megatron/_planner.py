@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +22,9 @@ from contextile._planning import AnyStrategy, cluster_of
 from contextile._planning import plan as make_plan
 from contextile.megatron._groups import Team, Teams, group_field_of
 from contextile.megatron._layers import Layer, MicroBatch, layer_of, make_workload_of, micro_batch_of, name_of, tokens_of_rows
-from contextile.megatron._plans import PlanCache
+from contextile.megatron._plans import PlanCache, log_wait
+from contextile.megatron._pooled import ReplicaPool
 from contextile.torch import Executor, attention
-
-_log = logging.getLogger("contextile")
-_LONG_WAIT = 0.05  # seconds of a wait for a plan that is logged as a warning
 
 # Not a context variable: recomputed layers may run on a thread of autograd.
 _planner: Planner | None = None
@@ -97,11 +94,17 @@ class Planner:
         As for ``contextile.plan``.
     plans_cached : int
         Number of plans that are cached, or more if a batch of ``prepare_batch`` has more.
+    pool : str, optional
+        ``"dp_cp"``: one plan balances the attention of all data-parallel replicas over the ranks of
+        DP x CP (``contextile.torch.Pool``), on the CPU. The executor, the cluster and the strategy are
+        then those of DP x CP, and the strategy is by default the pool's. All replicas run the same
+        layers at the same time.
 
     Raises
     ------
     InvalidArgument
-        The cluster has another number of devices than the group has ranks.
+        The cluster has another number of devices than the group has ranks; or there is a GPU, a
+        block size, or a wire type with a pool.
 
     Examples
     --------
@@ -122,19 +125,42 @@ class Planner:
         block_size: int | None = None,
         wire: str | None = None,
         plans_cached: int = 64,
+        pool: str | None = None,
     ) -> None:
-        executor = executor or Executor(
-            parallel_state.get_context_parallel_group(), device="cuda" if torch.cuda.is_available() else "cpu"
-        )
-        self._teams = Teams(executor, None if cluster is None else cluster_of(cluster))
+        given = None if cluster is None else cluster_of(cluster)
         self._strategy = strategy
         self._options = {"block_size": block_size, "wire": wire}
         self._plans: PlanCache[Planned] = PlanCache(plans_cached)
+        self._pool: ReplicaPool | None = None
+        self._static_teams: Teams | None = None
+        if pool is None:
+            executor = executor or Executor(
+                parallel_state.get_context_parallel_group(), device="cuda" if torch.cuda.is_available() else "cpu"
+            )
+            self._static_teams = Teams(executor, given)
+            return
+        if pool != "dp_cp":
+            raise _core.InvalidArgument(f"pool: expected dp_cp or None, found {pool!r:.40}")
+        for name, value in self._options.items():
+            if value is not None:
+                raise _core.InvalidArgument(f"pool dp_cp: expected no {name}, found {value}")
+        self._pool = ReplicaPool(executor, strategy=strategy, cluster=given, plans_cached=plans_cached)
 
     @property
     def executor(self) -> Executor:
-        """The executor of the context-parallel group."""
-        return self._teams.static.executor
+        """The executor of the context-parallel group; with a pool, of DP x CP."""
+        return self._teams.static.executor if self._pool is None else self._pool.executor
+
+    @property
+    def _teams(self) -> Teams:
+        assert self._static_teams is not None
+        return self._static_teams
+
+    def _refuse_pool(self, call: str) -> None:
+        if self._pool is not None:
+            raise _core.InvalidArgument(
+                f"{call}: expected a planner without a pool, found dp_cp; plan_of plans its micro-batches ahead, on all ranks"
+            )
 
     def group_of(self, ranks: int | Sequence[int]) -> Any:
         """Returns the process group for micro-batches of some ranks, as ``cp_group``.
@@ -164,6 +190,7 @@ class Planner:
             group = planner.group_of(size)
             batch, packed_seq_params = get_batch_on_this_hybrid_cp_rank(sample, size, group)
         """
+        self._refuse_pool("group_of")
         return self._teams.group_of(ranks)
 
     def join(self, group: Any) -> None:
@@ -171,6 +198,7 @@ class Planner:
 
         Layers do this by themselves; ``prepare`` and ``plan_of`` need it for new groups.
         """
+        self._refuse_pool("join")
         self._teams.join(group)
 
     def plan_of(
@@ -185,7 +213,8 @@ class Planner:
         """Returns the plan of a micro-batch, and caches it for the layers.
 
         Not collective. It may run on any thread, ahead of the layers; a layer that needs the plan
-        meanwhile waits. Parameters and errors are those of ``workload_of`` and of
+        meanwhile waits. With a pool, it is collective over DP x CP, and each rank gives the
+        micro-batch of its replica. Parameters and errors are those of ``workload_of`` and of
         ``contextile.plan``.
 
         Returns
@@ -198,6 +227,10 @@ class Planner:
 
             plan = planner.plan_of(config, packed_seq_params)
         """
+        if self._pool is not None:
+            self._pool.check_call(1, parallel_state.get_context_parallel_group(), group_field_of(packed_seq_params))
+            micro_batch = micro_batch_of(packed_seq_params, self._pool.size, seq_length, micro_batch_size)
+            return self._pool.plan_of(layer_of(config, attn_mask_type), micro_batch)
         key, make = self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type)
         return self._plans.find(key, make)[0].plan
 
@@ -226,6 +259,7 @@ class Planner:
 
             planner.prepare(config, packed_seq_params)         # of the next micro-batch
         """
+        self._refuse_pool("prepare")
         return self._plans.begin(*self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type))
 
     def prepare_batch(
@@ -261,6 +295,7 @@ class Planner:
             batch = hybrid_batch(schedule, samples)
             planner.prepare_batch(config, batch)
         """
+        self._refuse_pool("prepare_batch")
         samples, rounds = batch
         if samples is None:
             return []
@@ -306,21 +341,12 @@ class Planner:
         planned, was_there = self._plans.find(*self._job(team, layer, micro_batch))
         if not was_there:
             seconds = time.perf_counter() - began
-            _log.log(
-                logging.WARNING if seconds >= _LONG_WAIT else logging.INFO,
-                "layer %d waited %.3f s for the plan of a micro-batch (%d sequences, %d tokens, %d ranks); plan it ahead with "
-                "Planner.prepare, or choose a quicker strategy (Planner(strategy=...))",
-                layer_number,
-                seconds,
-                len(micro_batch.lengths),
-                sum(micro_batch.lengths),
-                team.size,
-            )
+            log_wait(layer_number, seconds, micro_batch.lengths, team.size, "Planner.prepare")
         return planned
 
     def _attend(
         self,
-        team: Team,
+        team: Team | ReplicaPool,
         layer: Layer,
         layer_number: int,
         micro_batch: MicroBatch,
@@ -333,6 +359,8 @@ class Planner:
 
         Collective over the team.
         """
+        if isinstance(team, ReplicaPool):
+            return team.attend(layer, layer_number, micro_batch, q, k, v)
         planned, executor = self._find(team, layer, micro_batch, layer_number), team.executor
         # Compare plans by value, not by identity: ranks must decide alike, whatever their caches
         # hold.
