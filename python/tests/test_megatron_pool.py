@@ -86,7 +86,10 @@ def four_ranks():
     options = {"strategy": STRATEGY, "cluster": "local:1x4", "pool": "dp_cp"}
     pooled("DP 2 x CP 2, one plan cached", ctm.Planner(planner.executor, plans_cached=1, **options), reference, packs)
     rows_of_sbhd(planner, expected)
-    padding(planner)
+    one_layer(planner, padded=True)
+    other = ctm.Planner(planner.executor, **{**options, "strategy": "fcp:block=8"})
+    one_layer(other, padded=False, kind="no_mask")
+    one_layer(other, padded=True, window=5)
     refused(planner)
     parallel_state.destroy_model_parallel()
 
@@ -96,6 +99,11 @@ def four_ranks():
 
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     pooled("TP 2 x DP 2", ctm.Planner(strategy=STRATEGY, pool="dp_cp"), reference, packs)
+    parallel_state.destroy_model_parallel()
+
+    parallel_state.initialize_model_parallel(context_parallel_size=2, order="tp-ep-dp-cp-pp")
+    with pytest.raises(ct.InvalidArgument, match=r"expected a context-parallel group side by side in DP x CP, .*, found \["):
+        ctm.Planner(pool="dp_cp")
     parallel_state.destroy_model_parallel()
 
 
@@ -154,33 +162,38 @@ def rows_of_sbhd(planner, expected):
         assert relative(found, expected[rows]) < 1e-5
 
 
-def padding(planner):
-    """Rows of padding are 0, and neither get nor give gradients."""
+def one_layer(planner, padded, kind="causal", window=None):
+    """Attention of a layer on two documents. Rows of padding are 0, and neither get nor give
+    gradients."""
     import contextile.megatron as ctm
     from megatron.core import parallel_state
+    from megatron.core.transformer.enums import AttnMaskType
 
-    used, rows_of_doc = ([45, 3], [48, 8]) if parallel_state.get_data_parallel_rank() else ([13, 9], [16, 40])
-    rows = te_indices([0, rows_of_doc[0], 56], 2, parallel_state.get_context_parallel_rank())
-    params, layer = packed(used, rows_of_doc), layer_of(context_parallel_size=2)
+    docs, used = ([48, 8], [45, 3]) if parallel_state.get_data_parallel_rank() else ([16, 40], [13, 9])
+    used = used if padded else docs
+    document = torch.repeat_interleave(torch.tensor(docs))
+    position = torch.cat([torch.arange(length) for length in docs])
+    is_used = position < torch.tensor(used)[document]
+    behind = position[:, None] - position
+    attended = (document[:, None] == document) & is_used[:, None] & is_used
+    attended &= (kind == "no_mask") | (behind >= 0)
+    attended &= behind <= (56 if window is None else window)
     generator = torch.Generator().manual_seed(7)
     q, k, v, dout = (torch.randn(56, heads, 16, generator=generator) for heads in (4, 2, 2, 4))
-    starts = [0, rows_of_doc[0]]
-    keep = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, used)])
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
-    expected = torch.zeros(56, 4, 16)
-    for start, length in zip(starts, used):
-        here = slice(start, start + length)
-        parts = (x[None, here].transpose(1, 2) for x in whole)
-        out = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
-        expected = expected.index_copy(0, torch.arange(start, start + length), out[0].transpose(0, 1))
+    parts = (x[None].transpose(1, 2) for x in whole)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *parts, attn_mask=attended | ~is_used[:, None], enable_gqa=True
+    )[0].transpose(0, 1) * is_used[:, None, None]  # fmt: skip
     expected.backward(dout)
+    rows = te_indices([0, docs[0], 56], 2, parallel_state.get_context_parallel_rank())
     mine = [x[rows].clone().requires_grad_() for x in (q, k, v)]
+    config = config_of("plain", context_parallel_size=2, window_size=None if window is None else (window, 0))
+    layer = ctm.CoreAttention(config, 1, AttnMaskType[kind], "self")
     with ctm.use(planner):
-        found = layer(*mine, None, packed_seq_params=params)
+        found = layer(*mine, None, packed_seq_params=packed(used, docs))
     found.backward(dout[rows].flatten(1))
-    is_padding = ~torch.isin(rows, keep)
-    assert is_padding.any() or parallel_state.get_context_parallel_rank() == 1
-    assert found[is_padding].eq(0).all()
+    assert found[~is_used[rows]].eq(0).all()
     assert relative(found, expected[rows].flatten(1)) < 1e-5
     for one, expected_one in zip(mine, whole):
         assert relative(one.grad, expected_one.grad[rows]) < 1e-5
