@@ -1,11 +1,13 @@
 """Trains a small GPT whose ranks compute each other's attention, across replicas and stages.
 
   torchrun --nproc-per-node=8 train_distca.py --out pooled.json
+  torchrun --nproc-per-node=8 train_distca.py --megatron --out megatron.json
   python train_distca.py --dense --out dense.json       # one process, plain PyTorch, for comparison
 
 Eight ranks are PP 2 x DP 2 x CP 2. Documents are skewed: some micro-batches are one long document,
 others many short ones. Stages run in ticks of one phase, and layers over two nano-batches that
-alternate (DistCA, section 4). Losses are those of one process: parity.py compares them.
+alternate (DistCA, section 4). Losses are those of one process: parity.py compares them. With
+--megatron, layers and pipeline are Megatron's, and every stage pools its replicas.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import pathlib
+import sys
 import sysconfig
 import time
 
@@ -187,10 +190,15 @@ def parsed() -> argparse.Namespace:
         "--block-ms", type=float, default=0.0,
         help="for that table: a pause of so many ms in every layer, twice as long backward, as a GPU's work would be",
     )  # fmt: skip
+    parser.add_argument("--megatron", action="store_true", help="Megatron's layers; no nano-batches, no tables")
     parser.add_argument("--dense", action="store_true", help="one process, plain PyTorch")
     parser.add_argument("--links", default="loopback", help="a name of the network, for the table")
     parser.add_argument("--out", default="", help="where losses go, as JSON")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("dense", "nano_batches", "timed_steps", "block_ms", "links") if options.megatron else ():
+        if (found := getattr(options, name)) != (expected := parser.get_default(name)):
+            parser.error(f"--{name.replace('_', '-')}: expected {expected} with --megatron, found {found}")
+    return options
 
 
 def main() -> None:
@@ -200,8 +208,17 @@ def main() -> None:
     model, text = Gpt(), Text()
     if not options.dense:
         dist.init_process_group("gloo")
-    ranks = None if options.dense else Ranks(model)
-    optimizer = torch.optim.AdamW((model if ranks is None else model.stage(ranks.stage)).parameters(), lr=3e-3)
+    ranks: Ranks | None = None
+    parameters, name = model.parameters(), "one process"
+    if options.megatron:
+        from megatron_layers import MegatronRanks
+
+        megatron = MegatronRanks(model, sys.modules[__name__])
+        parameters, name = megatron.parameters(), "8 ranks, Megatron's layers"
+    elif not options.dense:
+        ranks = Ranks(model)
+        parameters, name = model.stage(ranks.stage).parameters(), f"8 ranks, {options.nano_batches} nano-batches"
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3)
 
     def batch_of(step):
         """[micro-batch][replica] of (lengths, tokens), and the number of labels."""
@@ -215,7 +232,9 @@ def main() -> None:
     begun = time.perf_counter()
     for step in range(options.steps):
         batch, num_labels = batch_of(step)
-        if ranks is None:
+        if options.megatron:
+            loss = megatron.train(batch, num_labels)
+        elif ranks is None:
             loss = sum(dense_loss(model, *of_replica, num_labels) for of_replicas in batch for of_replica in of_replicas)
             loss.backward()
         else:
@@ -224,14 +243,15 @@ def main() -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     seconds = time.perf_counter() - begun
-    if ranks is None or ranks.pool.executor.rank == 0:
-        name = "one process" if ranks is None else f"8 ranks, {options.nano_batches} nano-batches"
+    if options.dense or dist.get_rank() == 0:
         print(f"{name}: loss {losses[0]:.4f} → {losses[-1]:.4f} in {len(losses)} steps, {seconds:.0f} s")
         if options.out:
             pathlib.Path(options.out).write_text(json.dumps(losses))
     if ranks is not None:
         print_tables(ranks, model, batch_of, options)
+    if not options.dense:
         dist.barrier()
+        sys.stdout.flush()
         os._exit(0)  # a thread of gloo may still hold the last collective's tensors (PyTorch 2.15)
 
 

@@ -33,13 +33,30 @@ def test_training_is_the_same_by_every_strategy(tmp_path):
     assert parity(tmp_path, "--strategies", "dcp").returncode == 1
 
 
-@pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
-def test_training_over_a_pool_of_replicas_and_stages_is_one_process(tmp_path):
+def pooled_parity(*words):
     script = PARITY.parents[1] / "train_distca" / "parity.py"
-    done = subprocess.run(
-        [sys.executable, script, "--quick", tmp_path],
+    return subprocess.run(
+        [sys.executable, script, "--quick", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+def test_training_through_megatrons_layers_with_pools_is_one_process(tmp_path):
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    done = pooled_parity("--megatron", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Megatron's layers: loss" in done.stdout and "the same" in done.stdout
+    refused = subprocess.run(
+        [sys.executable, PARITY.parents[1] / "train_distca" / "train_distca.py", "--megatron", "--nano-batches", "1"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 2 and "--nano-batches: expected 2 with --megatron, found 1" in refused.stderr
+
+
+@pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+def test_training_over_a_pool_of_replicas_and_stages_is_one_process(tmp_path):
+    done = pooled_parity(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ("Attention of one layer by rank and tick", "Idle ticks", "Exposed communication over loopback", "the same"):
         assert text in done.stdout
