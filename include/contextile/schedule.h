@@ -58,6 +58,9 @@ struct PlannedSchedule {
   void of(Rank rank) && = delete;
 };
 
+// Names the first micro-batch of a plan: "round 1, sequence 3 on ranks 4 to 5".
+[[nodiscard]] std::string micro_batch_text(const PlannedSchedule& schedule, std::size_t plan);
+
 // Returns why the strategy has no schedule for this batch, or nothing: it runs batches at once, the
 // tokens have homes, or unsupported_reason. Throws InvalidArgument on an unknown strategy or bad
 // options.

@@ -23,8 +23,9 @@ struct RoundObject {
 class ScheduleObject {
  public:
   explicit ScheduleObject(PlannedSchedule schedule) : schedule_(std::move(schedule)) {
-    for (const SchedulePlan& plan : schedule_.plans) {
-      plans_.push_back(object_of(plan.planned, plan.cluster, schedule_.strategy));
+    for (std::size_t i = 0; i < schedule_.plans.size(); ++i) {
+      plans_.push_back(object_of(schedule_.plans[i].planned, schedule_.plans[i].cluster,
+                                 schedule_.strategy + ", " + micro_batch_text(schedule_, i)));
     }
   }
 

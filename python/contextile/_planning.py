@@ -53,7 +53,7 @@ def _entry_of(name: str | None, mask: Any) -> tuple[str, int, Any]:
     )
 
 
-def _lengths_of(lengths: Any) -> list[int]:
+def lengths_of(lengths: Any) -> list[int]:
     """Returns lengths from any iterable of whole numbers."""
     try:
         if isinstance(lengths, (str, bytes)):
@@ -191,7 +191,7 @@ def make_workload(
         home = os.fspath(home)
     home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
     return _core.make_workload(
-        _lengths_of(lengths), shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
+        lengths_of(lengths), shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
     )
 
 
@@ -225,9 +225,7 @@ def _choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
     if isinstance(strategy, StrategyChoice):
         return strategy
     if not isinstance(strategy, str):
-        raise _core.InvalidArgument(
-            f"strategy: expected a choice, its text or a function, found {type(strategy).__name__}"
-        )
+        raise _core.InvalidArgument(f"strategy: expected a choice or its text, found {type(strategy).__name__}")
     choices = _core.parse_strategies(strategy)
     if len(choices) != 1:
         raise _core.InvalidArgument(f"strategy: expected one, found {len(choices)}; compare() takes several")

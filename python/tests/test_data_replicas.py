@@ -221,6 +221,11 @@ class Broken(Chats):
         (lambda item: item.update(advantages=item["advantages"].float()), "expected torch.float64 .* in advantages of document .*found torch.float32"),
         (lambda item: item.update(rope=item["rope"][:, :2]), r"expected torch.int32 \[3\] in rope of document .*found torch.int32 \[2\]"),
         (lambda item: item.update(advantages=["a"] * len(item["tokens"])), "expected numbers in advantages of document"),
+        (lambda item: item.update(extra=None), "expected numbers in extra of document .*found NoneType None"),
+        (
+            lambda item: item.update(tokens=torch.full((len(item["tokens"]),), 2**63, dtype=torch.uint64)),
+            "expected whole numbers below 2.*63, found a larger one",
+        ),
         (lambda item: item.update(source="web"), "expected numbers in source of document .*found str 'web'"),
         (lambda item: item.pop("advantages"), "expected .*advantages.* of document .*, as of document"),
         (lambda item: item.pop("labels"), "expected .*labels.* of document .*, as of document"),

@@ -273,3 +273,38 @@ def test_what_a_pool_cannot_do_is_refused_by_name():
     few = Pool(Executor(ct.inproc_group(1)[0], plans_prepared=1), neighbourhoods=1, cluster="local:1x1", **SHAPE)
     with pytest.raises(ct.InvalidArgument, match="plans_prepared of at least 2"):
         PingPong(make_model(1).layers, few)(torch.zeros(100, 16), batch.rows.positions, batch=few.prepare([[60, 40]]))
+
+
+def test_plain_attention_refuses_rows_that_are_not_the_plans():
+    """A nano-batch has as many local rows as the whole micro-batch may have."""
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    q, k = torch.zeros(100, 4, 8), torch.zeros(100, 2, 8)
+    alone.prepare([[60, 40]], nano_batches=1)
+    attention(q, k, k, executor=alone.executor)
+    alone.prepare([[60, 40]])
+    with pytest.raises(ct.InvalidArgument, match="pool.attention or PingPong"):
+        attention(q, k, k, executor=alone.executor)
+    alone.prepare([[60, 40]], nano_batches=1, rows=alone.rows_of([60, 40], nano_batches=1))
+    with pytest.raises(ct.InvalidArgument, match="pool.attention or PingPong"):
+        attention(q, k, k, executor=alone.executor)
+
+
+def test_pools_refuse_values_of_other_kinds():
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    with pytest.raises(ct.InvalidArgument, match="lengths: expected a whole number, found 1.5"):
+        alone.prepare([[1.5, 20]])
+    with pytest.raises(ct.InvalidArgument, match="cluster: expected one of 1 devices, as there are ranks, found 3"):
+        Pool(Executor(ct.inproc_group(1)[0]), neighbourhoods=1, cluster="local:1x3", **SHAPE)
+    with pytest.raises(ct.InvalidArgument, match="plans_cached: expected at least 1, found 0"):
+        Pool(Executor(ct.inproc_group(1)[0]), neighbourhoods=1, cluster="local:1x1", plans_cached=0, **SHAPE)
+
+
+@pytest.mark.parametrize("returned", [lambda x: x[:-1], lambda x: (x, x), lambda x: None])
+def test_ping_pong_checks_the_rows_that_layers_return(returned):
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    layers = make_model(1).layers
+    post = layers[0].post_attention
+    layers[0].post_attention = lambda *arguments: returned(post(*arguments))
+    batch = alone.prepare([[60, 40]])
+    with pytest.raises(ct.InvalidArgument, match="layer 0: expected post_attention to return a tensor of 50 rows"):
+        PingPong(layers, alone)(torch.zeros(100, 16), batch.rows.positions, batch=batch)

@@ -82,9 +82,11 @@ BatchBound bound_beside_checked(const Plan& plan, const Workload& workload, cons
 ComparedSchedule compared_schedule(const Workload& workload, const PlanInput& input,
                                    const StrategyChoice& choice, const PlanOptions& options) {
   const PlannedSchedule schedule = plan_schedule(workload, input.cluster, choice, options);
-  for (const SchedulePlan& plan : schedule.plans) {
-    if (plan.planned.verified.ok()) continue;
-    throw CheckFailed(fmt::format("a micro-batch: {}", plan.planned.verified.violations.front()));
+  for (std::size_t i = 0; i < schedule.plans.size(); ++i) {
+    const VerifyReport& verified = schedule.plans[i].planned.verified;
+    if (verified.ok()) continue;
+    throw CheckFailed(
+        fmt::format("{}: {}", micro_batch_text(schedule, i), verified.violations.front()));
   }
   const double linear_us = input.options.linear_us_per_token.value_or(0);
   const SchedulePrediction prediction = predict_schedule(schedule, linear_us);

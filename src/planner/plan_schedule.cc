@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -118,6 +119,16 @@ class SchedulePlanner {
 
 }  // namespace
 
+std::string micro_batch_text(const PlannedSchedule& schedule, std::size_t plan) {
+  for (std::size_t r = 0; r < schedule.rounds.size(); ++r) {
+    for (const ScheduledMicroBatch& micro_batch : schedule.rounds[r]) {
+      if (micro_batch.plan != plan) continue;
+      return fmt::format("round {}, {}", r, group_text(micro_batch.group));
+    }
+  }
+  fail_argument("schedule: expected a plan below {}, found {}", schedule.plans.size(), plan);
+}
+
 bool PlannedSchedule::ok() const {
   return std::ranges::all_of(plans,
                              [](const SchedulePlan& plan) { return plan.planned.verified.ok(); });
@@ -194,6 +205,8 @@ std::int64_t SchedulePrediction::memory_bytes() const {
 }
 
 SchedulePrediction predict_schedule(const PlannedSchedule& schedule, double linear_us_per_token) {
+  CONTEXTILE_CHECK(std::isfinite(linear_us_per_token) && linear_us_per_token >= 0,
+                   "linear layers: expected 0 or more us per token, found {}", linear_us_per_token);
   std::vector<double> times_us(schedule.plans.size());
   parallel_for(std::size_t{0}, schedule.plans.size(), [&](std::size_t i) {
     const auto& [cluster, planned] = schedule.plans[i];

@@ -99,8 +99,17 @@ WorstError worst_error(const std::vector<RunReport>& runs, bool gradients) {
 }
 
 // Says which strategies are counted by micro-batch.
-std::string schedules_text(std::span<const ComparedStrategy> comparisons) {
+std::string schedules_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons) {
   std::string names;
+  const bool has_home = std::ranges::any_of(
+      input.batches, [](const Workload& workload) { return !workload.home.empty(); });
+  if (has_home && input.schedules) {
+    for (const ComparedStrategy& comparison : comparisons) {
+      if (!find_strategy(comparison.choice.name).has_schedule()) continue;
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", choice_text(comparison.choice));
+    }
+    return names.empty() ? names : names + ": one plan, as tokens have homes\n";
+  }
   for (const ComparedStrategy& comparison : comparisons) {
     if (comparison.schedules.empty()) continue;
     names += fmt::format("{}{}", names.empty() ? "" : ", ", choice_text(comparison.choice));
@@ -228,8 +237,8 @@ Table execution_table(std::span<const ComparedStrategy> comparisons,
 std::string comparison_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons,
                             std::span<const StrategyRuns> runs, std::uint64_t run_seed,
                             bool colour) {
-  std::string text =
-      heading(input) + planning_table(comparisons).text(colour) + schedules_text(comparisons);
+  std::string text = heading(input) + planning_table(comparisons).text(colour) +
+                     schedules_text(input, comparisons);
   const bool predicted =
       std::any_of(comparisons.begin(), comparisons.end(),
                   [](const ComparedStrategy& c) { return !c.simulations.empty(); });

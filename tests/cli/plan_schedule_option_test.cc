@@ -84,6 +84,23 @@ TEST_F(PlanSchedules, RefuseWhatTheyCannotHonour) {
   refused(joined(schedule("megatron_dynamic:cap=10"), {}), {"option cap"});
 }
 
+TEST_F(PlanSchedules, DoNotReplaceWhatTheyRead) {
+  std::filesystem::rename(path("lengths.txt"), path("s.json.1"));
+  const std::vector<std::string> plan = {"plan", "-o", path("s.json"), "--schedule", "--strategy",
+                                         "bytescale", "--lengths", path("s.json.1"), "--cluster",
+                                         "dgx-h200:1x8"};
+  expect_bad_input(contextile(plan), {"--output", "s.json.1"});
+  EXPECT_EQ(std::filesystem::file_size(path("s.json.1")), 21U);
+}
+
+TEST_F(PlanSchedules, NameTheMicroBatchThatBreaksALimit) {
+  const Outcome outcome =
+      contextile(joined(schedule("megatron_dynamic"), {"--token-limit", "10200"}));
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err, HasSubstr("round 0, sequence 1 on ranks 0 to 7: "));
+  EXPECT_FALSE(std::filesystem::exists(path("s.json")));
+}
+
 TEST_F(PlanSchedules, AreWhatCompareAndIterateCount) {
   const std::vector<std::string> compare =
       joined({"compare", "--strategy", "zigzag,megatron_dynamic"}, input_);

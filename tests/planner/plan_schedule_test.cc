@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -147,6 +149,36 @@ TEST(PlanSchedule, RefusesWhatHasNoSchedule) {
               HasSubstr("cop"));
   EXPECT_THROW(static_cast<void>(find_strategy("ring").schedule(at_home, cluster, {})),
                InvalidArgument);
+}
+
+TEST(PlanSchedule, NamesAMicroBatch) {
+  const PlannedSchedule schedule =
+      plan_schedule(default_batch_of({500, 90'000, 40'572, 1000}), cluster_of("dgx-h200", 1, 8),
+                    {"megatron_dynamic"});
+  const std::size_t plan = schedule.rounds[1][1].plan;
+  EXPECT_EQ(micro_batch_text(schedule, plan), "round 1, sequence 3 on ranks 4 to 5");
+  EXPECT_THROW(static_cast<void>(micro_batch_text(schedule, 99)), InvalidArgument);
+}
+
+TEST(PlanSchedule, RefusesOptionsOfTheOtherScheduler) {
+  const Workload batch = default_batch_of({4000, 300});
+  const Cluster cluster = cluster_of("dgx-h200", 1, 4);
+  const auto message = [&](const std::map<std::string, std::string>& options) {
+    return schedule_message(batch, cluster, {"megatron_packed", options});
+  };
+  EXPECT_THAT(message({{"cp", "2"}}), HasSubstr("option cp: expected scheduler=dp_balanced"));
+  EXPECT_THAT(message({{"max_num_seqs", "1"}}), HasSubstr("option max_num_seqs"));
+  EXPECT_THAT(message({{"scheduler", "dp_balanced"}, {"min_cp", "2"}}),
+              HasSubstr("option min_cp: expected scheduler=dynamic"));
+}
+
+TEST(PredictSchedule, RefusesACostThatIsNone) {
+  const PlannedSchedule schedule =
+      plan_schedule(batch_of({400}), cluster_of("dgx-h200", 1, 2), {"bytescale"});
+  for (const double us :
+       {-1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    EXPECT_THROW(static_cast<void>(predict_schedule(schedule, us)), InvalidArgument);
+  }
 }
 
 TEST(PredictSchedule, AddsUpRoundsAndWaits) {

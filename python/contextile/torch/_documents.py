@@ -152,7 +152,10 @@ class DocumentReader:
         item = self._dataset[document]
         if not isinstance(item, dict):
             item = {"tokens": item}
-        item = {name: value for name, value in item.items() if value is not None and name not in self._ignored}
+        item = {name: value for name, value in item.items() if name not in self._ignored}
+        for name in ("labels", "loss_mask"):
+            if name in item and item[name] is None:
+                del item[name]
         if "tokens" not in item:
             raise _core.InvalidArgument(
                 f"dataset: expected 'tokens' of document {document}, found {', '.join(map(str, item)) or 'none'}"

@@ -236,6 +236,7 @@ class Executor:
         self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()
         self._prepared: dict[int, Prepared] = {}  # by number
         self._current: Prepared | None = None  # the one prepared last
+        self._withheld = ""  # why calls must name their plan
         self._number = next(_numbers)  # of this executor
         self._num_calls = 0  # number of forward calls; the same on all ranks
 
@@ -272,7 +273,7 @@ class Executor:
     @property
     def last_stats(self) -> _core.ExecutionStats:
         """Bytes and seconds of this rank's last call by the plan prepared last."""
-        return self._rank_of(self.prepared_of(None).number).last_stats
+        return self._rank_of(self._last().number).last_stats
 
     def prepare(self, plan: _core.Plan) -> Prepared:
         """Prepares for the plan of a batch. Collective.
@@ -309,7 +310,12 @@ class Executor:
             self._prepare(number, plan)
             self._plans.move_to_end(number)
         self._current = self._prepared[number]
+        self._withheld = ""
         return self._current
+
+    def withhold(self, reason: str) -> None:
+        """Makes calls that do not name their plan fail with a reason, until the next prepare."""
+        self._withheld = reason
 
     def for_group(self, group: ProcessGroup | _core.Transport | None) -> Executor:
         """Returns an executor of another group with the options of this one, on the same device.
@@ -333,6 +339,11 @@ class Executor:
             self._forget(number)
         self._current = None
 
+    def _last(self) -> Prepared:
+        if self._current is None:
+            raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
+        return self._current
+
     def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
         """Returns the handle of a plan that is kept; for None, of the one prepared last."""
         if isinstance(plan, Prepared):
@@ -340,9 +351,9 @@ class Executor:
                 raise _core.InvalidArgument("plan: expected one that this executor prepared, found another executor's")
             return plan
         if plan is None:
-            if self._current is None:
-                raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
-            return self._current
+            if self._withheld:
+                raise _core.InvalidArgument(self._withheld)
+            return self._last()
         number = self._number_of(plan)
         if number is None:
             raise _core.InvalidArgument(

@@ -165,7 +165,10 @@ def whole_numbers(name: str, given: Any) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         if tensor.numel() > 0:
             raise _core.InvalidArgument(f"{name}: expected whole numbers, found {tensor.dtype}")
-    return tensor.to(torch.int64)
+    numbers = tensor.to(torch.int64)
+    if tensor.dtype == torch.uint64 and bool((numbers < 0).any()):
+        raise _core.InvalidArgument(f"{name}: expected whole numbers below 2**63, found a larger one")
+    return numbers
 
 
 def _truth_values(name: str, given: Any) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile._planning import AnyStrategy, cluster_of, make_workload
+from contextile._planning import AnyStrategy, cluster_of, lengths_of, make_workload
 from contextile._planning import plan as make_plan
 from contextile.torch._attention import attention
 from contextile.torch._executor import Executor, Prepared
@@ -77,7 +77,7 @@ class _Layout:
     """The nano-batches of one micro-batch, and the ranks that hold their rows."""
 
     def __init__(self, lengths: Lengths, nano_batches: int, size: int, mask: str, layout: str) -> None:
-        self.lengths = [int(length) for length in lengths]
+        self.lengths = lengths_of(lengths)
         whole = [(i, 0, length) for i, length in enumerate(self.lengths)]
         self.parts: list[list[_DocumentRows]] = (
             [whole] if nano_batches == 1 else _core.nano_batches(self.lengths, [mask])
@@ -269,6 +269,12 @@ class Pool:
         self.size = executor.size // neighbourhoods
         self.neighbourhood, self.rank = divmod(executor.rank, self.size)
         self.cluster = _core.Cluster.from_torch(executor.group) if cluster is None else cluster_of(cluster)
+        if self.cluster.num_devices != executor.size:
+            raise _core.InvalidArgument(
+                f"pool, cluster: expected one of {executor.size} devices, as there are ranks, found {self.cluster.num_devices}"
+            )
+        if plans_cached < 1:
+            raise _core.InvalidArgument(f"pool, plans_cached: expected at least 1, found {plans_cached}")
         self.mask = mask
         self.layout = layout
         self._shape = {
@@ -342,6 +348,7 @@ class Pool:
         """
         pooled = self._find(micro_batches, nano_batches)
         mine = micro_batches[self.neighbourhood]
+        in_local_order = rows is None and nano_batches == 1
         if rows is None and mine:
             rows = self._rows_of_plan(mine, pooled[0]) if nano_batches == 1 else self.rows_of(mine, nano_batches=nano_batches)
         tokens = [] if rows is None else np.split(rows.tokens.numpy(), np.cumsum(rows.counts)[:-1])
@@ -350,6 +357,10 @@ class Pool:
             earlier = np.concatenate([np.empty(0, dtype=np.int64), *tokens[:j]])
             own = tokens[j] if tokens else np.empty(0, dtype=np.int64)
             parts.append(Part(self.executor.prepare(one.plan), one.sections[self.neighbourhood], earlier, own))
+        if not in_local_order:
+            self.executor.withhold(
+                "pool: expected pool.attention or PingPong, which take the rows of this batch, found a call without its plan"
+            )
         return PooledBatch(rows, parts)
 
     def rows_of(self, lengths: Lengths, *, nano_batches: int = 2) -> Rows:
@@ -421,7 +432,7 @@ class Pool:
         return self._layout_of(lengths, 1).rows_of([section.tokens[local - section.begin]])
 
     def _find(self, micro_batches: Sequence[Lengths | None], nano_batches: int) -> list[_Pooled]:
-        key = (nano_batches, tuple(tuple(int(n) for n in lengths) if lengths else None for lengths in micro_batches))
+        key = (nano_batches, tuple(tuple(lengths_of(lengths)) if lengths else None for lengths in micro_batches))
         found = self._plans.pop(key, None)
         if found is None:
             found = self._make(key[1], nano_batches)
@@ -490,7 +501,7 @@ def gather_lengths(lengths: Lengths, pool: Pool) -> list[list[int]]:
     import torch.distributed as dist
 
     all_lengths: list[Any] = [None] * pool.executor.size
-    dist.all_gather_object(all_lengths, [int(length) for length in lengths], group=pool.executor.group)
+    dist.all_gather_object(all_lengths, lengths_of(lengths), group=pool.executor.group)
     for rank, found in enumerate(all_lengths):
         if found != all_lengths[rank - rank % pool.size]:
             raise _core.InvalidArgument(

@@ -294,7 +294,13 @@ def ping_pong(
             call.advance()
         for j in range(num_nano):
             attended = in_flight[j].end()
+            rows = len(xs[j])
             xs[j] = posts[layer](attended, xs[j], *arguments[j])
+            if not isinstance(xs[j], Tensor) or xs[j].dim() == 0 or len(xs[j]) != rows:
+                found = tuple(xs[j].shape) if isinstance(xs[j], Tensor) else type(xs[j]).__name__
+                raise _core.InvalidArgument(
+                    f"ping-pong, layer {layer}: expected post_attention to return a tensor of {rows} rows, found {found}"
+                )
             if layer + 1 < len(pres):
                 in_flight[j] = begin(layer + 1, j)
     return xs

@@ -50,12 +50,13 @@ std::vector<std::string> output_names(const PlanCommandOptions& options, std::si
   return names;
 }
 
+std::vector<std::string> input_files(const InputOptions& input) {
+  return {input.lengths_path, input.cluster, input.workload.mask_path, input.workload.layout};
+}
+
 void check_output_names(const PlanCommandOptions& options, const std::vector<std::string>& names) {
-  const InputOptions& input = options.input;
   for (const std::string& name : names) {
-    check_no_input(
-        "--output", name,
-        {input.lengths_path, input.cluster, input.workload.mask_path, input.workload.layout});
+    check_no_input("--output", name, input_files(options.input));
   }
 }
 
@@ -134,8 +135,9 @@ int run(const PlanCommandOptions& options) {
   const std::vector<std::string> names = output_names(options, input.batches.size());
   check_output_names(options, names);
   if (options.schedule.schedule) {
-    return plan_schedules(options.schedule, input, choice, names,
-                          {.json = options.json, .csv = options.csv});
+    return plan_schedules(
+        options.schedule, input, choice, names,
+        {.json = options.json, .csv = options.csv, .inputs = input_files(options.input)});
   }
   ProgressBar progress(static_cast<std::int64_t>(input.batches.size()));
   PlanOptions settings = input.options;

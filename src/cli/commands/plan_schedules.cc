@@ -14,6 +14,7 @@
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
 #include "cli/help.h"
+#include "cli/options/outputs.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -41,9 +42,9 @@ void write_schedule(const PlannedSchedule& schedule, const std::string& path,
 }
 
 void report_broken(const PlannedSchedule& schedule) {
-  for (const SchedulePlan& plan : schedule.plans) {
-    for (const std::string& violation : plan.planned.verified.violations) {
-      print_check_failed(violation);
+  for (std::size_t i = 0; i < schedule.plans.size(); ++i) {
+    for (const std::string& violation : schedule.plans[i].planned.verified.violations) {
+      print_check_failed(fmt::format("{}: {}", micro_batch_text(schedule, i), violation));
     }
   }
 }
@@ -112,6 +113,7 @@ int plan_schedules(const ScheduleOptions& options, const PlanInput& input,
     std::vector<std::string> plan_files;
     for (std::size_t i = 0; i < schedule.plans.size(); ++i) {
       plan_files.push_back(fmt::format("{}.{}", path, i));
+      check_no_input("--output", plan_files.back(), output.inputs);
     }
     if (schedule.ok()) {
       write_schedule(schedule, path, plan_files);

@@ -16,6 +16,7 @@ struct ScheduleOptions {
 struct ScheduleOutput {
   bool json = false;
   bool csv = false;
+  std::vector<std::string> inputs = {};  // files that are read: no plan may replace one
 };
 
 // Returns the only one. Throws InvalidArgument when there are several.

@@ -74,7 +74,10 @@ class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
  protected:
   [[nodiscard]] std::vector<ScheduleRound> rounds(const Workload& workload, std::int32_t num_ranks,
                                                   MegatronPackedOptions& options) const override {
-    if (options.cp == 0) options.cp = num_ranks;
+    check_scheduler_options(options);
+    if (options.scheduler == PackedScheduler::kDpBalanced && options.cp == 0) {
+      options.cp = num_ranks;
+    }
     std::vector<ScheduleRound> result;
     for (const RankSamples& samples : schedule(lengths_of(workload), num_ranks, options)) {
       result.push_back(group_items(samples, SampleOrder::kPacked));
@@ -98,6 +101,18 @@ class MegatronPackedStrategy : public GroupStrategy<MegatronPackedOptions> {
                  "number of rounds is a multiple of it, as interleaved pipelines need")
         .integer("max_num_seqs", &MegatronPackedOptions::max_num_seqs, 0, kMaxSequences,
                  "dp_balanced: sequences of a group and round; 0: no limit");
+  }
+
+  // Options of the other scheduler would have no effect.
+  static void check_scheduler_options(const MegatronPackedOptions& options) {
+    if (options.scheduler == PackedScheduler::kDpBalanced) {
+      CONTEXTILE_CHECK(options.min_cp == 1,
+                       "option min_cp: expected scheduler=dynamic, found dp_balanced");
+      return;
+    }
+    CONTEXTILE_CHECK(options.cp == 0, "option cp: expected scheduler=dp_balanced, found dynamic");
+    CONTEXTILE_CHECK(options.max_num_seqs == 0,
+                     "option max_num_seqs: expected scheduler=dp_balanced, found dynamic");
   }
 
   static std::vector<RankSamples> schedule(const std::vector<std::int64_t>& lengths,
