@@ -36,9 +36,9 @@ SequenceParts::SequenceParts(const Workload& workload)
       });
     }
   }
-  for (const auto& [tokens, role] : workload.roles) {
-    for_each_sequence(workload, tokens, [&](std::size_t s, Range own) {
-      parts_[s].roles.push_back({moved(own, -workload.sequences[s].begin), role});
+  for (const RoleRange& range : workload.roles) {
+    for_each_sequence(workload, range.tokens, [&](std::size_t s, Range own) {
+      parts_[s].roles.push_back({moved(own, -workload.sequences[s].begin), range.role});
     });
   }
   for (const PositionSegment& segment : workload.positions) {

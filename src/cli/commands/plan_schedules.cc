@@ -13,6 +13,7 @@
 #include "base/quote.h"
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
+#include "cli/commands/command.h"
 #include "cli/help.h"
 #include "cli/options/outputs.h"
 #include "cli/options/types.h"
