@@ -13,6 +13,16 @@
 
 namespace contextile::ptx {
 
+// Integers, as PTX names them.
+using s8 = std::int8_t;
+using u8 = std::uint8_t;
+using s16 = std::int16_t;
+using u16 = std::uint16_t;
+using s32 = std::int32_t;
+using u32 = std::uint32_t;
+using s64 = std::int64_t;
+using u64 = std::uint64_t;
+
 template <typename T>
 T as(std::uint32_t word) {
   if constexpr (std::is_same_v<T, float>) {

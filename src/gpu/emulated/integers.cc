@@ -10,13 +10,6 @@
 namespace contextile::ptx {
 namespace {
 
-using s16 = std::int16_t;
-using u16 = std::uint16_t;
-using s32 = std::int32_t;
-using u32 = std::uint32_t;
-using s64 = std::int64_t;
-using u64 = std::uint64_t;
-
 template <typename T>
 T negative(T x) {
   return static_cast<T>(0 - static_cast<u64>(x));

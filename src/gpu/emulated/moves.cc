@@ -150,14 +150,6 @@ std::uint32_t packed(std::uint16_t high, std::uint16_t low) {
 }
 
 void add_conversions(Handlers& all) {
-  using s8 = std::int8_t;
-  using u8 = std::uint8_t;
-  using s16 = std::int16_t;
-  using u16 = std::uint16_t;
-  using s32 = std::int32_t;
-  using u32 = std::uint32_t;
-  using s64 = std::int64_t;
-  using u64 = std::uint64_t;
   all["cvt.s64.s32"] = each([](s32 x) { return s64{x}; });
   all["cvt.u64.u32"] = each([](u32 x) { return u64{x}; });
   all["cvt.s64.s16"] = each([](s16 x) { return s64{x}; });
