@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,10 +216,17 @@ class _ProgressBar:
         self._bar.close()
 
 
-def _hook_of(progress: Progress) -> Any:
-    if progress is False or progress is None:
-        return None
-    return _ProgressBar() if progress is True else progress
+@contextlib.contextmanager
+def _hook_of(progress: Progress) -> Iterator[Any]:
+    """Gives the function to call with progress, or None, and closes a bar at the end."""
+    if progress is not True:
+        yield None if progress is False else progress
+        return
+    bar = _ProgressBar()
+    try:
+        yield bar
+    finally:
+        bar.close()
 
 
 def _choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
@@ -335,20 +343,19 @@ def plan(
         "roles": roles,
     }
     workload = _workload_of("plan", lengths, the_cluster, batch)
-    hook = _hook_of(progress)
-    options = _options_of(
-        {
-            "block_size": block_size,
-            "wire": wire,
-            "backward": backward,
-            "seed": seed,
-            "token_limit": token_limit,
-            "memory_limit_bytes": memory_limit_bytes,
-            "force": force,
-        },
-        hook,
-    )
-    try:
+    with _hook_of(progress) as hook:
+        options = _options_of(
+            {
+                "block_size": block_size,
+                "wire": wire,
+                "backward": backward,
+                "seed": seed,
+                "token_limit": token_limit,
+                "memory_limit_bytes": memory_limit_bytes,
+                "force": force,
+            },
+            hook,
+        )
         if callable(strategy):
             arrangement = strategy(workload, the_cluster, options)
             if not isinstance(arrangement, Arrangement):
@@ -357,9 +364,6 @@ def plan(
                 )
             return _core.plan_arrangement(workload, the_cluster, arrangement, options)
         return _core.plan_batch(workload, the_cluster, _choice_of(strategy), options)
-    finally:
-        if isinstance(hook, _ProgressBar):
-            hook.close()
 
 
 def schedule(
@@ -418,24 +422,20 @@ def schedule(
     """
     the_cluster = cluster_of(cluster)
     workload = _workload_of("schedule", lengths, the_cluster, batch)
-    hook = _hook_of(progress)
-    options = _options_of(
-        {
-            "block_size": block_size,
-            "wire": wire,
-            "backward": backward,
-            "seed": seed,
-            "token_limit": token_limit,
-            "memory_limit_bytes": memory_limit_bytes,
-        },
-        hook,
-    )
-    inside = None if group_strategy is None else _choice_of(group_strategy)
-    try:
+    with _hook_of(progress) as hook:
+        options = _options_of(
+            {
+                "block_size": block_size,
+                "wire": wire,
+                "backward": backward,
+                "seed": seed,
+                "token_limit": token_limit,
+                "memory_limit_bytes": memory_limit_bytes,
+            },
+            hook,
+        )
+        inside = None if group_strategy is None else _choice_of(group_strategy)
         return _core.plan_schedule(workload, the_cluster, _choice_of(strategy), options, inside)
-    finally:
-        if isinstance(hook, _ProgressBar):
-            hook.close()
 
 
 class Comparisons(Sequence[Comparison]):
