@@ -61,6 +61,9 @@ struct PlannedSchedule {
 // Names the first micro-batch of a plan: "round 1, sequence 3 on ranks 4 to 5".
 [[nodiscard]] std::string micro_batch_text(const PlannedSchedule& schedule, std::size_t plan);
 
+// Names of the strategies that schedule micro-batches (Strategy::has_schedule), joined by commas.
+[[nodiscard]] std::string scheduling_strategies();
+
 // Returns why the strategy has no schedule for this batch, or nothing: it runs batches at once, the
 // tokens have homes, or unsupported_reason. Throws InvalidArgument on an unknown strategy or bad
 // options.
@@ -79,6 +82,13 @@ struct PlannedSchedule {
                                             const StrategyChoice& choice,
                                             const PlanOptions& options = {},
                                             const std::optional<StrategyChoice>& attention = {});
+
+// The same as plan_schedule, for callers with no use for plans that do not verify: throws
+// CheckFailed with the micro-batch, the number of violations and the first one.
+[[nodiscard]] PlannedSchedule plan_and_check_schedule(const Workload& workload,
+                                                      const Cluster& cluster,
+                                                      const StrategyChoice& choice,
+                                                      const PlanOptions& options = {});
 
 // The work of one rank, and the tokens and memory that it holds.
 struct ScheduledRank {

@@ -1,5 +1,3 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -78,16 +76,11 @@ BatchBound bound_beside_checked(const Plan& plan, const Workload& workload, cons
   return bound;
 }
 
-// The batch as micro-batches. Throws CheckFailed when one of their plans does not verify.
+// The batch as micro-batches. Throws CheckFailed.
 ComparedSchedule compared_schedule(const Workload& workload, const PlanInput& input,
                                    const StrategyChoice& choice, const PlanOptions& options) {
-  const PlannedSchedule schedule = plan_schedule(workload, input.cluster, choice, options);
-  for (std::size_t i = 0; i < schedule.plans.size(); ++i) {
-    const VerifyReport& verified = schedule.plans[i].planned.verified;
-    if (verified.ok()) continue;
-    throw CheckFailed(
-        fmt::format("{}: {}", micro_batch_text(schedule, i), verified.violations.front()));
-  }
+  const PlannedSchedule schedule =
+      plan_and_check_schedule(workload, input.cluster, choice, options);
   const double linear_us = input.options.linear_us_per_token.value_or(0);
   const SchedulePrediction prediction = predict_schedule(schedule, linear_us);
   return {.micro_batches = schedule.num_micro_batches(),

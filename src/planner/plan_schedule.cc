@@ -55,6 +55,17 @@ std::string group_text(const GroupBatch& group) {
                                                group.first + group.size - 1));
 }
 
+// Returns why neither the tokens nor the strategy allow a schedule, whatever the cluster.
+std::optional<std::string> without_schedule(const Workload& workload,
+                                            const StrategyChoice& choice) {
+  if (!workload.home.empty()) {
+    return "a schedule chooses the ranks of every sequence: expected no home of tokens, found one";
+  }
+  if (find_strategy(choice.name).has_schedule()) return std::nullopt;
+  return fmt::format("runs a batch at once: expected a strategy that schedules micro-batches ({})",
+                     scheduling_strategies());
+}
+
 constexpr std::size_t kPlansBetweenReports = 64;
 
 class SchedulePlanner {
@@ -154,27 +165,28 @@ std::vector<std::vector<const ScheduledMicroBatch*>> PlannedSchedule::of(Rank ra
   return own;
 }
 
+std::string scheduling_strategies() {
+  std::vector<std::string_view> names;
+  for (const Strategy* strategy : strategies()) {
+    if (strategy->has_schedule()) names.push_back(strategy->name());
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 std::optional<std::string> unscheduled_reason(const Workload& workload, const Cluster& cluster,
                                               const StrategyChoice& choice,
                                               const PlanOptions& options) {
-  if (!workload.home.empty()) {
-    return "a schedule chooses the ranks of every sequence: expected no home of tokens, found one";
-  }
-  if (auto reason = unsupported_reason(workload, cluster, choice, options)) return reason;
-  if (find_strategy(choice.name).has_schedule()) return std::nullopt;
-  std::vector<std::string_view> names;
-  for (const Strategy* other : strategies()) {
-    if (other->has_schedule()) names.push_back(other->name());
-  }
-  return fmt::format("runs a batch at once: expected a strategy that schedules micro-batches ({})",
-                     fmt::join(names, ", "));
+  if (auto reason = without_schedule(workload, choice)) return reason;
+  return unsupported_reason(workload, cluster, choice, options);
 }
 
 PlannedSchedule plan_schedule(const Workload& workload, const Cluster& cluster,
                               const StrategyChoice& choice, const PlanOptions& options,
                               const std::optional<StrategyChoice>& attention) {
   check_workload(workload);
-  if (const auto reason = unscheduled_reason(workload, cluster, choice, options)) {
+  check_cluster(cluster);
+  // The strategy refuses what it cannot schedule; asking it first would schedule twice.
+  if (const auto reason = without_schedule(workload, choice)) {
     fail_argument("strategy {}: {}", choice.name, *reason);
   }
   PlannedSchedule schedule;
@@ -189,6 +201,19 @@ PlannedSchedule plan_schedule(const Workload& workload, const Cluster& cluster,
   const StrategyChoice inside = attention.value_or(decided.attention);
   SchedulePlanner(workload, cluster, options).run(std::move(decided), inside, schedule);
   schedule.plan_s = seconds_since(scheduled);
+  return schedule;
+}
+
+PlannedSchedule plan_and_check_schedule(const Workload& workload, const Cluster& cluster,
+                                        const StrategyChoice& choice, const PlanOptions& options) {
+  PlannedSchedule schedule = plan_schedule(workload, cluster, choice, options);
+  for (std::size_t i = 0; i < schedule.plans.size(); ++i) {
+    const VerifyReport& verified = schedule.plans[i].planned.verified;
+    if (verified.ok()) continue;
+    throw CheckFailed(fmt::format("{}, {}: {} violations: {}", choice_text(choice),
+                                  micro_batch_text(schedule, i), verified.num_violations,
+                                  verified.violations.front()));
+  }
   return schedule;
 }
 

@@ -98,26 +98,21 @@ WorstError worst_error(const std::vector<RunReport>& runs, bool gradients) {
   return worst;
 }
 
-// Says which strategies are counted by micro-batch.
+// Says which strategies are counted by micro-batch, or why those that could be are not.
 std::string schedules_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons) {
-  std::string names;
   const bool has_home = std::ranges::any_of(
       input.batches, [](const Workload& workload) { return !workload.home.empty(); });
-  if (has_home && input.schedules) {
-    for (const ComparedStrategy& comparison : comparisons) {
-      if (!find_strategy(comparison.choice.name).has_schedule()) continue;
-      names += fmt::format("{}{}", names.empty() ? "" : ", ", choice_text(comparison.choice));
-    }
-    return names.empty() ? names : names + ": one plan, as tokens have homes\n";
-  }
+  std::vector<std::string> names;
   for (const ComparedStrategy& comparison : comparisons) {
-    if (comparison.schedules.empty()) continue;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", choice_text(comparison.choice));
+    const bool is_named = has_home ? find_strategy(comparison.choice.name).has_schedule()
+                                   : !comparison.schedules.empty();
+    if (is_named) names.push_back(choice_text(comparison.choice));
   }
-  if (names.empty()) return names;
-  return wrap(names + ": peak of one micro-batch at a time, as plan --schedule has them",
-              kTextColumns) +
-         '\n';
+  if (!input.schedules || names.empty()) return "";
+  const std::string_view said =
+      has_home ? "one plan, as tokens have homes"
+               : "peak of one micro-batch at a time, as plan --schedule has them";
+  return wrap(fmt::format("{}: {}", fmt::join(names, ", "), said), kTextColumns) + '\n';
 }
 
 std::string heading(const PlanInput& input) {

@@ -183,7 +183,7 @@ std::string scheduled_text(std::span<const StepOutcome> outcomes) {
   return '\n' +
          wrap(
              fmt::format("{}: sequences of the step scheduled over DP x CP ranks; a rank holds one "
-                         "micro-batch at a time (--one-plan: all of a round)",
+                         "micro-batch at a time (with --one-plan those of all rounds)",
                          fmt::join(names, ", ")),
              kTextColumns) +
          '\n';

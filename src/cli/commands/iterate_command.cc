@@ -265,8 +265,8 @@ void add_pipeline_options(CLI::App& app, IterateOptions& options) {
       {"N", "interleaved: micro-batches a chunk runs in a row; 0: the stages", ""});
   add_switch(
       app, "--one-plan", options.one_plan,
-      "bytescale, megatron_dynamic, megatron_packed: one plan per micro-batch, instead of the "
-      "step's sequences scheduled over DP x CP ranks in rounds, each a micro-batch");
+      "count bytescale, megatron_dynamic and megatron_packed as one plan for each micro-batch, "
+      "instead of scheduling the step's sequences over DP x CP ranks");
   add_switch(app, "--ping-pong", options.ping_pong,
              "every micro-batch in two halves that run in turns, the transfers of one under the "
              "compute of the other");

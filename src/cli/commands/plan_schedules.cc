@@ -89,13 +89,8 @@ void check_schedule(const ScheduleOptions& options, const StrategyChoice& choice
         find_strategy(single_choice("--group-strategy", options.group_strategy).name));
   }
   if (find_strategy(choice.name).has_schedule()) return;
-  std::string names;
-  for (const Strategy* strategy : strategies()) {
-    if (!strategy->has_schedule()) continue;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", strategy->name());
-  }
   fail_argument("--schedule: expected a strategy that schedules micro-batches ({}), found {}",
-                names, quote(choice.name));
+                scheduling_strategies(), quote(choice.name));
 }
 
 int plan_schedules(const ScheduleOptions& options, const PlanInput& input,

@@ -220,12 +220,7 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
   PlannedRounds planned;
   planned.unsupported = unscheduled_reason(workload, ranks, choice, job_.plan);
   if (!planned.unsupported) {
-    const PlannedSchedule schedule = plan_schedule(workload, ranks, choice, job_.plan);
-    for (const SchedulePlan& plan : schedule.plans) {
-      if (plan.planned.verified.ok()) continue;
-      throw CheckFailed(
-          fmt::format("{}: {}", choice_text(choice), plan.planned.verified.violations.front()));
-    }
+    const PlannedSchedule schedule = plan_and_check_schedule(workload, ranks, choice, job_.plan);
     planned.rounds = round_parts(schedule, tp);
     planned.unpipelined = pipeline_reason(schedule);
   }

@@ -33,7 +33,11 @@ class GroupStrategy : public TypedStrategy<Options> {
     Options options = this->parse(request.options);
     if (const auto reason = unsupported_with(workload, cluster, options)) this->refuse(*reason);
     BatchSchedule schedule;
-    schedule.rounds = capped_rounds(workload, cluster, options);
+    try {
+      schedule.rounds = capped_rounds(workload, cluster, options);
+    } catch (const InvalidArgument& reason) {
+      this->refuse(reason.what());
+    }
     schedule.options = this->printed(options);
     schedule.attention = {"zigzag"};
     if (this->wire() == PartialWire::kF32) schedule.wire = Dtype::kF32;
