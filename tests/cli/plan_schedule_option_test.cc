@@ -86,9 +86,9 @@ TEST_F(PlanSchedules, RefuseWhatTheyCannotHonour) {
 
 TEST_F(PlanSchedules, DoNotReplaceWhatTheyRead) {
   std::filesystem::rename(path("lengths.txt"), path("s.json.1"));
-  const std::vector<std::string> plan = {"plan", "-o", path("s.json"), "--schedule", "--strategy",
-                                         "bytescale", "--lengths", path("s.json.1"), "--cluster",
-                                         "dgx-h200:1x8"};
+  const std::vector<std::string> plan = {
+      "plan",      "-o",        path("s.json"),   "--schedule", "--strategy",
+      "bytescale", "--lengths", path("s.json.1"), "--cluster",  "dgx-h200:1x8"};
   expect_bad_input(contextile(plan), {"--output", "s.json.1"});
   EXPECT_EQ(std::filesystem::file_size(path("s.json.1")), 21U);
 }
