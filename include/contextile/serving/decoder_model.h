@@ -1,5 +1,5 @@
-// A decoder-only transformer on the ranks of a group that share its KV cache: heads and
-// feed-forward are split as in tensor parallelism, cached tokens as KvLayout says.
+// A decoder-only transformer on the ranks of a group: heads and feed-forward are split as in tensor
+// parallelism, cached tokens as KvLayout says, and the tokens of prompts by context parallelism.
 //
 //   const DecoderConfig config = read_decoder_config("SmolLM2-135M");
 //   DecoderRank rank(transport, config, load_weights("SmolLM2-135M", config, part),
@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "contextile/extend/transport.h"
 #include "contextile/serving/decode.h"
 #include "contextile/serving/kv_cache.h"
+#include "contextile/serving/prefill.h"
 
 namespace contextile {
 
@@ -75,21 +78,82 @@ void check_decoder_config(const DecoderConfig& config);
 // Returns the number of parameters of the whole model.
 [[nodiscard]] std::int64_t num_parameters(const DecoderConfig& config);
 
-// The part of a model that a rank of a group computes: of every layer some query heads and some of
-// the feed-forward's inner size, and the logits of some tokens. The number of ranks N need not
-// divide any of them; ranks differ by at most one.
+// The part of a model that a rank of a group computes.
+//
+// The N ranks of a group are T tensor-parallel by C context-parallel ones: rank c·T + t. Ranks of
+// the same c split heads and feed-forward. Ranks of the same t share the tokens of prompts, and
+// each of them holds all weights of its t. While tokens are decoded, all N ranks split heads,
+// feed-forward and vocabulary.
+//
+// S ranks that hold the same KV heads share the tokens of the cache: those of the same t if there
+// are several c, otherwise S neighbours. Heads are split over the N/S groups of such ranks. Sizes
+// that are split over groups must be divided by their number. The number of ranks of a group need
+// not divide anything; its ranks differ by at most one.
 struct DecoderPart {
   Rank rank{0};
-  std::int32_t num_ranks = 1;
-  // True: all query heads are projected on every rank, so that they need not be sent
-  // (DecodeMode::kQReplicated).
+  std::int32_t num_ranks = 1;  // N
+  // True: all query heads of the ranks that share tokens are projected on each of them, so that
+  // they need not be sent (DecodeMode::kQReplicated).
   bool all_queries = true;
+  std::int32_t context_parallel = 1;  // C; divides N
+  std::int32_t kv_ranks = 0;          // S; 0: N, or C if there are several
 
-  // Returns the range of `count` items that are this rank's.
+  [[nodiscard]] constexpr std::int32_t tensor_parallel() const {
+    return num_ranks / context_parallel;
+  }
+  // The number S of ranks that share tokens, and the number of their groups.
+  [[nodiscard]] constexpr std::int32_t token_ranks() const {
+    return kv_ranks > 0 ? kv_ranks : context_parallel > 1 ? context_parallel : num_ranks;
+  }
+  [[nodiscard]] constexpr std::int32_t head_groups() const { return num_ranks / token_ranks(); }
+
+  // Returns the range of `count` tokens of the vocabulary that are this rank's.
   [[nodiscard]] constexpr Range of(std::int64_t count) const {
-    return {count * rank.value / num_ranks, count * (rank.value + 1) / num_ranks};
+    return share(count, rank.value, num_ranks);
+  }
+  // Return the range of `count` heads or elements that this rank computes while tokens are decoded;
+  // that of the weights it holds, which it uses for its own tokens of prompts; and that of the
+  // ranks that share tokens with it.
+  [[nodiscard]] constexpr Range own(std::int64_t count) const {
+    return share(count, place(), num_ranks);
+  }
+  [[nodiscard]] constexpr Range held(std::int64_t count) const {
+    return context_parallel == 1 ? own(count)
+                                 : share(count, rank.value % tensor_parallel(), tensor_parallel());
+  }
+  [[nodiscard]] constexpr Range group(std::int64_t count) const {
+    return share(count, place() / token_ranks(), head_groups());
+  }
+  // Returns the KV heads that the ranks of a group hold: a part of them, or one if groups are more.
+  [[nodiscard]] constexpr Range kv_heads(std::int64_t count) const {
+    const std::int64_t groups = head_groups();
+    if (count >= groups) return group(count);
+    const std::int64_t head = count * (place() / token_ranks()) / groups;
+    return {head, head + 1};
+  }
+  // Returns the query heads whose projection this rank holds.
+  [[nodiscard]] constexpr Range queries(std::int64_t count) const {
+    return all_queries || context_parallel > 1 ? group(count) : own(count);
+  }
+
+  // The ranks that split the layers of this rank's tokens, those that share tokens with it, in the
+  // order in which they hold tokens.
+  [[nodiscard]] std::vector<Rank> tensor_group() const;
+  [[nodiscard]] std::vector<Rank> token_group() const;
+
+ private:
+  // Ranks by the heads they own: those that share tokens are neighbours.
+  [[nodiscard]] constexpr std::int32_t place() const {
+    const std::int32_t tp = tensor_parallel();
+    return rank.value % tp * context_parallel + rank.value / tp;
+  }
+  [[nodiscard]] static constexpr Range share(std::int64_t count, std::int64_t i, std::int64_t n) {
+    return {count * i / n, count * (i + 1) / n};
   }
 };
+
+// Throws InvalidArgument that names the sizes which do not divide each other.
+void check_decoder_part(const DecoderConfig& config, const DecoderPart& part);
 
 // A rank's weights, fp32, matrices [outputs, inputs].
 struct DecoderWeights {
@@ -125,8 +189,20 @@ struct DecoderWeights {
 // samples of at most 16 MiB of each. Throws as load_weights does.
 [[nodiscard]] std::uint64_t weights_digest(const std::string& folder);
 
+// How ranks compute prompts whose tokens they share (DecoderPart::context_parallel above 1).
+struct PrefillPolicy {
+  // Parts of prompts with at least as many tokens are shared; shorter ones are computed as decoding
+  // is. 0: all are.
+  std::int64_t min_tokens = 64;
+  std::optional<PrefillMode> mode;  // none: the one that a simulation with measured rates prefers
+  PrefillChunks chunks = PrefillChunks::kEven;
+  // If set: makes a plan of the batch, which is executed instead of a mode. All ranks must get the
+  // same plan.
+  std::function<std::shared_ptr<const Plan>(const Workload&)> plan = {};
+};
+
 struct DecoderOptions {
-  KvLayout layout;                             // has the ranks of the group
+  KvLayout layout;                             // has the ranks that share tokens
   std::int32_t num_pages = 0;                  // of every rank
   KvDtype kv_dtype = KvDtype::kF32;            // kF32, kBf16 or kF16
   DecodeMode mode = DecodeMode::kQReplicated;  // the others require that the number of ranks
@@ -138,6 +214,7 @@ struct DecoderOptions {
   // that groups alternate in whole layers.
   HopBReading hop_b = HopBReading::kAttention;
   std::int32_t hop_b_groups = 1;  // 1 with kOff
+  PrefillPolicy prefill;
 };
 
 // One request's tokens of a step, consecutive in the request: part of a prompt, or the token that
@@ -152,8 +229,18 @@ struct StepRequest {
 // Bytes that a rank has sent since construction, by purpose.
 struct DecoderTraffic {
   std::int64_t attention_bytes = 0;
+  std::int64_t prefill_bytes = 0;    // attention of shared prompts, and their keys on their way to
+                                     // the cache
   std::int64_t reduction_bytes = 0;  // sums over ranks after attention and feed-forward
   std::int64_t logits_bytes = 0;
+};
+
+// Additions and multiplications of a rank since construction, by part of a layer.
+struct DecoderWork {
+  std::int64_t projection_flops = 0;  // to queries, keys, values, and of outputs
+  std::int64_t attention_flops = 0;
+  std::int64_t feed_forward_flops = 0;
+  std::int64_t logits_flops = 0;
 };
 
 // One rank of a group. Collective: every rank makes the same calls with the same arguments. One
@@ -175,6 +262,7 @@ class DecoderRank {
   [[nodiscard]] HostTensor forward(std::span<const StepRequest> requests);
 
   [[nodiscard]] const DecoderTraffic& traffic() const;
+  [[nodiscard]] const DecoderWork& work() const;
   // Returns the bytes of this rank's pages, over all layers.
   [[nodiscard]] std::int64_t kv_bytes() const;
 
@@ -183,8 +271,9 @@ class DecoderRank {
   std::unique_ptr<State> state_;
 };
 
-// Returns the bytes of keys and values that a token takes on the rank that holds it, over all
-// layers.
-[[nodiscard]] std::int64_t kv_bytes_per_token(const DecoderConfig& config, KvDtype dtype);
+// Returns the bytes of keys and values that a token takes on a rank that holds it, over all layers.
+// `kv_heads` of them are on the rank; 0: all.
+[[nodiscard]] std::int64_t kv_bytes_per_token(const DecoderConfig& config, KvDtype dtype,
+                                              std::int64_t kv_heads = 0);
 
 }  // namespace contextile

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,6 +61,25 @@ struct EngineOptions {
   std::int32_t max_running = 64;       // requests that have pages
   std::int32_t max_step_tokens = 512;  // of all requests; longer prompts are computed in chunks
   std::int32_t max_waiting = 1024;     // requests; more are refused
+  // While requests decode, prompts get so many tokens in a step that it takes about `pace` times
+  // one without prompts, as far as earlier steps tell. 0: prompts get all tokens of a step.
+  double pace = 3;
+};
+
+// The time that prompts may take in a step in which others decode.
+struct StepLimit {
+  static constexpr std::int64_t kLeast = 16;  // tokens that prompts get in any case
+  static constexpr std::int64_t kUnlimited = std::int64_t{1} << 40;
+
+  double prompts_s = std::numeric_limits<double>::infinity();
+  double token_s = 0;  // time of a token of a prompt
+  double pair_s = 0;   // of such a token and one before it, in addition
+
+  // Returns the number of tokens that take this time together if `position` others of their request
+  // are before them; at least kLeast.
+  [[nodiscard]] std::int64_t tokens(std::int64_t position) const;
+
+  friend bool operator==(const StepLimit&, const StepLimit&) = default;
 };
 
 // Counts since construction.
@@ -97,9 +117,9 @@ class Scheduler {
   [[nodiscard]] bool submit(GenerationRequest request);
   // Forgets a request. Returns true if there was one.
   bool cancel(RequestId request);
-  // Returns the tokens to compute now, at most max_step_tokens; they have places in the cache.
-  // Empty: nothing waits.
-  [[nodiscard]] std::vector<ScheduledTokens> next();
+  // Returns the tokens to compute now, at most max_step_tokens; they have places in the cache. The
+  // limit holds for prompts if other requests decode. Empty: nothing waits.
+  [[nodiscard]] std::vector<ScheduledTokens> next(const StepLimit& limit = {});
   // Takes the next token of a request whose logits a step computed.
   EngineEvent take(RequestId request, std::int32_t token, float logprob);
 
@@ -145,8 +165,13 @@ class Engine {
   }
   bool cancel(RequestId request) { return scheduler_.cancel(request); }
   [[nodiscard]] bool idle() const { return scheduler_.idle(); }
+  ~Engine();
+
   // Computes one step of all tokens that fit, and returns the tokens it produced.
-  [[nodiscard]] std::vector<EngineEvent> step();
+  [[nodiscard]] std::vector<EngineEvent> step(const StepLimit& limit = {});
+  // Returns the limit for the next step by the times of this rank's steps. Ranks must use the limit
+  // of one of them.
+  [[nodiscard]] StepLimit limit() const;
   // Digest of the tables and tokens: ranks whose digests differ have diverged.
   [[nodiscard]] std::uint64_t digest() const { return scheduler_.cache().digest(); }
   [[nodiscard]] const Scheduler& scheduler() const { return scheduler_; }
@@ -154,6 +179,8 @@ class Engine {
  private:
   DecoderRank& model_;
   Scheduler scheduler_;
+  double pace_;
+  std::unique_ptr<class StepTimes> times_;
 };
 
 // ------------------------------------------------------------------------------------- engine rank
@@ -165,6 +192,7 @@ struct EngineInput {
   std::vector<GenerationRequest> arrivals;
   std::vector<RequestId> cancelled;
   bool stop = false;  // no further step
+  StepLimit limit;    // of the step; set by the first rank's EngineRank
 };
 
 // A request that was rejected.

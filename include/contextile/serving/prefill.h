@@ -258,6 +258,9 @@ class PlannedPrefill {
   void attend(const TensorView& q_THD, const TensorView& k_THD, const TensorView& v_THD,
               const PagedKv& kv, const PartialOutput& out, std::span<const float> sink_H = {});
 
+  // The same as PrefillGroup::to_cache.
+  [[nodiscard]] NewKv to_cache(const TensorView& k_THD, const TensorView& v_THD);
+
   [[nodiscard]] ExecutionStats last_stats() const;
 
  private:

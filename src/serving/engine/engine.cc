@@ -1,16 +1,29 @@
 #include "contextile/serving/engine.h"
 
+#include "base/clock.h"
+#include "serving/engine/step_times.h"
+
 namespace contextile {
 
 Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options)
-    : model_(model), scheduler_(options, config.max_length) {}
+    : model_(model),
+      scheduler_(options, config.max_length),
+      pace_(options.pace),
+      times_(std::make_unique<StepTimes>()) {}
+Engine::~Engine() = default;
 
-std::vector<EngineEvent> Engine::step() {
-  const std::vector<ScheduledTokens> scheduled = scheduler_.next();
+StepLimit Engine::limit() const { return times_->limit(pace_); }
+
+std::vector<EngineEvent> Engine::step(const StepLimit& limit) {
+  const std::vector<ScheduledTokens> scheduled = scheduler_.next(limit);
   if (scheduled.empty()) return {};
+  const Clock::time_point begin = Clock::now();
+  StepContents contents;
   model_.copy_pages(scheduler_.cache().take_copies());
   std::vector<StepRequest> requests;
   for (const ScheduledTokens& part : scheduled) {
+    const auto prompt = std::ssize(scheduler_.request(part.request).prompt);
+    if (part.tokens.size() > 1 || part.tokens.begin < prompt) contents.add(part.tokens);
     requests.push_back({scheduler_.tokens(part.request)
                             .subspan(static_cast<std::size_t>(part.tokens.begin),
                                      static_cast<std::size_t>(part.tokens.size())),
@@ -18,6 +31,7 @@ std::vector<EngineEvent> Engine::step() {
                         part.needs_logits});
   }
   const HostTensor logits = model_.forward(requests);
+  times_->add(seconds_since(begin), contents);
   const std::span<const float> all = logits.values<float>();
   const auto width = static_cast<std::size_t>(logits.dim());
   std::vector<EngineEvent> events;

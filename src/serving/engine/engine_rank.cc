@@ -72,6 +72,7 @@ class ByteReader {
 std::vector<std::byte> encode(const EngineInput& input) {
   std::vector<std::byte> bytes;
   put_value(bytes, static_cast<std::uint8_t>(input.stop ? 1 : 0));
+  put_value(bytes, input.limit);
   put_list(bytes, input.cancelled);
   put_value(bytes, static_cast<std::uint64_t>(input.arrivals.size()));
   for (const GenerationRequest& request : input.arrivals) {
@@ -91,6 +92,7 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
   EngineInput input;
   input.stop = reader.value<std::uint8_t>() != 0;
+  input.limit = reader.value<StepLimit>();
   input.cancelled = reader.list<RequestId>();
   const auto num_arrivals = reader.value<std::uint64_t>();
   for (std::uint64_t i = 0; i < num_arrivals; ++i) {
@@ -126,7 +128,11 @@ std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSettin
 EngineInput EngineRank::share(const EngineInput& input) {
   const bool is_first = transport_.rank().value == 0;
   std::vector<std::byte> bytes;
-  if (is_first) bytes = encode(input);
+  if (is_first) {
+    EngineInput limited = input;
+    limited.limit = engine_.limit();
+    bytes = encode(limited);
+  }
   const std::array<std::uint64_t, 2> mine = {bytes.size(), engine_.digest()};
   const auto all = all_gather(transport_, std::as_bytes(std::span(mine)));
   std::array<std::uint64_t, 2> first;
@@ -166,7 +172,7 @@ EngineOutput EngineRank::advance(const EngineInput& input) {
       output.rejections.push_back({id, error.what(), false});
     }
   }
-  if (!output.stopped) output.events = engine_.step();
+  if (!output.stopped) output.events = engine_.step(shared.limit);
   return output;
 }
 

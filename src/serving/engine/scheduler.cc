@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <utility>
@@ -45,6 +46,8 @@ struct Scheduler::State {
     check("max_running", given.max_running);
     check("max_step_tokens", given.max_step_tokens);
     check("max_waiting", given.max_waiting);
+    CONTEXTILE_CHECK(given.pace == 0 || (given.pace >= 1 && std::isfinite(given.pace)),
+                     "engine, pace: expected 0, or 1 and more, found {}", given.pace);
   }
 
   [[nodiscard]] Request& at(RequestId id) {
@@ -176,6 +179,19 @@ struct Scheduler::State {
     });
   }
 
+  // Tokens that prompts may get in a step in which `decodes` requests decode.
+  [[nodiscard]] std::int64_t prompt_budget(const StepLimit& limit, std::int64_t decodes) const {
+    const std::int64_t room = options.max_step_tokens - decodes;
+    if (decodes == 0) return room;
+    std::int64_t position = 0;
+    for (const auto& [arrival, request] : requests) {
+      if (request.is_running && request.missing() > 1) {
+        position = std::max(position, request.computed);
+      }
+    }
+    return std::min(room, limit.tokens(position));
+  }
+
   // The most tokens that a step computes of each prompt: all, or else as many as of the others. The
   // tokens that the cache holds of a waiting prompt are not looked up here, in every step. Requests
   // that follow another are passed over.
@@ -259,14 +275,14 @@ bool Scheduler::cancel(RequestId request) {
   return true;
 }
 
-std::vector<ScheduledTokens> Scheduler::next() {
+std::vector<ScheduledTokens> Scheduler::next(const StepLimit& limit) {
   State& state = *state_;
   std::vector<ScheduledTokens> step;
   // Next tokens of running requests go before prompts.
   std::int64_t decodes =
       std::min<std::int64_t>(state.num_decoding(), state.options.max_step_tokens);
   const std::map<State::Arrival, std::int64_t> shares =
-      state.shares(state.options.max_step_tokens - decodes);
+      state.shares(state.prompt_budget(limit, decodes));
   const std::int64_t preemptions = state.stats.num_preemptions;
   for (auto& [arrival, request] : state.requests) {
     if (!request.is_running) continue;

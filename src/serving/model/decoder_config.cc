@@ -237,9 +237,9 @@ std::int64_t num_parameters(const DecoderConfig& config) {
   return config.num_layers * layer + tables * config.vocab_size * hidden + hidden;
 }
 
-std::int64_t kv_bytes_per_token(const DecoderConfig& config, KvDtype dtype) {
-  return std::int64_t{2} * config.num_layers * config.kv_heads * config.head_dim *
-         bytes_per_element(dtype);
+std::int64_t kv_bytes_per_token(const DecoderConfig& config, KvDtype dtype, std::int64_t kv_heads) {
+  const std::int64_t heads = kv_heads > 0 ? kv_heads : config.kv_heads;
+  return 2 * config.num_layers * heads * config.head_dim * bytes_per_element(dtype);
 }
 
 }  // namespace contextile

@@ -12,12 +12,7 @@ class WeightReader {
  public:
   WeightReader(const TensorSource& source, const DecoderConfig& config, const DecoderPart& part)
       : source_(source), config_(config), part_(part) {
-    CONTEXTILE_CHECK(
-        part.num_ranks >= 1 && part.rank.value >= 0 && part.rank.value < part.num_ranks,
-        "weights: expected a rank of {}, found {}", part.num_ranks, part.rank.value);
-    CONTEXTILE_CHECK(part.num_ranks <= config.q_heads,
-                     "weights: expected at most as many ranks as query heads, {}, found {}",
-                     config.q_heads, part.num_ranks);
+    check_decoder_part(config, part);
   }
 
   [[nodiscard]] DecoderWeights read() const {
@@ -69,19 +64,20 @@ class WeightReader {
     const std::int64_t hidden = config_.hidden_size;
     const std::int64_t q_size = std::int64_t{config_.q_heads} * config_.head_dim;
     const std::int64_t kv_size = std::int64_t{config_.kv_heads} * config_.head_dim;
-    const Range own_heads = elements(part_.of(config_.q_heads));
-    const Range queries = part_.all_queries ? all(q_size) : own_heads;
-    const Range inner = part_.of(config_.ffn_size);
+    const Range outputs = elements(part_.held(config_.q_heads));
+    const Range queries = elements(part_.queries(config_.q_heads));
+    const Range keys = elements(part_.kv_heads(config_.kv_heads));
+    const Range inner = part_.held(config_.ffn_size);
     DecoderWeights::Layer layer;
     layer.attention_norm = vector(at + "input_layernorm.weight", hidden);
     layer.q = matrix(at + "self_attn.q_proj.weight", q_size, hidden, queries, all(hidden));
-    layer.k = matrix(at + "self_attn.k_proj.weight", kv_size, hidden, all(kv_size), all(hidden));
-    layer.v = matrix(at + "self_attn.v_proj.weight", kv_size, hidden, all(kv_size), all(hidden));
-    layer.o = matrix(at + "self_attn.o_proj.weight", hidden, q_size, all(hidden), own_heads);
+    layer.k = matrix(at + "self_attn.k_proj.weight", kv_size, hidden, keys, all(hidden));
+    layer.v = matrix(at + "self_attn.v_proj.weight", kv_size, hidden, keys, all(hidden));
+    layer.o = matrix(at + "self_attn.o_proj.weight", hidden, q_size, all(hidden), outputs);
     if (config_.qkv_bias) {
       layer.q_bias = vector(at + "self_attn.q_proj.bias", q_size, queries);
-      layer.k_bias = vector(at + "self_attn.k_proj.bias", kv_size);
-      layer.v_bias = vector(at + "self_attn.v_proj.bias", kv_size);
+      layer.k_bias = vector(at + "self_attn.k_proj.bias", kv_size, keys);
+      layer.v_bias = vector(at + "self_attn.v_proj.bias", kv_size, keys);
     }
     if (config_.o_bias) layer.o_bias = vector(at + "self_attn.o_proj.bias", hidden);
     if (config_.qk_norm) {

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "kernel/tensor.h"
+
 namespace contextile {
 
 std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
@@ -26,7 +28,32 @@ std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
   return runs;
 }
 
-void copy_pages(const PagedTensor& pages, std::span<const PageRun> runs, const TensorView& to) {
+namespace {
+
+// The pages of elements as narrow as they are, widened to the fp32 of `to`.
+void widen_pages(const PagedTensor& pages, Dtype dtype, std::span<const PageRun> runs,
+                 const TensorView& to) {
+  std::vector<float> row(static_cast<std::size_t>(to.dim));
+  for (const PageRun& run : runs) {
+    auto* first = static_cast<std::byte*>(const_cast<void*>(pages.data)) +
+                  (run.page.value * pages.page_stride + run.first_token * pages.token_stride) *
+                      bytes_per_element(dtype);
+    const TensorView from = {
+        first, dtype, run.tokens, to.heads, to.dim, pages.token_stride, pages.head_stride};
+    for (std::int64_t t = 0; t < run.tokens; ++t) {
+      for (std::int32_t h = 0; h < to.heads; ++h) {
+        read_row(from, t, h, std::span(row));
+        write_row(to, run.row + t, h, row);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void copy_pages(const PagedTensor& pages, Dtype dtype, std::span<const PageRun> runs,
+                const TensorView& to) {
+  if (dtype != to.dtype) return widen_pages(pages, dtype, runs, to);
   const std::int64_t element = bytes_per_element(to.dtype);
   const std::int64_t head_bytes = to.dim * element;
   const std::int64_t row_bytes = to.heads * head_bytes;

@@ -22,7 +22,9 @@ struct PageRun {
 [[nodiscard]] std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
                                              const PrefillBatch& batch);
 
-// `to` has the heads and the dim of the pages, and its rows are contiguous.
-void copy_pages(const PagedTensor& pages, std::span<const PageRun> runs, const TensorView& to);
+// `to` has the heads and the dim of the pages, whose elements are of `dtype`, and its rows are
+// contiguous.
+void copy_pages(const PagedTensor& pages, Dtype dtype, std::span<const PageRun> runs,
+                const TensorView& to);
 
 }  // namespace contextile

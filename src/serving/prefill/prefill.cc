@@ -76,14 +76,6 @@ void check_same_calls(Transport& transport, const PrefillBatch& batch, const Att
   check_same_settings(transport, "prefill", settings);
 }
 
-void check_ulysses(const AttentionShape& shape, std::int32_t ranks) {
-  CONTEXTILE_CHECK(
-      shape.q_heads % ranks == 0 && (shape.kv_heads % ranks == 0 || ranks % shape.kv_heads == 0),
-      "prefill: ulysses: expected query heads that {} ranks divide and KV heads that "
-      "they divide or that divide them, found {} and {}",
-      ranks, shape.q_heads, shape.kv_heads);
-}
-
 void check_arguments(const PrefillBatch& batch, const AttentionShape& shape,
                      const PrefillOptions& options, std::int32_t ranks) {
   check_kv_layout(batch.layout);
@@ -185,8 +177,9 @@ struct PrefillGroup::State {
     const Rank me = transport.rank();
     const PrefillGeometry& geometry = prepared->geometry;
     const KvRows block = prepared->block.rows(0, geometry.num_kv_rows(me));
-    copy_pages(kv.k, prepared->runs, block.k_MHD);
-    copy_pages(kv.v, prepared->runs, block.v_MHD);
+    const Dtype dtype = page_dtype(kv.dtype);
+    copy_pages(kv.k, dtype, prepared->runs, block.k_MHD);
+    copy_pages(kv.v, dtype, prepared->runs, block.v_MHD);
     for (std::size_t i = 0; i < geometry.num_sequences(); ++i) {
       std::int64_t end = geometry.kv_rows(me, i).end;
       for (const std::size_t chunk : {1, 0}) {

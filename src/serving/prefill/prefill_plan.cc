@@ -9,6 +9,7 @@
 #include "contextile/serving/prefill.h"
 #include "kernel/row_ops.h"
 #include "kernel/tensor.h"
+#include "serving/prefill/cache_exchange.h"
 #include "serving/prefill/cached_rows.h"
 #include "serving/prefill/check_prefill.h"
 
@@ -198,6 +199,7 @@ struct PlannedPrefill::State {
   AttentionShape shape = {};
   KvLayout layout = {};
   LocalRows rows = {};
+  std::optional<CacheExchange> cache_exchange = {};
   HostTensor q = {};  // in the plan's order; cached tokens have none
   HostTensor k = {};
   HostTensor v = {};
@@ -229,6 +231,7 @@ void PlannedPrefill::prepare(std::shared_ptr<const Plan> plan, const PrefillBatc
   State& state = *state_;
   check_plan(*plan, batch);
   state.rows = local_rows(*plan, batch, state.transport.rank());
+  state.cache_exchange.emplace(PrefillGeometry(batch), state.transport.rank(), batch);
   state.shape = plan->shape;
   state.layout = batch.layout;
   const AttentionShape& shape = state.shape;
@@ -251,8 +254,9 @@ void PlannedPrefill::attend(const TensorView& q_THD, const TensorView& k_THD,
   state.to_plan(q_THD, state.q.view());
   state.to_plan(k_THD, state.k.view());
   state.to_plan(v_THD, state.v.view());
-  copy_pages(kv.k, state.rows.cached, state.k.view());
-  copy_pages(kv.v, state.rows.cached, state.v.view());
+  const Dtype dtype = page_dtype(kv.dtype);
+  copy_pages(kv.k, dtype, state.rows.cached, state.k.view());
+  copy_pages(kv.v, dtype, state.rows.cached, state.v.view());
   static_cast<void>(state.executor.forward(0, {.q_THD = state.q.view(),
                                                .k_THD = state.k.view(),
                                                .v_THD = state.v.view(),
@@ -261,6 +265,14 @@ void PlannedPrefill::attend(const TensorView& q_THD, const TensorView& k_THD,
                                                .lse_TH = state.lse.stats()}));
   state.from_plan(state.out.view(), out.o_NHD);
   state.from_plan(state.lse.view(), as_tensor(out.lse_NH, fresh, state.shape.q_heads));
+}
+
+NewKv PlannedPrefill::to_cache(const TensorView& k_THD, const TensorView& v_THD) {
+  State& state = *state_;
+  CONTEXTILE_CHECK(state.cache_exchange, "prefill plan: expected a batch (prepare), found none");
+  state.cache_exchange->check_tables();
+  check_new_kv(state.shape, state.rows.num_fresh, k_THD, v_THD);
+  return state.cache_exchange->run(state.transport, state.shape, k_THD, v_THD);
 }
 
 ExecutionStats PlannedPrefill::last_stats() const { return state_->executor.last_stats(); }

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/rng.h"
@@ -82,15 +83,24 @@ struct Served {
   EngineStats stats;
 };
 
+// The ranks of a group, as in DecoderPart; 0 ranks: those of the cache.
+struct Ranks {
+  std::int32_t all = 0;
+  std::int32_t context_parallel = 1;
+};
+
 Served serve(const std::vector<Arrival>& arrivals, const EngineOptions& options,
-             DecoderOptions decoder = {}) {
+             DecoderOptions decoder = {}, Ranks ranks = {}) {
   const DecoderConfig config = small();
+  const std::int32_t token_ranks = options.cache.layout.num_ranks;
+  if (ranks.all == 0) ranks.all = token_ranks;
   decoder.layout = options.cache.layout;
   decoder.num_pages = options.cache.num_pages;
-  std::vector<Served> served(static_cast<std::size_t>(options.cache.layout.num_ranks));
-  run_inproc(options.cache.layout.num_ranks, [&](Transport& transport) {
+  std::vector<Served> served(static_cast<std::size_t>(ranks.all));
+  run_inproc(ranks.all, [&](Transport& transport) {
     const DecoderPart part = {transport.rank(), transport.size(),
-                              decoder.mode == DecodeMode::kQReplicated};
+                              decoder.mode == DecodeMode::kQReplicated, ranks.context_parallel,
+                              token_ranks};
     DecoderRank model(transport, config, random_weights(config, part, 7), decoder);
     Engine engine(model, config, options);
     EngineRank rank(transport, engine);
@@ -121,6 +131,7 @@ EngineOptions options_of(std::int32_t ranks, std::int32_t pages, std::int32_t st
   options.cache.layout = {ranks, 1, 4};
   options.cache.num_pages = pages;
   options.max_step_tokens = step_tokens;
+  options.pace = 0;  // steps do not depend on time
   return options;
 }
 
@@ -160,6 +171,28 @@ TEST(Engine, EveryModeGivesTheSameTokens) {
     DecoderOptions decoder;
     decoder.mode = mode;
     EXPECT_EQ(serve(arrivals, options_of(4, 200), decoder).outputs, expected.outputs);
+  }
+}
+
+// Tensor by context parallelism, and groups of heads that share a cache: with room, and with so few
+// pages that requests begin again.
+TEST(Engine, EveryLayoutOfRanksGivesTheSameTokens) {
+  const std::vector<Arrival> arrivals = trace(24, 5);
+  const Served expected = alone(arrivals);
+  for (const auto& [ranks, context, shared] :
+       {std::tuple{4, 4, 4}, {4, 2, 2}, {4, 1, 1}, {4, 1, 2}, {8, 4, 4}, {8, 2, 2}}) {
+    for (const bool is_short : {false, true}) {
+      SCOPED_TRACE(
+          fmt::format("{} ranks, {} context-parallel, {} share tokens", ranks, context, shared));
+      DecoderOptions decoder;
+      decoder.prefill.min_tokens = 8;
+      const EngineOptions options =
+          is_short ? options_of(shared, 30 / shared + 2, 32) : options_of(shared, 200);
+      const Served found = serve(arrivals, options, decoder, {ranks, context});
+      EXPECT_EQ(found.outputs, expected.outputs);
+      EXPECT_GT(found.stats.num_cached_tokens, 0);
+      EXPECT_EQ(found.stats.num_preemptions > 0, is_short);
+    }
   }
 }
 

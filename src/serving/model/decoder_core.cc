@@ -1,0 +1,239 @@
+#include "serving/model/decoder_core.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "serving/model/activation_rows.h"
+#include "serving/prefill/check_prefill.h"
+#include "transport/all_reduce.h"
+
+namespace contextile {
+namespace {
+
+Range shifted(Range range, std::int64_t by) { return {range.begin - by, range.end - by}; }
+
+Range scaled(Range range, std::int64_t by) { return {range.begin * by, range.end * by}; }
+
+}  // namespace
+
+DecoderCore::DecoderCore(Transport& transport, const DecoderConfig& config, DecoderWeights weights,
+                         const DecoderOptions& options)
+    : config_(config),
+      weights_(std::move(weights)),
+      options_(options),
+      world_(transport),
+      tensor_group_(world_, checked_part().tensor_group()),
+      token_group_(world_, weights_.part.token_group()),
+      rotary_(config.rope, config.head_dim) {
+  const std::int64_t slots = std::int64_t{options.num_pages} * options.layout.page_size;
+  const Dtype dtype = page_dtype(options.kv_dtype);
+  const auto heads = static_cast<std::int32_t>(part().kv_heads(config.kv_heads).size());
+  for (std::int32_t i = 0; i < config.num_layers; ++i) {
+    pages_.push_back({HostTensor(dtype, slots, heads, config.head_dim),
+                      HostTensor(dtype, slots, heads, config.head_dim)});
+  }
+}
+
+const DecoderPart& DecoderCore::checked_part() const {
+  check_decoder_config(config_);
+  check_decoder_part(config_, part());
+  check_kv_layout(options_.layout);
+  const std::int32_t ranks = world_.size();
+  CONTEXTILE_CHECK(part().rank == world_.rank() && part().num_ranks == ranks,
+                   "weights: expected those of rank {} of {}, found rank {} of {}",
+                   world_.rank().value, ranks, part().rank.value, part().num_ranks);
+  CONTEXTILE_CHECK(options_.layout.num_ranks == part().token_ranks(),
+                   "layout: expected the group's {} ranks, found {}", part().token_ranks(),
+                   options_.layout.num_ranks);
+  const bool has_all = options_.mode == DecodeMode::kQReplicated;
+  CONTEXTILE_CHECK(part().all_queries == has_all,
+                   "weights: expected queries of {} heads for mode {}, found them of {}",
+                   has_all ? "all" : "the rank's own", to_string(options_.mode),
+                   has_all ? "the rank's own" : "all");
+  CONTEXTILE_CHECK(has_all || config_.q_heads % ranks == 0,
+                   "mode {}: expected ranks that divide {} query heads, found {}; q_replicated "
+                   "takes any number",
+                   to_string(options_.mode), config_.q_heads, ranks);
+  CONTEXTILE_CHECK(options_.hop_b_groups >= 1, "hop_b_groups: expected at least 1, found {}",
+                   options_.hop_b_groups);
+  CONTEXTILE_CHECK(options_.hop_b != HopBReading::kOff || options_.hop_b_groups == 1,
+                   "hop_b off: expected 1 group, found {}", options_.hop_b_groups);
+  CONTEXTILE_CHECK(options_.num_pages >= 1, "num_pages: expected at least 1, found {}",
+                   options_.num_pages);
+  CONTEXTILE_CHECK(options_.prefill.min_tokens >= 0,
+                   "prefill: expected min_tokens of 0 and more, found {}",
+                   options_.prefill.min_tokens);
+  return part();
+}
+
+void DecoderCore::check_token(std::int32_t token) const {
+  CONTEXTILE_CHECK(token >= 0 && token < config_.vocab_size,
+                   "step: expected tokens of 0 to {}, found {}", config_.vocab_size - 1, token);
+}
+
+Floats DecoderCore::embed(std::span<const std::int32_t> tokens) const {
+  Floats x;
+  x.reserve(tokens.size() * hidden());
+  for (const std::int32_t token : tokens) {
+    const auto row = std::span(weights_.embeddings)
+                         .subspan(static_cast<std::size_t>(token) * hidden(), hidden());
+    x.insert(x.end(), row.begin(), row.end());
+  }
+  return x;
+}
+
+Floats DecoderCore::rows_at(std::span<const float> x, std::span<const std::size_t> rows) const {
+  Floats some;
+  some.reserve(rows.size() * hidden());
+  for (const std::size_t row : rows) {
+    const auto its = x.subspan(row * hidden(), hidden());
+    some.insert(some.end(), its.begin(), its.end());
+  }
+  return some;
+}
+
+Floats DecoderCore::normed(std::span<const float> x, std::span<const float> weight) const {
+  Floats y(x.size());
+  rms_norm(x, weight, config_.norm_epsilon, y);
+  return y;
+}
+
+// Returns y with as many rows as x; none if there are no inputs.
+Floats DecoderCore::product(std::span<const float> x, const WeightsView& weights,
+                            std::int64_t& flops) {
+  if (weights.inputs == 0) return {};
+  const std::int64_t rows = static_cast<std::int64_t>(x.size()) / weights.inputs;
+  Floats y(static_cast<std::size_t>(rows * weights.outputs));
+  multiply(x, weights, y);
+  flops += 2 * rows * weights.outputs * weights.inputs;
+  return y;
+}
+
+void DecoderCore::finish_heads(std::span<const float> norm, std::span<const std::int64_t> positions,
+                               Floats& heads) const {
+  if (!norm.empty()) rms_norm(heads, norm, config_.norm_epsilon, heads);
+  if (positions.empty()) return;
+  const std::size_t row = heads.size() / positions.size();
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    rotary_.turn(positions[i], std::span(heads).subspan(i * row, row));
+  }
+}
+
+Floats DecoderCore::queries(const DecoderWeights::Layer& layer, std::span<const float> x,
+                            Range heads, std::span<const std::int64_t> positions) {
+  const Range rows =
+      scaled(shifted(heads, part().queries(config_.q_heads).begin), config_.head_dim);
+  Floats q =
+      product(x, weights_view(layer.q, config_.hidden_size).rows(rows), work_.projection_flops);
+  if (!layer.q_bias.empty()) {
+    add(q,
+        std::span(layer.q_bias)
+            .subspan(static_cast<std::size_t>(rows.begin), static_cast<std::size_t>(rows.size())));
+  }
+  finish_heads(layer.q_norm, positions, q);
+  return q;
+}
+
+Floats DecoderCore::keys(const DecoderWeights::Layer& layer, std::span<const float> x,
+                         std::span<const std::int64_t> positions) {
+  Floats k = product(x, weights_view(layer.k, config_.hidden_size), work_.projection_flops);
+  if (!layer.k_bias.empty()) add(k, layer.k_bias);
+  finish_heads(layer.k_norm, positions, k);
+  return k;
+}
+
+Floats DecoderCore::values(const DecoderWeights::Layer& layer, std::span<const float> x) {
+  Floats v = product(x, weights_view(layer.v, config_.hidden_size), work_.projection_flops);
+  if (!layer.v_bias.empty()) add(v, layer.v_bias);
+  return v;
+}
+
+void DecoderCore::add_outputs(const DecoderWeights::Layer& layer, std::span<const float> o,
+                              Range heads, Transport& ranks, Floats& x) {
+  const Range held = scaled(part().held(config_.q_heads), config_.head_dim);
+  const Range columns = shifted(scaled(heads, config_.head_dim), held.begin);
+  Floats y =
+      product(o, weights_view(layer.o, held.size()).columns(columns), work_.projection_flops);
+  y.resize(x.size());  // of a rank that has no part
+  sum(ranks, y);
+  if (!layer.o_bias.empty()) add(y, layer.o_bias);
+  add(x, y);
+}
+
+void DecoderCore::add_feed_forward(const DecoderWeights::Layer& layer, Range inner,
+                                   Transport& ranks, Floats& x) {
+  const Range held = part().held(config_.ffn_size);
+  const Range some = shifted(inner, held.begin);
+  const Floats input = normed(x, layer.ffn_norm);
+  Floats y;
+  if (!some.empty()) {
+    std::int64_t& flops = work_.feed_forward_flops;
+    Floats gate = product(input, weights_view(layer.gate, config_.hidden_size).rows(some), flops);
+    gate_by_silu(gate,
+                 product(input, weights_view(layer.up, config_.hidden_size).rows(some), flops));
+    y = product(gate, weights_view(layer.down, held.size()).columns(some), flops);
+  }
+  y.resize(x.size());  // of a rank that has no part
+  sum(ranks, y);
+  add(x, y);
+}
+
+void DecoderCore::sum(Transport& ranks, Floats& values) {
+  world_.meter(traffic_.reduction_bytes);
+  all_reduce(ranks, values);
+}
+
+HostTensor DecoderCore::logits(const Floats& sampled) {
+  const Floats last = normed(sampled, weights_.norm);
+  const Floats mine =
+      product(last, weights_view(weights_.logits, config_.hidden_size), work_.logits_flops);
+  const std::size_t count = sampled.size() / hidden();
+  const std::vector<std::int64_t> vocabulary = equal_splits(config_.vocab_size, world_.size());
+  std::vector<std::int64_t> splits;
+  for (const std::int64_t split : vocabulary) {
+    splits.push_back(split * static_cast<std::int64_t>(count));
+  }
+  Floats parts(count * static_cast<std::size_t>(config_.vocab_size));
+  std::copy(mine.begin(), mine.end(), parts.begin() + splits[world_.rank().index()]);
+  world_.meter(traffic_.logits_bytes);
+  all_gather(world_, parts, splits);
+  HostTensor all(Dtype::kF32, static_cast<std::int64_t>(count), 1, config_.vocab_size);
+  for (std::size_t r = 0; r + 1 < splits.size(); ++r) {
+    const std::int64_t width = vocabulary[r + 1] - vocabulary[r];
+    for (std::size_t n = 0; n < count; ++n) {
+      const auto row = static_cast<std::int64_t>(n);
+      std::copy_n(parts.begin() + splits[r] + row * width, width,
+                  all.values<float>().begin() + row * config_.vocab_size + vocabulary[r]);
+    }
+  }
+  return all;
+}
+
+PagedKv DecoderCore::paged_kv(std::int32_t layer) const {
+  const auto paged = [this](const HostTensor& tensor) -> PagedTensor {
+    const TensorView view = tensor.view();
+    return {view.data,         view.token_stride * options_.layout.page_size,
+            view.token_stride, view.head_stride,
+            view.dim,          {}};
+  };
+  const LayerPages& pages = pages_[static_cast<std::size_t>(layer)];
+  return {paged(pages.k), paged(pages.v), options_.kv_dtype, pages.k.view().heads,
+          options_.layout.page_size};
+}
+
+void DecoderCore::copy_pages(std::span<const PageCopy> copies) {
+  for (const PageCopy& copy : copies) {
+    for (LayerPages& layer : pages_) {
+      for (HostTensor* tensor : {&layer.k, &layer.v}) {
+        const std::size_t bytes =
+            tensor->bytes().size() / static_cast<std::size_t>(options_.num_pages);
+        auto* base = static_cast<std::byte*>(tensor->view().data);
+        std::memcpy(base + copy.to.index() * bytes, base + copy.from.index() * bytes, bytes);
+      }
+    }
+  }
+}
+
+}  // namespace contextile

@@ -1,0 +1,206 @@
+#include "serving/model/prefill_pass.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "kernel/tensor.h"
+#include "serving/prefill/check_prefill.h"
+#include "transport/all_reduce.h"
+
+namespace contextile {
+
+// The attention of the layers that have one window.
+struct PrefillPass::Attention {
+  std::int64_t window = 0;
+  std::optional<PrefillGroup> group;
+  std::optional<PlannedPrefill> planned;
+  std::int64_t flops = 0;  // of this rank, for a layer
+};
+
+struct PrefillPass::Batch {
+  std::vector<PrefillSequence> sequences;
+  PrefillBatch batch;
+  PrefillRows rows;  // this rank's
+  std::vector<std::int64_t> positions;
+  std::vector<std::unique_ptr<Attention>> attentions;
+};
+
+namespace {
+
+// Keys and values rounded as the cache rounds them, so that new tokens are seen as cached ones are.
+HostTensor rounded(std::span<const float> values, std::int64_t rows, std::int32_t heads,
+                   std::int32_t dim, Dtype dtype) {
+  HostTensor tensor(Dtype::kF32, rows, heads, dim);
+  std::copy(values.begin(), values.end(), tensor.values<float>().begin());
+  if (dtype == Dtype::kF32) return tensor;
+  for (float& value : tensor.values<float>()) {
+    value = static_cast<float>(round_to(dtype, value));
+  }
+  return tensor;
+}
+
+// Attended pairs that a rank computes, in heads of one rank.
+std::int64_t pairs_of(PrefillMode mode, const PrefillWork& work, Rank rank) {
+  const auto ranks = static_cast<std::size_t>(work.num_ranks);
+  std::int64_t pairs = 0;
+  for (std::size_t a = 0; a < ranks; ++a) {
+    for (std::size_t b = 0; b < ranks; ++b) {
+      const std::size_t at = mode == PrefillMode::kPassQ ? b : a;
+      if (mode == PrefillMode::kUlysses || at == rank.index()) pairs += work.pairs[a * ranks + b];
+    }
+  }
+  return mode == PrefillMode::kUlysses ? pairs / work.num_ranks : pairs;
+}
+
+}  // namespace
+
+PrefillPass::PrefillPass(DecoderCore& core)
+    : core_(core),
+      shape_{.q_heads = static_cast<std::int32_t>(core.part().group(core.config().q_heads).size()),
+             .kv_heads =
+                 static_cast<std::int32_t>(core.part().kv_heads(core.config().kv_heads).size()),
+             .head_dim = core.config().head_dim,
+             .value_dim = core.config().head_dim,
+             .dtype = Dtype::kF32},
+      kernel_(find_kernel("", Dtype::kF32)) {
+  const std::optional<PrefillMode> mode = core.options().prefill.mode;
+  if (mode == PrefillMode::kUlysses) check_ulysses(shape_, core.token_group().size());
+}
+
+PrefillPass::~PrefillPass() = default;
+
+PrefillMode PrefillPass::mode_of(const PrefillBatch& batch) {
+  if (core_.options().prefill.mode) return *core_.options().prefill.mode;
+  if (!rates_) rates_ = measure_prefill_rates(core_.token_group(), kernel_, shape_);
+  std::vector<PrefillMode> modes = {PrefillMode::kPassKv, PrefillMode::kPassQ,
+                                    PrefillMode::kAllGather};
+  if (fits_ulysses(shape_, core_.token_group().size())) modes.push_back(PrefillMode::kUlysses);
+  return simulated_prefill_mode(modes, prefill_work(batch), shape_, *rates_, core_.options().wire);
+}
+
+PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t layer) {
+  const std::int64_t window = core_.config().window(layer);
+  const auto found =
+      std::ranges::find(batch.attentions, window, [](const auto& its) { return its->window; });
+  if (found != batch.attentions.end()) return **found;
+  auto made = std::make_unique<Attention>();
+  made->window = window;
+  PrefillBatch masked = batch.batch;
+  if (window > 0) {
+    masked.mask.rule = MaskSpec::Rule::kSlidingWindow;
+    masked.mask.window = window;
+  }
+  Transport& ranks = core_.token_group();
+  const PrefillPolicy& policy = core_.options().prefill;
+  if (policy.plan) {
+    std::shared_ptr<const Plan> plan = policy.plan(prefill_workload(masked, shape_));
+    made->flops =
+        static_cast<std::int64_t>(statistics(*plan).forward->devices[ranks.rank().index()].flops);
+    made->planned.emplace(ranks, kernel_);
+    made->planned->prepare(std::move(plan), masked);
+  } else {
+    const PrefillMode mode = mode_of(masked);
+    made->flops =
+        4 * pairs_of(mode, prefill_work(masked), ranks.rank()) * shape_.q_heads * shape_.head_dim;
+    made->group.emplace(ranks, kernel_);
+    made->group->prepare(masked, shape_, {.mode = mode, .wire = core_.options().wire});
+  }
+  batch.attentions.push_back(std::move(made));
+  return *batch.attentions.back();
+}
+
+Floats PrefillPass::forward(std::span<const StepRequest> requests) {
+  core_.meter(core_.traffic().prefill_bytes);
+  Batch batch;
+  std::vector<std::int32_t> tokens;
+  for (const StepRequest& request : requests) {
+    batch.sequences.push_back({request.position, std::ssize(request.tokens), request.table});
+    tokens.insert(tokens.end(), request.tokens.begin(), request.tokens.end());
+  }
+  batch.batch = {core_.options().layout, batch.sequences, core_.options().prefill.chunks, {}};
+  batch.rows = prefill_rows(batch.batch)[core_.token_group().rank().index()];
+  batch.positions = batch.rows.positions(batch.sequences);
+  std::vector<std::int32_t> mine;
+  for (const std::int64_t i : batch.rows.tokens(batch.sequences)) {
+    mine.push_back(tokens[static_cast<std::size_t>(i)]);
+  }
+  Floats x = core_.embed(mine);
+  for (std::int32_t i = 0; i < core_.config().num_layers; ++i) compute_layer(i, batch, x);
+  return last_rows(batch, requests, x);
+}
+
+void PrefillPass::compute_layer(std::int32_t index, Batch& batch, Floats& x) {
+  const DecoderWeights::Layer& layer = core_.layer(index);
+  const DecoderPart& part = core_.part();
+  const Range heads = part.held(core_.config().q_heads);
+  const Floats normed_x = core_.normed(x, layer.attention_norm);
+  Floats q = core_.queries(layer, normed_x, heads, batch.positions);
+  const std::int64_t rows = std::ssize(batch.positions);
+  const Dtype dtype = core_.pages(index).k.view().dtype;
+  const HostTensor k = rounded(core_.keys(layer, normed_x, batch.positions), rows, shape_.kv_heads,
+                               shape_.head_dim, dtype);
+  const HostTensor v =
+      rounded(core_.values(layer, normed_x), rows, shape_.kv_heads, shape_.head_dim, dtype);
+  HostTensor o(Dtype::kF32, rows, shape_.q_heads, shape_.head_dim);
+  HostTensor lse(Dtype::kF32, rows, shape_.q_heads, 1);
+  core_.meter(core_.traffic().prefill_bytes);
+  Attention& attention = attention_of(batch, index);
+  const TensorView q_view =
+      contiguous(q.data(), Dtype::kF32, rows, shape_.q_heads, shape_.head_dim);
+  const auto run = [&](auto& with) {
+    with.attend(q_view, k.view(), v.view(), core_.paged_kv(index), {o.view(), lse.stats()});
+    keep(index, with.to_cache(k.view(), v.view()));
+  };
+  if (attention.planned) {
+    run(*attention.planned);
+  } else {
+    run(*attention.group);
+  }
+  core_.work().attention_flops += attention.flops;
+  core_.add_outputs(layer, o.values<float>(), heads, core_.tensor_group(), x);
+  core_.add_feed_forward(layer, part.held(core_.config().ffn_size), core_.tensor_group(), x);
+}
+
+void PrefillPass::keep(std::int32_t layer, const NewKv& kv) {
+  const LayerPages& pages = core_.pages(layer);
+  std::vector<float> row(static_cast<std::size_t>(shape_.head_dim));
+  for (std::size_t i = 0; i < kv.slots.size(); ++i) {
+    for (std::int32_t h = 0; h < shape_.kv_heads; ++h) {
+      read_row(kv.k_THD.view(), static_cast<std::int64_t>(i), h, std::span(row));
+      write_row(pages.k.view(), kv.slots[i], h, row);
+      read_row(kv.v_THD.view(), static_cast<std::int64_t>(i), h, std::span(row));
+      write_row(pages.v.view(), kv.slots[i], h, row);
+    }
+  }
+}
+
+// Each row comes from the ranks that have the request's last token; the others add 0.
+Floats PrefillPass::last_rows(const Batch& batch, std::span<const StepRequest> requests,
+                              std::span<const float> x) {
+  std::vector<std::optional<std::size_t>> row_of(requests.size());
+  std::size_t row = 0;
+  for (const PrefillSegment& segment : batch.rows.segments) {
+    const auto i = static_cast<std::size_t>(segment.sequence);
+    row += static_cast<std::size_t>(segment.tokens.size());
+    if (segment.tokens.end == std::ssize(requests[i].tokens)) row_of[i] = row - 1;
+  }
+  Floats last;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (!requests[i].needs_logits) continue;
+    if (row_of[i]) {
+      const Floats its = core_.rows_at(x, std::span(&*row_of[i], 1));
+      last.insert(last.end(), its.begin(), its.end());
+    } else {
+      last.resize(last.size() + core_.hidden());
+    }
+  }
+  core_.meter(core_.traffic().logits_bytes);
+  all_reduce(core_.token_group(), last);
+  return last;
+}
+
+}  // namespace contextile

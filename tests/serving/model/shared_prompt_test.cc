@@ -1,0 +1,281 @@
+// Prompts whose tokens context-parallel ranks share.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "contextile/planner.h"
+#include "contextile/serving/decoder_model.h"
+#include "serving/model/reference_decoder.h"
+#include "serving/model/small_decoders.h"
+
+namespace contextile {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Layout {
+  std::int32_t ranks = 1;
+  std::int32_t context_parallel = 1;
+  std::int32_t kv_ranks = 1;
+};
+
+// Logits after every chunk of a sequence, the same on all ranks; and what every rank computed and
+// sent.
+struct Ran {
+  std::vector<std::vector<float>> logits;
+  std::vector<DecoderWork> work;  // by rank
+  std::vector<DecoderTraffic> traffic;
+};
+
+Ran run(const DecoderConfig& config, const Layout& layout, DecoderOptions options,
+        std::span<const std::int32_t> tokens, std::span<const std::int64_t> chunks) {
+  options.layout = {layout.kv_ranks, 1, 4};
+  options.num_pages = 40;
+  const auto ranks = static_cast<std::size_t>(layout.ranks);
+  std::vector<std::vector<std::vector<float>>> by_rank(ranks);
+  Ran ran;
+  ran.work.resize(ranks);
+  ran.traffic.resize(ranks);
+  run_inproc(layout.ranks, [&](Transport& transport) {
+    const DecoderPart part = {transport.rank(), transport.size(),
+                              options.mode == DecodeMode::kQReplicated, layout.context_parallel,
+                              layout.kv_ranks};
+    DecoderRank rank(transport, config, random_weights(config, part, 5), options);
+    std::vector<PageId> table;
+    for (std::int32_t p = options.num_pages - 1; p >= 0; --p) table.emplace_back(p);
+    std::int64_t first = 0;
+    const std::size_t me = transport.rank().index();
+    for (const std::int64_t count : chunks) {
+      const StepRequest request = {
+          tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), first,
+          table, true};
+      const HostTensor logits = rank.forward(std::span(&request, 1));
+      const auto values = logits.values<float>();
+      by_rank[me].emplace_back(values.begin(), values.end());
+      first += count;
+    }
+    ran.work[me] = rank.work();
+    ran.traffic[me] = rank.traffic();
+  });
+  for (const auto& its : by_rank) EXPECT_EQ(its, by_rank.front());
+  ran.logits = by_rank.front();
+  return ran;
+}
+
+double largest_difference(const DecoderConfig& config, std::span<const std::int32_t> tokens,
+                          std::span<const std::int64_t> chunks, const Ran& ran) {
+  const ReferenceDecoder reference(config, random_weights(config, {}, 5));
+  double largest = 0;
+  std::size_t end = 0;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    end += static_cast<std::size_t>(chunks[i]);
+    const std::vector<double> expected = reference.logits(tokens.first(end));
+    for (std::size_t v = 0; v < expected.size(); ++v) {
+      largest = std::max(largest, std::abs(ran.logits[i][v] - expected[v]));
+    }
+  }
+  return largest;
+}
+
+constexpr Layout kLayouts[] = {{2, 2, 2}, {3, 3, 3}, {4, 4, 4}, {4, 2, 2}, {8, 4, 4}, {8, 2, 2}};
+
+// All layouts with every mode; ranks also share single tokens here.
+TEST(SharedPrompt, IsTheModelOnOneDeviceInEveryLayoutAndMode) {
+  const std::vector<std::int64_t> chunks = {1, 9, 1, 20, 2};
+  for (const DecoderConfig& config : configs()) {
+    const std::vector<std::int32_t> tokens = prompt(33, config.vocab_size);
+    for (const Layout& layout : kLayouts) {
+      const std::int32_t groups = layout.ranks / layout.context_parallel;
+      if (config.q_heads % groups != 0) continue;
+      const bool divides = config.q_heads % layout.ranks == 0;
+      std::vector<std::optional<PrefillMode>> modes = {
+          std::nullopt, PrefillMode::kPassKv, PrefillMode::kPassQ, PrefillMode::kAllGather};
+      if (divides) modes.emplace_back(PrefillMode::kUlysses);
+      for (const auto& mode : modes) {
+        SCOPED_TRACE(fmt::format("{} heads, {} ranks, cp {}, {}", config.q_heads, layout.ranks,
+                                 layout.context_parallel, mode ? to_string(*mode) : "auto"));
+        DecoderOptions options;
+        options.prefill.mode = mode;
+        options.prefill.min_tokens = mode == PrefillMode::kPassKv ? 0 : 2;
+        options.mode = divides ? DecodeMode::kA2a : DecodeMode::kQReplicated;
+        options.prefill.chunks =
+            mode == PrefillMode::kPassQ ? PrefillChunks::kCeil : PrefillChunks::kEven;
+        const Ran ran = run(config, layout, options, tokens, chunks);
+        EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+      }
+    }
+  }
+}
+
+// Heads split over groups of ranks that share the cache: tensor parallelism alone, and the groups
+// of vLLM's decode context parallelism and of Helix.
+TEST(SharedPrompt, GroupsOfHeadsAreTheModelOnOneDevice) {
+  const std::vector<std::int64_t> chunks = {12, 1, 7, 1};
+  for (const DecoderConfig& config : configs()) {
+    const std::vector<std::int32_t> tokens = prompt(21, config.vocab_size);
+    for (const Layout& layout : {Layout{2, 1, 1}, Layout{4, 1, 1}, Layout{4, 1, 2}, Layout{8, 1, 4},
+                                 Layout{8, 1, 2}, Layout{8, 1, 1}}) {
+      if (config.q_heads % layout.ranks != 0) continue;
+      for (const DecodeMode mode : {DecodeMode::kAgRs, DecodeMode::kQReplicated}) {
+        SCOPED_TRACE(fmt::format("{} ranks, {} share tokens", layout.ranks, layout.kv_ranks));
+        DecoderOptions options;
+        options.mode = mode;
+        const Ran ran = run(config, layout, options, tokens, chunks);
+        EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+      }
+    }
+  }
+}
+
+TEST(SharedPrompt, RunsByAPlanOfAnyStrategy) {
+  const DecoderConfig config = configs()[1];
+  const std::vector<std::int32_t> tokens = prompt(60, config.vocab_size);
+  const std::vector<std::int64_t> chunks = {31, 1, 28};
+  for (const char* strategy : {"zigzag", "dcp", "all_gather"}) {
+    SCOPED_TRACE(strategy);
+    DecoderOptions options;
+    options.prefill.min_tokens = 8;
+    options.prefill.plan = [&](const Workload& workload) {
+      const Cluster cluster = load_cluster("dgx-h200:1x2");
+      return plan_batch(workload, cluster, parse_strategies(strategy).front()).plan;
+    };
+    const Ran ran = run(config, {2, 2, 2}, options, tokens, chunks);
+    EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+  }
+}
+
+TEST(SharedPrompt, KeysRoundedByTheCacheAreSeenRounded) {
+  DecoderConfig config = small();
+  const std::vector<std::int32_t> tokens = prompt(40, config.vocab_size);
+  const std::vector<std::int64_t> chunks = {20, 20};
+  for (const KvDtype dtype : {KvDtype::kBf16, KvDtype::kF16}) {
+    DecoderOptions options;
+    options.kv_dtype = dtype;
+    options.prefill.min_tokens = 2;
+    const Ran shared = run(config, {4, 4, 4}, options, tokens, chunks);
+    const Ran alone = run(config, {1, 1, 1}, options, tokens, chunks);
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      for (std::size_t v = 0; v < shared.logits[i].size(); ++v) {
+        EXPECT_NEAR(shared.logits[i][v], alone.logits[i][v], 2e-5);
+      }
+    }
+  }
+}
+
+std::int64_t layer_flops(const DecoderWork& work) {
+  return work.projection_flops + work.attention_flops + work.feed_forward_flops;
+}
+
+// Every part of a layer: 1/C of one rank's work, on every rank.
+TEST(SharedPrompt, RanksSplitTheWorkOfEveryPart) {
+  DecoderConfig config = small();
+  const std::vector<std::int32_t> tokens = prompt(128, config.vocab_size);
+  const std::vector<std::int64_t> chunks = {128};
+  const DecoderWork all = run(config, {1, 1, 1}, {}, tokens, chunks).work.front();
+  EXPECT_EQ(all.attention_flops, 4 * 128 * 129 / 2 * 8 * 8 * config.num_layers);
+  EXPECT_EQ(all.feed_forward_flops, 2 * 3 * 128 * 48 * 50 * config.num_layers);
+  EXPECT_EQ(all.projection_flops, 2 * 128 * 48 * (2 * 64 + 2 * 16) * config.num_layers);
+  for (const Layout& layout : {Layout{2, 2, 2}, Layout{4, 4, 4}, Layout{4, 2, 2}}) {
+    for (const PrefillMode mode : {PrefillMode::kPassKv, PrefillMode::kAllGather}) {
+      DecoderOptions options;
+      options.prefill.mode = mode;
+      const Ran ran = run(config, layout, options, tokens, chunks);
+      for (const DecoderWork& its : ran.work) {
+        EXPECT_EQ(its.projection_flops * layout.ranks, all.projection_flops);
+        EXPECT_EQ(its.feed_forward_flops * layout.ranks, all.feed_forward_flops);
+        // Zigzag chunks have the same pairs on all ranks.
+        EXPECT_EQ(its.attention_flops * layout.ranks, all.attention_flops);
+      }
+    }
+  }
+  // As decoding does it, each rank projects keys of its tokens, and all rows' outputs.
+  DecoderOptions off;
+  off.prefill.min_tokens = 1000;
+  const Ran ran = run(config, {4, 4, 4}, off, tokens, chunks);
+  EXPECT_GT(layer_flops(ran.work.front()) * 4, layer_flops(all));
+}
+
+TEST(SharedPrompt, SendsWhatTheModeSays) {
+  const DecoderConfig config = small();
+  const std::vector<std::int32_t> tokens = prompt(64, config.vocab_size);
+  const std::vector<std::int64_t> chunks = {64};
+  const PrefillSequence sequence = {0, 64, {}};
+  const PrefillBatch batch = {{4, 1, 4}, std::span(&sequence, 1), PrefillChunks::kEven, {}};
+  const PrefillWork work = prefill_work(batch);
+  AttentionShape shape;
+  shape.q_heads = config.q_heads;
+  shape.kv_heads = config.kv_heads;
+  shape.head_dim = shape.value_dim = config.head_dim;
+  shape.dtype = Dtype::kF32;
+  for (const PrefillMode mode :
+       {PrefillMode::kPassKv, PrefillMode::kPassQ, PrefillMode::kAllGather}) {
+    DecoderOptions options;
+    options.prefill.mode = mode;
+    const Ran ran = run(config, {4, 4, 4}, options, tokens, chunks);
+    for (std::int32_t r = 0; r < 4; ++r) {
+      // A rank has 16 rows, in chunks of 8 of which each rank keeps 2: 12 go to others.
+      const std::int64_t to_cache = 12 * 2 * 2 * 8 * 4;
+      const std::int64_t sent = ran.traffic[static_cast<std::size_t>(r)].prefill_bytes;
+      const std::int64_t layer = prefill_bytes(mode, work, Rank(r), shape) + to_cache;
+      EXPECT_GE(sent, config.num_layers * layer);
+      EXPECT_LT(sent, config.num_layers * layer + 4096) << "beside the comparison of calls";
+      EXPECT_EQ(ran.traffic[static_cast<std::size_t>(r)].reduction_bytes, 0);
+    }
+  }
+}
+
+// Requests of one step of which a later one reads what an earlier one writes.
+TEST(SharedPrompt, ReadsWhatTheSameStepWrites) {
+  const DecoderConfig config = small();
+  const std::vector<std::int32_t> tokens = prompt(50, config.vocab_size);
+  const ReferenceDecoder reference(config, random_weights(config, {}, 5));
+  std::vector<float> found;
+  run_inproc(2, [&](Transport& transport) {
+    DecoderOptions options;
+    options.layout = {2, 1, 4};
+    options.num_pages = 20;
+    options.prefill.min_tokens = 4;
+    DecoderRank rank(transport, config,
+                     random_weights(config, {transport.rank(), 2, true, 2, 2}, 5), options);
+    std::vector<PageId> first;
+    std::vector<PageId> second;
+    for (std::int32_t p = 0; p < 7; ++p) first.emplace_back(p);
+    for (std::int32_t p = 0; p < 7; ++p) second.emplace_back(p < 3 ? p : p + 7);
+    const std::vector<StepRequest> step = {
+        {std::span(tokens).first(30), 0, first, false},
+        {std::span(tokens).subspan(24, 26), 24, second, true},
+    };
+    const HostTensor logits = rank.forward(step);
+    if (transport.rank().value == 0) {
+      found.assign(logits.values<float>().begin(), logits.values<float>().end());
+    }
+  });
+  const std::vector<double> expected = reference.logits(tokens);
+  for (std::size_t v = 0; v < expected.size(); ++v) EXPECT_NEAR(found[v], expected[v], 2e-5);
+}
+
+TEST(SharedPrompt, UlyssesSaysWhatDoesNotDivide) {
+  DecoderConfig config = small();
+  config.q_heads = 6;
+  config.kv_heads = 3;
+  DecoderOptions options;
+  options.prefill.mode = PrefillMode::kUlysses;
+  const std::vector<std::int32_t> tokens = prompt(64, config.vocab_size);
+  const std::vector<std::int64_t> chunks = {64};
+  try {
+    static_cast<void>(run(config, {4, 4, 4}, options, tokens, chunks));
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("ulysses: expected query heads that 4 ranks divide"));
+  }
+}
+
+}  // namespace
+}  // namespace contextile
