@@ -13,13 +13,16 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/parse_number.h"
 #include "base/quote.h"
 #include "cli/commands/contextile_program.h"
 #include "cli/commands/run_beat.h"
 #include "cli/commands/simulated_serving.h"
 #include "cli/commands/stop_on_signal.h"
 #include "cli/help.h"
+#include "cli/options/http_options.h"
 #include "cli/options/served_model.h"
+#include "cli/options/serving_ranks.h"
 #include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
@@ -35,6 +38,7 @@ struct ServeCommandOptions {
   std::string name;   // empty: the model's
   TransportOptions transport;
   std::optional<std::int32_t> ranks;
+  ServingRanks split;
   std::string store;  // empty: a lost rank ends the others
   ServeOptions serve;
   EngineOptions engine;
@@ -53,6 +57,7 @@ constexpr std::int64_t kKvTokens = 65'536;
 // Everything that the ranks of a group have in common.
 struct Serving {
   ServedModel model;
+  DecoderPart part;  // of the first rank
   DecoderOptions decoder;
   EngineOptions engine;
 };
@@ -64,29 +69,27 @@ Dtype parse_wire(const std::string& text) {
   fail_argument("--wire: expected f32, bf16 or f16, found {}", quote(text));
 }
 
-ServeLog parse_log(const std::string& text) {
-  if (text == "quiet") return ServeLog::kQuiet;
-  if (text == "events") return ServeLog::kEvents;
-  if (text == "requests") return ServeLog::kRequests;
-  fail_argument("--log: expected quiet, events or requests, found {}", quote(text));
-}
-
 bool reads_generation_config(const std::string& text) {
   if (text == "model" || text == "none") return text == "model";
   fail_argument("--generation-config: expected model or none, found {}", quote(text));
+}
+
+// Bytes of a rank's pages, over all layers.
+std::int64_t page_bytes(const Serving& serving) {
+  const DecoderConfig& config = serving.model.config;
+  return std::int64_t{serving.decoder.num_pages} * serving.decoder.layout.page_size *
+         kv_bytes_per_token(config, serving.decoder.kv_dtype,
+                            serving.part.kv_heads(config.kv_heads).size());
 }
 
 // The memory that ranks of this process take must be there: weights once among them and pages, more
 // or less.
 void check_memory(const Serving& serving, std::int32_t ranks_here) {
   constexpr double kGiB = 1 << 30;
-  const std::int32_t ranks = serving.decoder.layout.num_ranks;
+  const std::int32_t ranks = serving.part.tensor_parallel();
   const double weights =
       4.0 * static_cast<double>(num_parameters(serving.model.config)) * ranks_here / ranks;
-  const double pages =
-      static_cast<double>(serving.decoder.num_pages) * serving.decoder.layout.page_size *
-      static_cast<double>(kv_bytes_per_token(serving.model.config, serving.decoder.kv_dtype)) *
-      ranks_here;
+  const double pages = static_cast<double>(page_bytes(serving)) * ranks_here;
   const double memory =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
   CONTEXTILE_CHECK(
@@ -100,8 +103,10 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   Serving serving;
   serving.model = parse_served_model(options.model.empty() ? kRandom : options.model);
   serving.engine = options.engine;
+  serving.part = part_of(options.split, num_ranks);
+  check_decoder_part(serving.model.config, serving.part);
   KvLayout& layout = serving.engine.cache.layout;
-  layout.num_ranks = num_ranks;
+  layout.num_ranks = serving.part.token_ranks();
   check_kv_layout(layout);
   serving.engine.cache.num_pages = checked_cast<std::int32_t>(
       layout.num_blocks(options.kv_tokens.value_or(kKvTokens)), "--kv-tokens: pages");
@@ -111,11 +116,13 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   serving.decoder.wire = parse_wire(options.wire);
   serving.decoder.hop_b = options.hop_b;
   serving.decoder.hop_b_groups = options.hop_b_groups;
+  serving.decoder.prefill = prefill_policy(options.split, serving.model.config, serving.part);
   check_memory(serving, options.transport.name == "inproc" ? num_ranks : 1);
   const bool divides = serving.model.config.q_heads % num_ranks == 0;
   serving.decoder.mode = options.mode != "auto" ? parse_decode_mode(options.mode)
                          : divides              ? DecodeMode::kA2a
                                                 : DecodeMode::kQReplicated;
+  serving.part.all_queries = serving.decoder.mode == DecodeMode::kQReplicated;
   return serving;
 }
 
@@ -129,32 +136,36 @@ std::string model_text(const DecoderConfig& config) {
 }
 
 // Ranks that differ in one of these would fail at the first request, or answer with wrong tokens.
-std::vector<EngineSetting> settings_of(const Serving& serving) {
+std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRanks& split) {
   const KvLayout& layout = serving.decoder.layout;
   const EngineOptions& engine = serving.engine;
-  return {{"model", model_text(serving.model.config)},
-          {"weights", weights_identity(serving.model)},
-          {"--ranks", std::to_string(layout.num_ranks)},
-          {"--page-size", std::to_string(layout.page_size)},
-          {"--interleave", std::to_string(layout.interleave)},
-          {"KV pages (--kv-tokens)", std::to_string(serving.decoder.num_pages)},
-          {"--kv-dtype", std::string(to_string(serving.decoder.kv_dtype))},
-          {"--mode", std::string(to_string(serving.decoder.mode))},
-          {"--wire", std::string(to_string(serving.decoder.wire))},
-          {"--hop-b", std::string(to_string(serving.decoder.hop_b))},
-          {"--hop-b-groups", std::to_string(serving.decoder.hop_b_groups)},
-          {"--max-running", std::to_string(engine.max_running)},
-          {"--max-waiting", std::to_string(engine.max_waiting)},
-          {"--step-tokens", std::to_string(engine.max_step_tokens)},
-          {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
+  std::vector<EngineSetting> settings = {
+      {"model", model_text(serving.model.config)},
+      {"weights", weights_identity(serving.model)},
+      {"--ranks", std::to_string(serving.part.num_ranks)},
+      {"--page-size", std::to_string(layout.page_size)},
+      {"--interleave", std::to_string(layout.interleave)},
+      {"KV pages (--kv-tokens)", std::to_string(serving.decoder.num_pages)},
+      {"--kv-dtype", std::string(to_string(serving.decoder.kv_dtype))},
+      {"--mode", std::string(to_string(serving.decoder.mode))},
+      {"--wire", std::string(to_string(serving.decoder.wire))},
+      {"--hop-b", std::string(to_string(serving.decoder.hop_b))},
+      {"--hop-b-groups", std::to_string(serving.decoder.hop_b_groups)},
+      {"--max-running", std::to_string(engine.max_running)},
+      {"--max-waiting", std::to_string(engine.max_waiting)},
+      {"--step-tokens", std::to_string(engine.max_step_tokens)},
+      {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
+  const std::vector<EngineSetting> more = settings_of(split, serving.part);
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
 }
 
 // One rank, from its weights to the end of serving. `ready` is called on the first rank when all
 // ranks are, and returns the server.
 void serve_rank(Transport& transport, const Serving& serving,
                 const std::function<CompletionServer&()>& ready) {
-  const DecoderPart part = {transport.rank(), transport.size(),
-                            serving.decoder.mode == DecodeMode::kQReplicated};
+  DecoderPart part = serving.part;
+  part.rank = transport.rank();
   DecoderRank model(transport, serving.model.config, weights_of(serving.model, part),
                     serving.decoder);
   Engine engine(model, serving.model.config, serving.engine);
@@ -206,7 +217,6 @@ std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options
 void print_start(const ServeCommandOptions& options, const Serving& serving,
                  const std::string& sampling, const CompletionServer& server) {
   const DecoderConfig& config = serving.model.config;
-  const std::int64_t token_bytes = kv_bytes_per_token(config, serving.decoder.kv_dtype);
   const std::int64_t pages = serving.engine.cache.num_pages;
   print(fmt::format(
       "model     {}: {} layers, {} query heads, {} KV heads, {:.1f} million parameters\n"
@@ -215,11 +225,11 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
       "sampling  {}\n"
       "serving   http://{}:{}/v1/completions\n",
       printable(serving.model.name), config.num_layers, config.q_heads, config.kv_heads,
-      static_cast<double>(num_parameters(config)) * 1e-6, serving.decoder.layout.num_ranks,
+      static_cast<double>(num_parameters(config)) * 1e-6, ranks_text(options.split, serving.part),
       options.transport.name, to_string(serving.decoder.mode),
       pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
-      static_cast<double>(pages * serving.decoder.layout.page_size * token_bytes) / (1 << 20),
-      sampling, printable(options.serve.host), server.port()));
+      static_cast<double>(page_bytes(serving)) / (1 << 20), sampling, printable(options.serve.host),
+      server.port()));
   check_stdout();
 }
 
@@ -251,11 +261,12 @@ class OpenServer {
 int serve_inproc(const ServeCommandOptions& options) {
   CONTEXTILE_CHECK(options.store.empty(),
                    "--store: expected with --transport gloo, found it with inproc");
-  const Serving serving = serving_of(options, options.ranks.value_or(4));
+  const std::int32_t ranks = options.ranks.value_or(num_ranks_of(options.split).value_or(4));
+  const Serving serving = serving_of(options, ranks);
   OpenServer server(options);
   server.open(serving);
   run_inproc(
-      serving.decoder.layout.num_ranks,
+      ranks,
       [&](Transport& transport) {
         serve_rank(transport, serving,
                    [&]() -> CompletionServer& { return server.ready(serving); });
@@ -281,7 +292,7 @@ class ProcessRanks {
   // earlier one has, so that they do not read what an earlier one left in the store.
   void agree(const Serving& serving) {
     run_ = fmt::format("{}/{:016x}", options_.transport.run_id,
-                       agree_on_engine(*transport_, settings_of(serving)));
+                       agree_on_engine(*transport_, settings_of(serving, options_.split)));
     if (store_ != nullptr && transport_->rank().value == 0) {
       beat_.emplace(*store_, options_.transport.run_id, [this](const std::string& rank) {
         if (options_.serve.log == ServeLog::kQuiet) return;
@@ -336,6 +347,9 @@ int serve_process(const ServeCommandOptions& options) {
                    options.transport.name);
   CONTEXTILE_CHECK(options.store.empty() || !options.transport.run_id.empty(),
                    "--store: expected --run-id, found none");
+  CONTEXTILE_CHECK(options.store.empty() || !options.split.is_set(),
+                   "--store: expected without --tensor-parallel, --context-parallel and "
+                   "--decode-context-parallel, whose ranks cannot go on without one of them");
   ProcessRanks ranks(options);
   OpenServer server(options);
   std::optional<FirstSignals> wait_for_first;
@@ -400,27 +414,18 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
                          {"N", "requests that wait until others end; more are answered 429", ""});
   add_size<std::int32_t>(app, "--step-tokens", options.engine.max_step_tokens, 1,
                          {"N", "tokens of a step; longer prompts are computed in chunks", ""});
+  add_value(app, "--pace",
+            {"X",
+             "while requests decode, parts of prompts are as long as makes a step X times one "
+             "without prompts, by the times of earlier steps; 0: as --step-tokens says",
+             fmt::format("{:g}", options.engine.pace)},
+            [&options](const std::string& text) {
+              options.engine.pace = parse_number("--pace", text);
+              CONTEXTILE_CHECK(options.engine.pace == 0 || options.engine.pace >= 1,
+                               "--pace: expected 0, or 1 and more, found {}", quote(text));
+            });
   add_toggle(app, "share-prefixes", "keep what prompts begin with for later ones", "share",
              [&cache](bool value) { cache.share_prefixes = value; });
-}
-
-void add_http_options(CLI::App& app, ServeOptions& serve) {
-  add_text(app, "--host", serve.host, {"ADDRESS", "where to listen", ""});
-  add_size<std::int32_t>(app, "--port", serve.port, 0, {"N", "0: a free one", ""});
-  add_size<std::int32_t>(app, "--max-connections", serve.max_connections, 1,
-                         {"N", "clients served at a time; others wait to be accepted", ""});
-  add_size<std::int64_t>(app, "--max-body-bytes", serve.max_body_bytes, 1,
-                         {"N", "of a request; larger ones are answered 413", ""});
-  add_value(
-      app, "--allow-origin",
-      {"ORIGIN", "pages of this origin may call the server from scripts (CORS); *: all", "none"},
-      [&serve](const std::string& text) { serve.allow_origin = text; });
-  add_value(app, "--log",
-            {"quiet|events|requests",
-             "lines on standard error: none; of refusals, preemptions and lost ranks; of every "
-             "request, too",
-             "events"},
-            [&serve](const std::string& text) { serve.log = parse_log(text); });
 }
 
 }  // namespace
@@ -457,6 +462,7 @@ Action add_serve_command(CLI::App& app) {
              "redis://HOST",
              "they end"},
             [options](const std::string& text) { options->store = text; });
+  add_serving_ranks_options(app, options->split);
   add_engine_options(app, *options);
   add_simulated_serving_options(app, options->simulated);
   add_examples(app,
