@@ -80,6 +80,7 @@ EngineOptions engine_of(const Options& options, const Setting& setting) {
   engine.cache.num_pages = static_cast<std::int32_t>(engine.cache.layout.num_blocks(32'768));
   engine.max_running = 32;
   engine.max_step_tokens = 128;
+  engine.pace = 0;  // steps of the same tokens in every run
   return engine;
 }
 

@@ -68,7 +68,7 @@ struct EngineOptions {
 
 // The time that prompts may take in a step in which others decode.
 struct StepLimit {
-  static constexpr std::int64_t kLeast = 16;  // tokens that prompts get in any case
+  static constexpr std::int64_t kLeast = 4;  // tokens that prompts get in any case
   static constexpr std::int64_t kUnlimited = std::int64_t{1} << 40;
 
   double prompts_s = std::numeric_limits<double>::infinity();

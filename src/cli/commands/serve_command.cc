@@ -469,8 +469,8 @@ Action add_serve_command(CLI::App& app) {
                {"contextile serve --ranks 4 --port 0", "contextile launch -n 2 -- serve --port 0",
                 "contextile serve --simulate poisson:rate=2,prompt=100K --model llama-3-70b "
                 "--devices 4,8"});
-  show_first(app, {"--model", "--host", "--port", "--ranks", "--transport", "--kv-tokens",
-                   "--max-running", "--simulate"});
+  show_first(app, {"--model", "--host", "--port", "--ranks", "--transport", "--tensor-parallel",
+                   "--context-parallel", "--kv-tokens", "--max-running", "--simulate"});
   return [options, &app] {
     check_simulated_serving(app, options->simulated);
     if (options->simulated.trace.empty()) return serve(*options);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
@@ -50,6 +51,14 @@ std::function<std::shared_ptr<const Plan>(const Workload&)> planner_of(const std
   };
 }
 
+void check_prefill(const std::string& text) {
+  constexpr std::array<std::string_view, 6> kWords = {"auto",   "off",        "pass_kv",
+                                                      "pass_q", "all_gather", "ulysses"};
+  CONTEXTILE_CHECK(text.starts_with(kPlan) || std::ranges::find(kWords, text) != kWords.end(),
+                   "--prefill: expected one of {} and plan:STRATEGY, found {}",
+                   fmt::join(kWords, ", "), quote(text));
+}
+
 }  // namespace
 
 void add_serving_ranks_options(CLI::App& app, ServingRanks& ranks) {
@@ -73,9 +82,7 @@ void add_serving_ranks_options(CLI::App& app, ServingRanks& ranks) {
              "decoding does",
              "auto"},
             [&ranks](const std::string& text) {
-              if (text != "auto" && text != "off" && !text.starts_with(kPlan)) {
-                static_cast<void>(parse_prefill_mode(text));
-              }
+              check_prefill(text);
               ranks.prefill = text;
             });
   add_size<std::int64_t>(app, "--prefill-tokens", ranks.prefill_tokens, 1,
