@@ -35,7 +35,7 @@ void add_serving_ranks_options(CLI::App& app, ServingRanks& ranks);
 // not divide, and on a strategy that cannot plan prompts of the model.
 [[nodiscard]] PrefillPolicy prefill_policy(const ServingRanks& ranks, const DecoderConfig& config,
                                            const DecoderPart& part);
-// What ranks compare before they serve, and how print_start says it.
+// Returns the settings that ranks compare before they serve, and the words that users read.
 [[nodiscard]] std::vector<EngineSetting> settings_of(const ServingRanks& ranks,
                                                      const DecoderPart& part);
 [[nodiscard]] std::string ranks_text(const ServingRanks& ranks, const DecoderPart& part);

@@ -1,4 +1,4 @@
-// What steps took, and what the next one would take.
+// The times that steps took, and the time that the next one would take.
 #pragma once
 
 #include <cstdint>

@@ -61,7 +61,7 @@ TEST(StepTimes, LongContextsGetFewerTokens) {
   EXPECT_GT(limit.tokens(30'000), 2 * limit.tokens(100'000));
 }
 
-// Steps that are all alike do not say what a token costs beside a pair.
+// Steps that are all alike do not tell the cost of a token from that of a pair.
 TEST(StepTimes, StepsThatAreAlikeStillGiveALimit) {
   StepTimes times;
   times.add(kDecode, {});
