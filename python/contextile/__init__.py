@@ -69,6 +69,7 @@ from contextile._core import (
     sample_lengths,
     tiles,
 )
+from contextile._layers import plans
 from contextile._numpy_executor import NumpyExecutor, kernels, run_inproc
 from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan, schedule
 
@@ -124,6 +125,7 @@ __all__ = [
     "open_gpu",
     "open_store",
     "plan",
+    "plans",
     "plot",
     "read_lengths",
     "run_inproc",

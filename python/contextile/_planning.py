@@ -175,6 +175,12 @@ def make_workload(
     >>> workload.num_tokens, workload.mask_names
     (100, ['full', 'short'])
     """
+    for name, given in (("heads", heads), ("head_dim", head_dim), ("value_dim", value_dim), ("scale", scale), ("softcap", softcap), ("sink", sink)):
+        if isinstance(given, Mapping):
+            raise _core.InvalidArgument(
+                f"{name}: expected one for all masks, found one for each of {', '.join(given)}; contextile.plans plans layers of "
+                "unlike shapes"
+            )
     q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) and len(heads) == 2 else (heads, heads)
     counts = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
     shape = AttentionShape(

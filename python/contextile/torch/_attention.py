@@ -285,7 +285,7 @@ def attention(
     prepared = executor.prepared_of(plan)
     number, index, saved_bytes = prepared.call_of(mask)
     if not torch.compiler.is_compiling():
-        check_batch(prepared.plan)
+        check_batch(prepared.plans)
         if plan is None and not torch.is_grad_enabled():
             refuse_reentrant()
     q, k, v = _as_autocast(prepared, q, k, v)

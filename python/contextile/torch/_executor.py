@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from contextile import _core
+from contextile._layers import check_placement
 from contextile.torch._group import make_transport
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def _offsets_of(plan: _core.Plan, mask: int) -> tuple[tuple[int, int], bool]:
 
 
 class Prepared:
-    """A plan that an executor is ready for, as ``Executor.prepare`` returns it.
+    """A plan, or several of one placement, that an executor is ready for, as ``Executor.prepare`` returns it.
 
     Pass it to ``attention(plan=…)`` to say which batch a call belongs to.
     """
@@ -65,6 +67,7 @@ class Prepared:
         self.rank = rank
         self.dtype = _DTYPES[shape.dtype]
         self.mask_names = plan.mask_names
+        self.plans = (plan,)
         # The last position_ids that were found correct.
         self.positions_checked: weakref.ref[torch.Tensor] | None = None
         self.rules = {
@@ -88,6 +91,25 @@ class Prepared:
         }
         if len(self.mask_names) == 1:
             self.rules[""], self._calls[""] = self.rules[self.mask_names[0]], self._calls[self.mask_names[0]]
+
+    @staticmethod
+    def together(named: Mapping[str, Prepared]) -> Prepared:
+        """Returns one handle for several plans of a batch, which have one placement of tokens.
+
+        Its masks are the names; each stands for the mask of that name of its plan, or the only one.
+        """
+        parts = {name: (part, name if name in part.rules or len(part.mask_names) > 1 else "") for name, part in named.items()}
+        for part, mask in parts.values():
+            part.call_of(mask)
+        both = copy.copy(next(iter(named.values())))
+        both.mask_names = list(named)
+        both.plans = tuple({part.number: part.plan for part in named.values()}.values())
+        both.positions_checked = None
+        both.rules = {name: part.rules[mask] for name, (part, mask) in parts.items()}
+        both._calls = {name: part._calls[mask] for name, (part, mask) in parts.items()}
+        if len(named) == 1:
+            both.rules[""], both._calls[""] = both.rules[both.mask_names[0]], both._calls[both.mask_names[0]]
+        return both
 
     @functools.cached_property
     def longest_document(self) -> int:
@@ -239,6 +261,7 @@ class Executor:
         self._withheld = ""  # why calls must name their plan
         self._number = next(_numbers)  # of this executor
         self._num_calls = 0  # number of forward calls; the same on all ranks
+        self._plans_at_once = 1  # most plans of a batch so far; plans_kept and plans_prepared count batches
 
     @property
     def transport(self) -> _core.Transport:
@@ -273,9 +296,11 @@ class Executor:
     @property
     def last_stats(self) -> _core.ExecutionStats:
         """Bytes and seconds of this rank's last call by the plan prepared last."""
-        return self._rank_of(self._last().number).last_stats
+        last = self._last()
+        own = {number for number, plan in self._plans.items() if any(plan is one for one in last.plans)}
+        return self._rank_of(next((number for number in reversed(self._ranks) if number in own), last.number)).last_stats
 
-    def prepare(self, plan: _core.Plan) -> Prepared:
+    def prepare(self, plan: _core.Plan | Mapping[str, _core.Plan]) -> Prepared:
         """Prepares for the plan of a batch. Collective.
 
         Allocates buffers and checks that every rank holds the same plan. A new plan takes over the
@@ -283,8 +308,9 @@ class Executor:
 
         Parameters
         ----------
-        plan : Plan
-            A whole plan, or this rank's slice.
+        plan : Plan or dict of Plan
+            A whole plan, or this rank's slice. Layers of unlike shapes need several plans of one
+            placement, by the names of masks (``contextile.plans``).
 
         Returns
         -------
@@ -295,23 +321,44 @@ class Executor:
         ------
         InvalidPlan
             Ranks hold different plans or versions, or the plan is for another number of ranks.
+        InvalidArgument
+            Several plans hold tokens in different places, or have different dtypes.
         TransportError
             A peer died or stalled.
         """
+        if isinstance(plan, Mapping):
+            self._current = self._prepare_together(plan)
+        else:
+            self._current = self._prepare_one(plan)
+        self._withheld = ""
+        return self._current
+
+    def _prepare_together(self, plans: Mapping[str, _core.Plan]) -> Prepared:
+        if not plans:
+            raise _core.InvalidArgument("plan: expected at least one, found none")
+        first = next(iter(plans.values()))
+        for name, one in plans.items():
+            check_placement(first, one, name)
+            if one.shape.dtype != first.shape.dtype:
+                raise _core.InvalidArgument(
+                    f"plan '{name}': expected dtype {first.shape.dtype}, as the first plan, found {one.shape.dtype}"
+                )
+        self._plans_at_once = max(self._plans_at_once, len({one.digest for one in plans.values()}))
+        return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()})
+
+    def _prepare_one(self, plan: _core.Plan) -> Prepared:
         number = self._number_of(plan)
         if number is None:
             number = next(_numbers)
             self._prepare(number, plan)
             _executors[number] = self
             self._plans[number] = plan
-            while len(self._plans) > self._plans_kept:
+            while len(self._plans) > self._plans_kept * self._plans_at_once:
                 self._forget(next(iter(self._plans)))
         else:
             self._prepare(number, plan)
             self._plans.move_to_end(number)
-        self._current = self._prepared[number]
-        self._withheld = ""
-        return self._current
+        return self._prepared[number]
 
     def withhold(self, reason: str) -> None:
         """Makes calls that do not name their plan fail with a reason, until the next prepare."""
@@ -380,7 +427,8 @@ class Executor:
         rank = ranks.pop(number, None)
         if rank is None:
             # Reuse the buffers of the plan that was used least recently.
-            rank = ranks.popitem(last=False)[1] if len(ranks) >= self._plans_prepared else None
+            is_full = len(ranks) >= self._plans_prepared * self._plans_at_once
+            rank = ranks.popitem(last=False)[1] if is_full else None
         if rank is None:
             rank = _core.RankExecutor(
                 self._transport, kernel=self._kernel, flight_folder=self._flight_folder, gpu=self._gpu

@@ -41,16 +41,16 @@ def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
     return found
 
 
-def check_batch(plan: _core.Plan) -> None:
-    """Raises if a module that is computing has tensors of ``local_batch`` for another plan."""
+def check_batch(plans: tuple[_core.Plan, ...]) -> None:
+    """Raises if a module that is computing has tensors of ``local_batch`` for another batch."""
     for variables in _forwards():
         for name, value in variables.items():
             if not isinstance(value, Tensor) or value.dtype is not torch.int64:
                 continue
             digest = digest_behind(value)
-            if digest is not None and digest != plan.digest:
+            if digest is not None and all(digest != plan.digest for plan in plans):
                 raise _core.InvalidArgument(
-                    f"attention: expected {name} of the plan that the executor is prepared for ({plan.digest}), found those "
+                    f"attention: expected {name} of the plan that the executor is prepared for ({plans[0].digest}), found those "
                     f"that local_batch made for another ({digest}); call prepare with the plan of each batch"
                 )
 

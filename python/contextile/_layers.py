@@ -1,0 +1,123 @@
+"""Plans a batch for layers of unlike shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from contextile import _core
+from contextile._core import Cluster, Plan
+from contextile._planning import AnyMask, cluster_of, make_workload, plan
+
+# The parts of an attention shape that layers of a model may differ in.
+_OF_A_SHAPE = ("heads", "head_dim", "value_dim", "scale", "softcap", "sink")
+
+
+def _layers_of(entry: Any) -> int:
+    is_pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], int)
+    return entry[1] if is_pair else 1
+
+
+def _groups_of(masks: Mapping[str, Any], shapes: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns groups of masks whose layers have one shape, each with that shape."""
+    for key, given in shapes.items():
+        if isinstance(given, Mapping) and set(given) != set(masks):
+            raise _core.InvalidArgument(f"{key}: expected one for each of {', '.join(masks)}, found {', '.join(given)}")
+    groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for name, entry in masks.items():
+        own = {key: given[name] if isinstance(given, Mapping) else given for key, given in shapes.items()}
+        shape = {key: value for key, value in own.items() if value is not None}
+        group = next((group for group, other in groups if other == shape), None)
+        if group is None:
+            groups.append(({name: entry}, shape))
+        else:
+            group[name] = entry
+    return groups
+
+
+def _work_of(lengths: Any, group: dict[str, Any], shape: dict[str, Any]) -> float:
+    """Returns the forward work of all layers of a group, up to a constant."""
+    batch = make_workload(lengths, mask=group, **shape)
+    pairs = sum(_layers_of(entry) * batch.mask(index).num_pairs for index, entry in enumerate(group.values()))
+    return pairs * batch.shape.q_heads * (batch.shape.head_dim + batch.shape.value_dim)
+
+
+def _home_of(first: Plan) -> list[tuple[int, int, int]]:
+    """Returns the placement of a plan as ascending rows (begin, end, rank)."""
+    joined: list[tuple[int, int, int]] = []
+    for begin, end, rank in sorted((*row, rank) for rank in range(first.num_devices) for row in first.local_ranges(rank)):
+        if joined and joined[-1][1:] == (begin, rank):
+            begin = joined.pop()[0]
+        joined.append((begin, end, rank))
+    return joined
+
+
+def check_placement(first: Plan, other: Plan, name: str) -> None:
+    """Raises unless two plans hold the same tokens on every rank, in the same order."""
+    ranks = range(first.num_devices) if first.slice_of is None else [first.slice_of]
+    is_same = (first.num_devices, first.slice_of, first.sequences) == (other.num_devices, other.slice_of, other.sequences)
+    for rank in ranks if is_same else ():
+        for own, found in ((first.local_tokens(rank), other.local_tokens(rank)), (first.positions(rank), other.positions(rank))):
+            is_same = is_same and len(own) == len(found) and bool((own == found).all())
+    if not is_same:
+        raise _core.InvalidArgument(
+            f"plan '{name}': expected the placement of the first plan, the same tokens on every rank in the same order, found "
+            f"another (strategy {other.strategy})"
+        )
+
+
+def plans(
+    lengths: Any, *, cluster: Cluster | str, mask: AnyMask = "causal", home: Any = None, **batch: Any
+) -> dict[str, Plan]:
+    """Plans a batch for a model whose layers have unlike shapes: one plan for each shape.
+
+    All plans have one placement of tokens, that of the layers with the most work. Pass the result
+    to ``contextile.torch.Executor.prepare``.
+
+    Parameters
+    ----------
+    lengths, cluster, home
+        As for ``plan``, without a workload.
+    mask
+        As for ``plan``: masks by name.
+    **batch
+        The other arguments of ``plan``. Of ``heads``, ``head_dim``, ``value_dim``, ``scale``,
+        ``softcap`` and ``sink``, each is one for all masks, or a dict with one for each.
+
+    Returns
+    -------
+    dict of Plan
+        The plan of every mask, by its name. Masks of one shape have one plan.
+
+    Raises
+    ------
+    InvalidArgument
+        As ``plan`` does; also if a dict has other names than the masks, or if the strategy does not
+        keep the placement of another plan (``wlb``).
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> plans = ct.plans([900, 124], mask={"full": "causal", "sliding": "sliding_window:100"},
+    ...                  heads=(8, 4), head_dim={"full": 64, "sliding": 32}, cluster="local:1x2",
+    ...                  strategy="dcp")
+    >>> plans["full"].shape.head_dim, plans["sliding"].shape.head_dim
+    (64, 32)
+    """
+    the_cluster = cluster_of(cluster)
+    masks = dict(mask) if isinstance(mask, Mapping) else {"": mask}
+    shapes = {key: batch.pop(key) for key in _OF_A_SHAPE if batch.get(key) is not None}
+    groups = _groups_of(masks, shapes)
+    by_name: dict[str, Plan] = {}
+    if len(groups) > 1:
+        groups.sort(key=lambda pair: -_work_of(lengths, *pair))
+    for group, shape in groups:
+        one_mask: Any = group if isinstance(mask, Mapping) else mask
+        one = plan(lengths, cluster=the_cluster, mask=one_mask, home=home, **shape, **batch)
+        if by_name:
+            check_placement(next(iter(by_name.values())), one, next(iter(group)))
+        elif len(groups) > 1:
+            home = _home_of(one)
+        by_name.update(dict.fromkeys(one.mask_names, one))
+    # The masks keep the order in which they were given.
+    return {name: by_name[name] for name in masks} if isinstance(mask, Mapping) else by_name
