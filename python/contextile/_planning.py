@@ -25,8 +25,9 @@ from contextile._core import (
     Workload,
 )
 
-# A rule, its text, one rule per document, or bands of the batch.
-OneMask = MaskSpec | str | Sequence[MaskSpec | str] | Mask
+# A rule, its text, one rule per document, bands of the batch, or a function that makes them of the
+# lengths.
+OneMask = MaskSpec | str | Sequence[MaskSpec | str] | Mask | Callable[[list[int]], Mask]
 # The same, or several by name; (mask, layers) gives the number of layers.
 AnyMask = OneMask | Mapping[str, OneMask | tuple[OneMask, int]]
 AnyStrategy = StrategyChoice | str | Callable[[Workload, Cluster, PlanOptions], Arrangement]
@@ -37,10 +38,12 @@ def _rule_of(mask: MaskSpec | str) -> MaskSpec:
     return _core.parse_mask_spec(mask) if isinstance(mask, str) else mask
 
 
-def _entry_of(name: str | None, mask: Any) -> tuple[str, int, Any]:
+def _entry_of(name: str | None, mask: Any, lengths: list[int]) -> tuple[str, int, Any]:
     layers = 1
     if isinstance(mask, tuple) and len(mask) == 2 and isinstance(mask[1], int):
         mask, layers = mask
+    if callable(mask):
+        mask = mask(lengths)
     if isinstance(mask, (str, MaskSpec)):
         rule = _rule_of(mask)
         return (name or rule.text.split(":")[0], layers, rule)
@@ -49,7 +52,7 @@ def _entry_of(name: str | None, mask: Any) -> tuple[str, int, Any]:
     if isinstance(mask, Sequence) and all(isinstance(rule, (str, MaskSpec)) for rule in mask):
         return (name or "mask", layers, [_rule_of(rule) for rule in mask])
     raise _core.InvalidArgument(
-        f"mask: expected a rule, its text, a rule for each document, a Mask, or a dict of these by name, "
+        f"mask: expected a rule, its text, a rule for each document, a Mask, a function of lengths, or a dict of these by name, "
         f"found {type(mask).__name__}"
     )
 
@@ -134,8 +137,8 @@ def make_workload(
         Number of tokens of every document, each at least 1.
     mask
         A rule for all documents (``masks.causal()`` or its text), a list with one rule per document,
-        a ``Mask`` of the batch, or a dict of several by name. In a dict, ``(mask, layers)`` gives the
-        number of layers that use the mask.
+        a ``Mask`` of the batch or a function of the lengths that returns one, or a dict of several by
+        name. In a dict, ``(mask, layers)`` gives the number of layers that use the mask.
     heads : int or (int, int)
         Number of query heads and of KV heads. One number means both.
     head_dim : int
@@ -190,15 +193,14 @@ def make_workload(
         softcap=softcap,
         sink=sink,
     )
-    if isinstance(mask, Mapping):
-        entries = [_entry_of(name, one) for name, one in mask.items()]
-    else:
-        entries = [_entry_of(None, mask)]
+    all_lengths = lengths_of(lengths)
+    masks: Mapping[str | None, Any] = mask if isinstance(mask, Mapping) else {None: mask}
+    entries = [_entry_of(name, one, all_lengths) for name, one in masks.items()]
     if isinstance(home, os.PathLike):
         home = os.fspath(home)
     home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
     return _core.make_workload(
-        lengths_of(lengths), shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
+        all_lengths, shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
     )
 
 

@@ -13,7 +13,7 @@ whole batch, in tokens of the batch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from contextile import _core
@@ -41,6 +41,8 @@ __all__ = [
     "prefix_lm",
     "shared_question",
     "sliding_window",
+    "with_blocks",
+    "within",
 ]
 
 
@@ -208,6 +210,101 @@ def from_bands(bands: Sequence[tuple[int, int, int, int, int | None, int | None]
     10
     """
     return _core.mask_from_bands([tuple(band) for band in bands], num_tokens)
+
+
+def within(back: int, ahead: int) -> Callable[[Sequence[int]], Mask]:
+    """Every token attends ``back`` tokens before it, itself, and ``ahead`` tokens after it.
+
+    Parameters
+    ----------
+    back, ahead : int
+        Numbers of tokens, at least 0.
+
+    Returns
+    -------
+    function
+        Makes the mask of documents from their lengths. ``plan`` takes it as a mask.
+
+    Raises
+    ------
+    InvalidArgument
+        A number is negative.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.within(1, 2)([3, 2]).num_pairs
+    12
+    """
+    if back < 0 or ahead < 0:
+        raise _core.InvalidArgument(f"within: expected numbers of at least 0, found {back} and {ahead}")
+
+    def mask_of(lengths: Sequence[int]) -> Mask:
+        return from_bands([(begin, end, begin, end, -back, ahead) for begin, end in _ranges(lengths)], num_tokens=sum(lengths))
+
+    return mask_of
+
+
+def with_blocks(
+    lengths: Sequence[int], block_ids: Any, *, window: int | None = None, whole_blocks: bool = False
+) -> Mask:
+    """Makes a causal mask in which tokens of a block, such as an image's, attend each other.
+
+    It is the mask that Hugging Face makes of ``block_sequence_ids``.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Number of tokens of every document.
+    block_ids : int array or Tensor [tokens]
+        Number of each token's block in its document; negative for tokens that are in none. The
+        tokens of a block need not follow one another.
+    window : int, optional
+        Number of last tokens that a token attends, including itself, besides those after it in its
+        block.
+    whole_blocks : bool
+        Whether a token also attends the tokens of its block before the window.
+
+    Raises
+    ------
+    InvalidArgument
+        There are more or fewer numbers than tokens.
+
+    Examples
+    --------
+    Tokens 1 and 2 are an image:
+
+    >>> import contextile as ct
+    >>> ct.masks.with_blocks([4], [-1, 0, 0, -1]).dense().astype(int).tolist()
+    [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    """
+    import numpy as np
+
+    ids = np.asarray(block_ids).reshape(-1)
+    if len(ids) != sum(lengths):
+        raise _core.InvalidArgument(f"block_ids: expected {sum(lengths)} numbers, found {len(ids)}")
+    bands: list[tuple[int, int, int, int, int | None, int | None]] = []
+    for begin, end in _ranges(lengths):
+        bands.append((begin, end, begin, end, None if window is None else 1 - window, 0))
+        # Runs of tokens of one block, by block.
+        edges = [begin, *(np.flatnonzero(np.diff(ids[begin:end])) + begin + 1).tolist(), end]
+        blocks: dict[int, list[tuple[int, int]]] = {}
+        for run in zip(edges, edges[1:]):
+            if ids[run[0]] >= 0:
+                blocks.setdefault(int(ids[run[0]]), []).append(run)
+        for runs in blocks.values():
+            for q in runs:
+                bands.extend((*q, *k, 1, None) for k in runs)
+                if window is not None and whole_blocks:
+                    bands.extend((*q, *k, None, -window) for k in runs)
+    return from_bands(bands, num_tokens=len(ids))
+
+
+def _ranges(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    begin = 0
+    for length in lengths:
+        yield begin, begin + length
+        begin += length
 
 
 def from_row_ranges(rows: Sequence[Sequence[tuple[int, int]]]) -> Mask:

@@ -345,8 +345,11 @@ def test_batch_of_says_what_it_cannot_describe(kind):
 
 
 def test_batch_of_takes_a_mask_for_layers_it_does_not_know():
-    config = transformers.AutoConfig.for_model("llama4_text")
-    with pytest.raises(ct.InvalidArgument, match="chunked_attention"):
+    config = tiny("LlamaForCausalLM").config
+    config.layer_types = ["full_attention", "compressed_attention", "full_attention"]
+    with pytest.raises(ct.InvalidArgument, match="compressed_attention"):
         cth.batch_of(config)
     chunked = {"full": ct.masks.chunked(8)}
     assert cth.batch_of(config, mask=chunked)["mask"] is chunked
+    llama4 = transformers.AutoConfig.for_model("llama4_text")
+    assert cth.batch_of(llama4)["mask"] == {"full": ("causal", 12), "chunked": ("chunked:8192", 36)}

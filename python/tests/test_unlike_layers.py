@@ -96,8 +96,12 @@ def test_plans_of_other_placements_are_refused():
         prepare({"other": ct.plan(LENGTHS, cluster="local:1x2", strategy="dcp", **{**BATCH, "heads": 4, "head_dim": 8})})
     with pytest.raises(ct.InvalidArgument, match="expected at least one, found none"):
         prepare({})
-    with pytest.raises(ct.InvalidArgument, match="plan 'full': expected the placement|plan 'sliding': expected the placement"):
-        plans_of("wlb")
+
+
+def test_strategies_that_do_not_keep_a_placement_are_refused():
+    batch = {**BATCH, "mask": {"full": "causal", "sliding": "sliding_window:100"}, "heads": 4, "block_size": 64}
+    with pytest.raises(ct.InvalidArgument, match=r"expected the placement of the first plan.*\(strategy wlb\)"):
+        ct.plans([900, 330, 57], cluster="local:1x4", strategy="wlb", **batch)
 
 
 def test_shapes_by_mask_are_refused_where_there_is_one_plan():

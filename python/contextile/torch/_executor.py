@@ -89,8 +89,14 @@ class Prepared:
             name: torch.empty((number, index, executor.saved_bytes(index), 0))
             for index, name in enumerate(self.mask_names)
         }
+        self._masks = {name: (plan, index) for index, name in enumerate(self.mask_names)}
+        self._name_the_only()
+
+    def _name_the_only(self) -> None:
+        """Lets an empty name stand for the only mask."""
         if len(self.mask_names) == 1:
-            self.rules[""], self._calls[""] = self.rules[self.mask_names[0]], self._calls[self.mask_names[0]]
+            for table in (self.rules, self._calls, self._masks):
+                table[""] = table[self.mask_names[0]]  # type: ignore[index]
 
     @staticmethod
     def together(named: Mapping[str, Prepared]) -> Prepared:
@@ -107,9 +113,13 @@ class Prepared:
         both.positions_checked = None
         both.rules = {name: part.rules[mask] for name, (part, mask) in parts.items()}
         both._calls = {name: part._calls[mask] for name, (part, mask) in parts.items()}
-        if len(named) == 1:
-            both.rules[""], both._calls[""] = both.rules[both.mask_names[0]], both._calls[both.mask_names[0]]
+        both._masks = {name: part._masks[mask] for name, (part, mask) in parts.items()}
+        both._name_the_only()
         return both
+
+    def mask_of(self, mask: str) -> tuple[_core.Plan, int]:
+        """Returns the plan that has a mask, and the mask's index in it."""
+        return self._masks[mask]
 
     @functools.cached_property
     def longest_document(self) -> int:

@@ -17,9 +17,12 @@ from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._layout import check_tokens_on_ranks
 from contextile.torch._models import model_in_call, ordered_part
+from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
+from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, form_of, note
 
 _FULL = "full"
 _SLIDING = "sliding"
+_CHUNKED = "chunked"
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
 _check_masks = True
@@ -55,47 +58,32 @@ def register(name: str = "contextile") -> str:
     return name
 
 
-# Functions of transformers.masking_utils of which masks are made that layers name by their windows,
-# or that documents already have in the plan.
-_PLAIN_MASKS = {
-    "causal_mask_function",
-    "bidirectional_mask_function",
-    "sliding_window_overlay",
-    "sliding_window_bidirectional_overlay",
-    "packed_sequence_mask_function",
-    "padding_mask_function",  # refused by itself
-}
-
-
-def _odd_masks(function: Any) -> list[str]:
-    """Returns the names of the functions in a mask function that a plan's masks would replace."""
-    where = getattr(function, "__qualname__", type(function).__name__)
-    name = where.split(".<locals>", 1)[0]
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ())) if hasattr(function, "__code__") else {}
-    if getattr(function, "__module__", "") == "transformers.masking_utils":
-        if name in ("and_masks", "or_masks"):
-            return [odd for part in cells["mask_functions"].cell_contents for odd in _odd_masks(part)]
-        if "mask_function" in cells:  # with offsets, or at other positions
-            return _odd_masks(cells["mask_function"].cell_contents)
-        if name == "blockwise_overlay" and not bool((cells["block_sequence_ids"].cell_contents >= 0).any()):
-            return []  # no token of this rank is in a block
-        if name in _PLAIN_MASKS:
-            return []
-    return [where]
+def _check_form(form: Form) -> None:
+    """Refuses what the plan's masks would drop of a model's mask, and keeps the rest for its layers."""
+    prepared = None if _executor is None else _executor._current
+    odd = list(form.odd)
+    if form.blocks is not None and prepared is None and bool((form.blocks >= 0).any()):
+        odd.append("blockwise_overlay")
+    if odd:
+        raise _core.InvalidArgument(
+            f"attention: expected a model whose masks are causal, full or sliding windows, found {', '.join(odd)} (tokens that attend "
+            "each other both ways, such as an image's, or a prefix); plan the batch with that mask, and let the plan's masks "
+            "count: use(executor, check_masks=False)"
+        )
+    if prepared is None:
+        return
+    note(prepared, form)
+    for name in prepared.mask_names:
+        if name.split("_")[0] == ("sliding" if form.window else "full"):
+            check_blocks(prepared, name, form)
 
 
 def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function: Any = None, **others: Any) -> None:
     """Replaces the function that makes a model's mask. Refuses what the plan's masks would drop."""
     # Compiled code cannot look into functions; a model that is compiled is checked where it runs
     # eagerly.
-    is_checked = mask_function is not None and _check_masks and not torch.compiler.is_compiling()
-    odd = _odd_masks(mask_function) if is_checked else []
-    if odd:
-        raise _core.InvalidArgument(
-            f"attention: expected a model whose masks are causal or sliding windows, found {', '.join(odd)} (tokens that attend "
-            "each other both ways, such as an image's, or a prefix); plan the batch with that mask, and let the plan's masks "
-            "count: use(executor, check_masks=False)"
-        )
+    if mask_function is not None and _check_masks and not torch.compiler.is_compiling():
+        _check_form(form_of(mask_function))
     if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
         raise _core.InvalidArgument(
             f"attention_mask: expected none, or ones, for documents are packed without padding and the plan has their masks; "
@@ -169,11 +157,15 @@ def _windows(config: Any) -> dict[str, tuple[str, int]]:
     """Returns the masks of a model's layers by name, with the number of layers."""
     num_layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    unknown = sorted(set(kinds or []) - {"full_attention", "sliding_attention"})
+    chunk = getattr(config, "attention_chunk_size", None)
+    unknown = sorted(set(kinds or []) - {"full_attention", "sliding_attention", *(["chunked_attention"] if chunk else [])})
     if unknown:
         raise _core.InvalidArgument(
             f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}"
         )
+    if chunk and "chunked_attention" in (kinds or []):
+        rules = {_FULL: ("causal", kinds.count("full_attention")), _CHUNKED: (f"chunked:{chunk}", kinds.count("chunked_attention"))}
+        return {name: rule for name, rule in rules.items() if rule[1] > 0}
     window = getattr(config, "sliding_window", None)
     if not window or getattr(config, "use_sliding_window", True) is False:
         return {_FULL: ("causal", num_layers)}
@@ -252,6 +244,11 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
 
 
 def _found_in(model: Any, config: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
+    if layers is not None:
+        if "mask" not in changes:
+            _windows(config)  # refuses layers that attend in another way
+        return {**described(layers), "dtype": getattr(model, "dtype", torch.float32)}
     _check_attention_of(config)
     heads = config.num_attention_heads
     head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -300,25 +297,6 @@ def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, sca
         raise _core.InvalidArgument(f"attention: expected the plan's softcap {rules.softcap:g}, found the layer's {softcap}")
 
 
-def _check_reach(prepared: Prepared, rules: Rules, name: str, window: int | None, is_causal: bool) -> None:
-    """Raises unless the plan's mask reaches as far back and ahead as the layer does."""
-    if not _check_masks or torch.compiler.is_compiling():
-        return
-    if not is_causal:
-        raise _core.InvalidArgument(
-            "attention: expected a causal layer, found one that attends both ways (use(executor, check_masks=False) leaves "
-            "masks to the plan)"
-        )
-    longest = prepared.longest_document
-    expected = (1 - min(longest, window or longest), 0)
-    if rules.offsets != expected:
-        kind = f"a window of {window}" if window else "causal"
-        raise _core.InvalidArgument(
-            f"mask '{name}': expected {kind}, as the layer, keys {expected[0]} to {expected[1]} from the query; found "
-            f"{rules.offsets[0]} to {rules.offsets[1]} (use(executor, check_masks=False) leaves masks to the plan)"
-        )
-
-
 def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
     """Raises unless positions are this rank's in the plan's documents, up to a constant."""
     if not isinstance(position_ids, Tensor) or position_ids.dim() not in (2, 3):
@@ -350,6 +328,19 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
 # ------------------------------------------------------------------------------------------ models
 
 _POOLS = ("ForSequenceClassification", "ForMultipleChoice", "ForTextEncoding", "RewardModel")
+
+
+def _check_tower(layer: Any) -> None:
+    """Raises if a layer is one of a vision or audio tower, whose tokens the plan does not have."""
+    from transformers import PreTrainedModel
+
+    model, _ = model_in_call(PreTrainedModel) or (None, None)
+    own, text = getattr(layer, "config", None), _text_config(model)
+    if text is not getattr(model, "config", None) and own is not None and type(own) is not type(text):
+        raise _core.InvalidArgument(
+            f"attention: expected a layer of the text model, found {type(layer).__name__} of another part, whose tokens are not the "
+            'plan\'s; leave it its own attention: set_attn_implementation({"text_config": register()})'
+        )
 
 
 def check_model(prepared: Prepared) -> None:
@@ -420,6 +411,24 @@ def _check_others(others: dict[str, Any]) -> None:
         )
 
 
+def _name_for(
+    prepared: Prepared, kind: str, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, s_aux: Tensor | None
+) -> str:
+    """Returns the name of the plan's mask for a layer: its kind, or kind_2, … of another shape."""
+    names = prepared.mask_names
+    if kind not in names and len(names) == 1 and names[0] not in (_SLIDING, _FULL, _CHUNKED):
+        return names[0]
+    prepared.call_of(kind)
+    shape = (query.shape[1], key.shape[1]), (query.shape[3], value.shape[3])
+    for name in names:
+        rules = prepared.rules[name]
+        if name == kind or name.startswith(f"{kind}_"):
+            is_scale = scaling is None or math.isclose(scaling, rules.scale, rel_tol=1e-6)
+            if (rules.heads, rules.dims, rules.has_sink) == (*shape, s_aux is not None) and is_scale:
+                return name
+    return kind
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -441,11 +450,14 @@ def _attend(
     global _calls
     _calls += 1
     prepared = _prepared(_executor)
-    names = prepared.mask_names
-    name = _SLIDING if sliding_window is not None else _FULL
-    if name not in names and len(names) == 1 and names[0] not in (_SLIDING, _FULL):
-        name = names[0]
-    prepared.call_of(name)
+    is_compiling = torch.compiler.is_compiling()
+    is_first = not is_compiling and not getattr(module, "layer_idx", 0)  # once in a forward, where layers are numbered
+    if is_first:
+        begin_layers(prepared)
+        _check_tower(module)
+    is_causal = is_causal_of(module, other)
+    kind = kind_of(module, sliding_window, is_causal)
+    name = _name_for(prepared, kind, query, key, value, scaling, s_aux)
     rules = prepared.rules[name]
     _check(rules, query, attention_mask, dropout, scaling, softcap)
     if (s_aux is not None) != rules.has_sink:
@@ -454,13 +466,13 @@ def _attend(
             if s_aux is not None
             else "attention: expected a layer with sinks, as the plan has (sink=False leaves them out), found one without"
         )
-    _check_reach(prepared, rules, name, sliding_window, other.get("is_causal", getattr(module, "is_causal", True)) is not False)
+    if _check_masks and not is_compiling:
+        check_reach(prepared, name, kind, sliding_window, is_causal)
     _check_others(other)
-    if not torch.compiler.is_compiling():
-        if not getattr(module, "layer_idx", 0):  # once in a forward, where layers are numbered
-            check_model(prepared)
-        if _check_positions:
-            _compare_positions(prepared, other.get("position_ids"))
+    if is_first:
+        check_model(prepared)
+    if _check_positions and not is_compiling:
+        _compare_positions(prepared, other.get("position_ids"))
     out = attention(
         query.transpose(1, 2),
         key.transpose(1, 2),

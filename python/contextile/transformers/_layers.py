@@ -1,0 +1,171 @@
+"""Finds out how the layers of a model attend, from a copy of the model without weights."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from contextile import masks
+from contextile.transformers._masks import Form, form_of
+
+_PROBE = "contextile_probe"
+
+
+class Layer(NamedTuple):
+    """What a call of a layer says about its attention."""
+
+    kind: str  # full, sliding or chunked; encoder, decoder or cross in models that have both
+    form: Form
+    heads: tuple[int, int]
+    dims: tuple[int, int]  # of queries and keys, of values
+    scale: float
+    softcap: float
+    has_sink: bool
+
+
+def kind_of(module: Any, window: int | None, is_causal: bool) -> str:
+    """Returns the kind of a layer, which names its mask."""
+    config = getattr(module, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        if is_causal:
+            return "decoder"
+        return "cross" if getattr(module, "is_decoder", False) else "encoder"
+    if window is not None:
+        return "sliding"
+    kinds = getattr(config, "layer_types", None)
+    index = getattr(module, "layer_idx", None)
+    kind = kinds[index] if kinds and isinstance(index, int) and index < len(kinds) else "full_attention"
+    return {"chunked_attention": "chunked", "sliding_attention": "sliding"}.get(kind, "full")
+
+
+def is_causal_of(module: Any, others: dict[str, Any]) -> bool:
+    """Returns whether a layer attends no later tokens."""
+    return others.get("is_causal", getattr(module, "is_causal", True)) is not False
+
+
+_found: list[Layer] = []
+_forms: dict[int, tuple[Tensor, Form]] = {}  # of the masks that the copy was given, by the mask's identity
+
+
+def _record(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Stands for attention in the copy: notes the layer and returns queries as if attended."""
+    is_causal = is_causal_of(module, others)
+    _, form = _forms.get(id(attention_mask), (None, Form(is_causal)))
+    _found.append(
+        Layer(
+            kind_of(module, sliding_window, is_causal),
+            form if form.window else form._replace(window=sliding_window),
+            (query.shape[1], key.shape[1]),
+            (query.shape[3], value.shape[3]),
+            1.0 / math.sqrt(query.shape[3]) if scaling is None else float(scaling),
+            float(softcap or 0.0),
+            s_aux is not None,
+        )
+    )
+    out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
+    return out, None
+
+
+def _note_mask(*args: Any, mask_function: Any = None, q_length: int = 2, **others: Any) -> Tensor:
+    """Returns a mask by which its layers are recognized."""
+    mask = torch.empty((1, 1, q_length, q_length), dtype=torch.bool, device="meta")
+    _forms[id(mask)] = mask, form_of(mask_function)
+    return mask
+
+
+def _arguments_of(model: Any) -> dict[str, Any]:
+    tokens = torch.zeros((1, 2), dtype=torch.int64, device="meta")
+    # With a mask, models do not look for packed documents, for which they would read positions.
+    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
+    if getattr(model.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = tokens
+    accepted = inspect.signature(type(model).forward).parameters
+    return {name: value for name, value in given.items() if name in accepted}
+
+
+def layers_of(model: Any) -> list[Layer] | None:
+    """Returns the layers of a model in the order of their calls.
+
+    A copy of the model without weights runs on two tokens. Returns None if it cannot.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return None
+    AttentionInterface.register(_PROBE, _record)
+    AttentionMaskInterface.register(_PROBE, _note_mask)
+    config = copy.deepcopy(model.config)
+    _found.clear()
+    try:
+        with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
+            warnings.simplefilter("ignore")
+            twin = type(model)(config).eval()
+            twin.set_attn_implementation(_PROBE)
+            twin(**_arguments_of(twin))
+    except Exception as error:  # noqa: BLE001
+        logging.getLogger(__name__).info("no copy of %s without weights runs: %s", type(model).__name__, error)
+        return None
+    finally:
+        found = list(_found)
+        _found.clear()
+        _forms.clear()
+    return found or None
+
+
+def _rule_of(form: Form) -> Any:
+    """Returns the mask of a form, without the blocks, which each batch has its own of."""
+    if form.chunk:
+        return f"chunked:{form.chunk}"
+    if not form.is_causal:
+        return "full" if form.window is None else masks.within(form.window - 1, form.window - 1)
+    return "causal" if form.window is None else f"sliding_window:{form.window}"
+
+
+def described(layers: list[Layer]) -> dict[str, Any]:
+    """Returns the arguments of a plan for layers; those that differ are dicts by mask."""
+    named: dict[str, Layer] = {}
+    counts: dict[str, int] = {}
+    for layer in layers:
+        name = next((name for name, other in named.items() if other == layer), "")
+        if not name:
+            same = sum(other.kind == layer.kind for other in named.values())
+            name = layer.kind if not same else f"{layer.kind}_{same + 1}"
+            named[name] = layer
+        counts[name] = counts.get(name, 0) + 1
+    named = dict(sorted(named.items()))
+
+    def one(get: Any) -> Any:
+        values = {name: get(layer) for name, layer in named.items()}
+        first = next(iter(values.values()))
+        return first if all(value == first for value in values.values()) else values
+
+    found = {
+        "mask": {name: (_rule_of(layer.form), counts[name]) for name, layer in named.items()},
+        "heads": one(lambda layer: layer.heads),
+        "head_dim": one(lambda layer: layer.dims[0]),
+        "value_dim": one(lambda layer: layer.dims[1]),
+        "scale": one(lambda layer: layer.scale),
+    }
+    for key, value in (("softcap", one(lambda layer: layer.softcap)), ("sink", one(lambda layer: layer.has_sink))):
+        if value:
+            found[key] = value
+    return found
