@@ -74,7 +74,10 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
         raise _core.InvalidArgument(
             f"dispatch: expected {plan.num_tokens} tokens in dimension {dim}, found {tensor.shape[dim]}"
         )
-    return tensor.index_select(dim, _tokens_of(plan, rank).to(tensor.device))
+    local = tensor.index_select(dim, _tokens_of(plan, rank).to(tensor.device))
+    if local.dtype is torch.int64:  # tokens and positions, which attention knows again
+        local._contextile_plan = plan.digest  # type: ignore[attr-defined]
+    return local
 
 
 def collect(

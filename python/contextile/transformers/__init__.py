@@ -20,5 +20,6 @@ as in data parallelism.
 
 from contextile.transformers._attention import batch_of, register, use
 from contextile.transformers._generate import ShardedCache, generate
+from contextile.transformers._images import image_masks, local_images
 
-__all__ = ["ShardedCache", "batch_of", "generate", "register", "use"]
+__all__ = ["ShardedCache", "batch_of", "generate", "image_masks", "local_images", "register", "use"]

@@ -327,6 +327,8 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
 
 # ------------------------------------------------------------------------------------------ models
 
+# Arguments of models whose features replace tokens.
+_PIXELS = ("pixel_values", "pixel_values_videos", "input_features")
 _POOLS = ("ForSequenceClassification", "ForMultipleChoice", "ForTextEncoding", "RewardModel")
 
 
@@ -371,6 +373,12 @@ def check_model(prepared: Prepared) -> None:
             "labels: expected none inside use, for the model would shift them by this rank's tokens and average over them; "
             "found some. Compute the loss from local.labels and local.loss_weights, or give shift_labels=local.labels and "
             "num_items_in_batch= (of the whole batch), too, and sum the losses of the ranks"
+        )
+    pixels = [key for key in _PIXELS if arguments.get(key) is not None]
+    if pixels:
+        raise _core.InvalidArgument(
+            f"{pixels[0]}: expected none inside use, for the model would merge the features of all images into this rank's tokens; "
+            'found some. Give mm_encoder_outputs={"image": local_images(…)}'
         )
     if not _check_positions or prepared.counts_from_zero:
         return
