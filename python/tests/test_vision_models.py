@@ -247,7 +247,7 @@ def test_image_masks_say_what_they_cannot_make():
         cth.image_masks(gemma, LENGTHS)
     gemma4 = make("Gemma4ForConditionalGeneration", "eager")
     gemma4.config.text_config.use_bidirectional_attention = None
-    with pytest.raises(ct.InvalidArgument, match="use_bidirectional_attention='vision', found None"):
+    with pytest.raises(ct.InvalidArgument, match="expected one in which the tokens of an image attend both ways, found causal"):
         cth.image_masks(gemma4, LENGTHS, KINDS)
     ids = torch.where(KINDS == 1, 0, -1)
     assert cth.image_masks(gemma, [91], block_ids=ids)["full"][0].num_pairs == 91 * 92 // 2 + 48 * 47 // 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contextile import _core, masks
 from contextile.torch._layout import dispatch
-from contextile.transformers._layers import layers_of
+from contextile.transformers._layers import layers_of, rule_of
 
 # Fields of a tower's output that have a row for each token of an image.
 _FIELDS = ("pooler_output", "deepstack_features")
@@ -41,12 +41,12 @@ def _blocks_of(model: Any, document: Tensor) -> Tensor:
 
 def image_masks(
     model: Any, lengths: Sequence[int], token_type_ids: Any = None, *, block_ids: Any = None
-) -> dict[str, tuple[_core.Mask, int]]:
+) -> dict[str, tuple[Any, int]]:
     """Returns the masks of a batch for a model in which tokens of an image attend both ways.
 
     Pass them to ``batch_of(model, mask=…)``. They are what the model makes of ``token_type_ids``
-    (Gemma 4: ``mm_token_type_ids``) in each kind of layer: an image in Gemma 3 and 4, the image and
-    the prompt before the answer in PaliGemma.
+    (Gemma 4: ``mm_token_type_ids``): images in Gemma 3, and in the sliding layers of Gemma 4; the
+    image and the prompt before the answer in PaliGemma.
 
     Parameters
     ----------
@@ -85,28 +85,24 @@ def image_masks(
         raise _core.InvalidArgument(f"{name}: expected {sum(lengths)} numbers, found {len(given)}")
     if block_ids is None:
         given = torch.cat([_blocks_of(model, document) for document in given.split(list(lengths))])
-    layers = layers_of(model)
+    layers = layers_of(model, with_types=True)
     if layers is None:
         raise _core.InvalidArgument(
             f"model: expected one whose layers can be found out, found {type(model).__name__}; masks.with_blocks makes their masks"
         )
-    text = model.config.get_text_config()
-    if text.model_type.startswith("gemma4") and text.use_bidirectional_attention != "vision":
-        raise _core.InvalidArgument(
-            "model: expected use_bidirectional_attention='vision', found "
-            f"{text.use_bidirectional_attention!r}: its images attend as batch_of(model) says"
-        )
-    found: dict[str, tuple[_core.Mask, int]] = {}
-    whole = model.config.model_type == "paligemma"
+    asks = any(layer.has_blocks for layer in layers)
+    if block_ids is None and not asks:
+        raise _core.InvalidArgument(f"model: expected one in which the tokens of an image attend both ways, found causal layers")
+    found: dict[str, tuple[Any, int]] = {}
     for kind in sorted({layer.kind for layer in layers}):
         same = [layer for layer in layers if layer.kind == kind]
-        windows = {layer.form.window for layer in same}
-        if kind not in ("full", "sliding") or len(windows) != 1 or not all(layer.form.is_causal for layer in same):
-            raise _core.InvalidArgument(
-                f"model: expected causal layers, full or with one window, found {kind} with windows {windows}; masks.with_blocks "
-                "makes their masks"
-            )
-        found[kind] = masks.with_blocks(lengths, given.numpy(), window=windows.pop(), whole_blocks=whole), len(same)
+        form, has_blocks = same[0].form, same[0].has_blocks if asks else same[0].form.is_causal
+        if any((layer.form, layer.has_blocks) != (form, same[0].has_blocks) for layer in same):
+            raise _core.InvalidArgument(f"model: expected {kind} layers of one mask, found several; masks.with_blocks makes their masks")
+        mask = rule_of(form)
+        if has_blocks:
+            mask = masks.with_blocks(lengths, given.numpy(), window=form.window, whole_blocks=form.whole_blocks)
+        found[kind] = mask, len(same)
     return found
 
 

@@ -28,6 +28,7 @@ class Layer(NamedTuple):
     scale: float
     softcap: float
     has_sink: bool
+    has_blocks: bool = False  # true if tokens of an image, or of a prefix, attend each other
 
 
 def kind_of(module: Any, window: int | None, is_causal: bool) -> str:
@@ -73,12 +74,13 @@ def _record(
     _found.append(
         Layer(
             kind_of(module, sliding_window, is_causal),
-            form if form.window else form._replace(window=sliding_window),
+            form._replace(window=form.window or sliding_window, blocks=None),
             (query.shape[1], key.shape[1]),
             (query.shape[3], value.shape[3]),
             1.0 / math.sqrt(query.shape[3]) if scaling is None else float(scaling),
             float(softcap or 0.0),
             s_aux is not None,
+            form.blocks is not None,
         )
     )
     out = query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
@@ -92,20 +94,23 @@ def _note_mask(*args: Any, mask_function: Any = None, q_length: int = 2, **other
     return mask
 
 
-def _arguments_of(model: Any) -> dict[str, Any]:
+def _arguments_of(model: Any, with_types: bool) -> dict[str, Any]:
     tokens = torch.zeros((1, 2), dtype=torch.int64, device="meta")
     # With a mask, models do not look for packed documents, for which they would read positions.
     given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "use_cache": False}
     if getattr(model.config, "is_encoder_decoder", False):
         given["decoder_input_ids"] = tokens
+    if with_types:
+        given |= {"token_type_ids": tokens, "mm_token_type_ids": tokens}
     accepted = inspect.signature(type(model).forward).parameters
     return {name: value for name, value in given.items() if name in accepted}
 
 
-def layers_of(model: Any) -> list[Layer] | None:
+def layers_of(model: Any, *, with_types: bool = False) -> list[Layer] | None:
     """Returns the layers of a model in the order of their calls.
 
-    A copy of the model without weights runs on two tokens. Returns None if it cannot.
+    A copy of the model without weights runs on two tokens, with token types if they are wanted.
+    Returns None if it cannot.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -120,7 +125,7 @@ def layers_of(model: Any) -> list[Layer] | None:
             warnings.simplefilter("ignore")
             twin = type(model)(config).eval()
             twin.set_attn_implementation(_PROBE)
-            twin(**_arguments_of(twin))
+            twin(**_arguments_of(twin, with_types))
     except Exception as error:  # noqa: BLE001
         logging.getLogger(__name__).info("no copy of %s without weights runs: %s", type(model).__name__, error)
         return None
@@ -131,7 +136,7 @@ def layers_of(model: Any) -> list[Layer] | None:
     return found or None
 
 
-def _rule_of(form: Form) -> Any:
+def rule_of(form: Form) -> Any:
     """Returns the mask of a form, without the blocks, which each batch has its own of."""
     if form.chunk:
         return f"chunked:{form.chunk}"
@@ -159,7 +164,7 @@ def described(layers: list[Layer]) -> dict[str, Any]:
         return first if all(value == first for value in values.values()) else values
 
     found = {
-        "mask": {name: (_rule_of(layer.form), counts[name]) for name, layer in named.items()},
+        "mask": {name: (rule_of(layer.form), counts[name]) for name, layer in named.items()},
         "heads": one(lambda layer: layer.heads),
         "head_dim": one(lambda layer: layer.dims[0]),
         "value_dim": one(lambda layer: layer.dims[1]),
