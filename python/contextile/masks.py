@@ -28,6 +28,7 @@ __all__ = [
     "causal",
     "causal_blockwise",
     "chunked",
+    "encoder_decoder",
     "from_bands",
     "from_block_mask",
     "from_cu_seqlens",
@@ -298,6 +299,62 @@ def with_blocks(
                 if window is not None and whole_blocks:
                     bands.extend((*q, *k, None, -window) for k in runs)
     return from_bands(bands, num_tokens=len(ids))
+
+
+def encoder_decoder(
+    source_lengths: Sequence[int], target_lengths: Sequence[int], *, layers: tuple[int, int] = (1, 1)
+) -> dict[str, Any]:
+    """Describes a batch of pairs, whose targets attend themselves and their whole source.
+
+    A document of the batch is a source with its target after it. ``contextile.torch.Sides`` says
+    which of a rank's tokens are which.
+
+    Parameters
+    ----------
+    source_lengths, target_lengths : sequence of int
+        Number of tokens of every source, and of its target.
+    layers : (int, int)
+        Numbers of layers of the encoder and of the decoder.
+
+    Returns
+    -------
+    dict
+        ``lengths`` and ``mask`` for ``plan``. The masks are ``encoder`` (sources, both ways),
+        ``decoder`` (targets, causal) and ``cross`` (targets attend sources).
+
+    Raises
+    ------
+    InvalidArgument
+        There are not as many targets as sources, or a length is not positive.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> batch = ct.masks.encoder_decoder([60, 30], [20, 10])
+    >>> batch["lengths"], list(batch["mask"])
+    ([80, 40], ['encoder', 'decoder', 'cross'])
+    >>> plan = ct.plan(**batch, cluster="local:1x2", strategy="dcp", heads=4, head_dim=32)
+    """
+    pairs = list(zip(source_lengths, target_lengths))
+    if len(source_lengths) != len(target_lengths) or any(min(pair) < 1 for pair in pairs):
+        raise _core.InvalidArgument(
+            f"encoder_decoder: expected as many targets as sources, of at least one token each, found {list(source_lengths)[:8]} "
+            f"and {list(target_lengths)[:8]}"
+        )
+    lengths = [source + target for source, target in pairs]
+    sides = [(begin, begin + source, end) for (begin, end), (source, _) in zip(_ranges(lengths), pairs)]
+
+    def of(bands: Any) -> Mask:
+        return from_bands(bands, num_tokens=sum(lengths))
+
+    return {
+        "lengths": lengths,
+        "mask": {
+            "encoder": (of([(a, b, a, b, None, None) for a, b, _ in sides]), layers[0]),
+            "decoder": (of([(b, c, b, c, None, 0) for _, b, c in sides]), layers[1]),
+            "cross": (of([(b, c, a, b, None, None) for a, b, c in sides]), layers[1]),
+        },
+    }
 
 
 def _ranges(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -32,6 +32,7 @@ from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
 from contextile.torch._pooled_calls import CallTimes
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
 from contextile.torch._shares import Round, Step
+from contextile.torch._sides import Sides, cross_attention
 
 __all__ = [
     "CallTimes",
@@ -46,11 +47,13 @@ __all__ = [
     "Rows",
     "SamePhasePipeline",
     "ScaledDotProductAttention",
+    "Sides",
     "Step",
     "Tick",
     "attention",
     "checkpoint_contexts",
     "collect",
+    "cross_attention",
     "dispatch",
     "gather_lengths",
     "local_batch",

@@ -1,0 +1,149 @@
+"""Encoders and decoders of one batch: attention between tokens of two kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from contextile import _core
+from contextile.torch._attention import attention
+from contextile.torch._executor import Executor, Prepared
+
+
+class Sides:
+    """The sources and the targets among a rank's tokens of a batch of pairs.
+
+    Not collective. The plan is one for ``contextile.masks.encoder_decoder``.
+
+    Parameters
+    ----------
+    source_lengths, target_lengths : sequence of int
+        As for ``masks.encoder_decoder``.
+    plan : Plan
+        The plan of the batch, or the rank's slice.
+    rank : int
+        The rank.
+
+    Attributes
+    ----------
+    source_rows, target_rows : int64 Tensor
+        Rows of this rank's sources and targets in the plan's local order.
+    source_tokens, target_tokens : int64 Tensor
+        Their numbers among all sources, and among all targets, of the batch, end to end.
+    source_positions, target_positions : int64 Tensor
+        Their positions in their source, or target.
+
+    Raises
+    ------
+    InvalidArgument
+        The plan is one of other lengths.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> from contextile.torch import Sides
+    >>> plan = ct.plan(**ct.masks.encoder_decoder([3, 2], [2, 1]), cluster="local:1x1",
+    ...                strategy="zigzag", heads=4, head_dim=32)
+    >>> sides = Sides([3, 2], [2, 1], plan=plan, rank=0)
+    >>> sides.source_rows.tolist(), sides.target_positions.tolist()
+    ([0, 1, 2, 5, 6], [0, 1, 0])
+    """
+
+    def __init__(self, source_lengths: Sequence[int], target_lengths: Sequence[int], *, plan: _core.Plan, rank: int) -> None:
+        lengths = [source + target for source, target in zip(source_lengths, target_lengths)]
+        found = [end - begin for begin, end in plan.sequences]
+        if len(source_lengths) != len(target_lengths) or lengths != found:
+            raise _core.InvalidArgument(f"sides: expected pairs of {found[:8]} tokens, as the plan's, found {lengths[:8]}")
+        sources, both = torch.tensor(list(source_lengths)), torch.tensor(lengths)
+        position = torch.arange(sum(lengths)) - (both.cumsum(0) - both).repeat_interleave(both)
+        is_source = position < sources.repeat_interleave(both)
+        local = torch.from_numpy(plan.local_tokens(rank))
+        self.source_rows = is_source[local].nonzero()[:, 0]
+        self.target_rows = (~is_source[local]).nonzero()[:, 0]
+        source, target = local[self.source_rows], local[self.target_rows]
+        self.source_tokens = (is_source.cumsum(0) - 1)[source]
+        self.target_tokens = ((~is_source).cumsum(0) - 1)[target]
+        self.source_positions = position[source]
+        self.target_positions = (position - sources.repeat_interleave(both))[target]
+        self.num_tokens = len(local)
+
+    def rows_of(self, mask: str) -> tuple[Tensor, Tensor]:
+        """Returns the rows of the queries and of the keys of a mask: encoder, decoder or cross."""
+        sides = {
+            "encoder": (self.source_rows, self.source_rows),
+            "decoder": (self.target_rows, self.target_rows),
+            "cross": (self.target_rows, self.source_rows),
+        }
+        if mask not in sides:
+            raise _core.InvalidArgument(f"mask: expected one of {', '.join(sides)}, found '{mask}'")
+        return sides[mask]
+
+
+def cross_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    sides: Sides,
+    executor: Executor,
+    plan: _core.Plan | Prepared | None = None,
+    mask: str = "cross",
+) -> Tensor:
+    """Computes exact attention from one side of a batch of pairs to a side, by a plan.
+
+    Collective, as ``attention``. Targets attend sources, or with ``mask`` ``"encoder"`` or
+    ``"decoder"``, one side itself.
+
+    Parameters
+    ----------
+    q : Tensor [query tokens, q_heads, head_dim]
+        Queries of this rank's targets; of its sources for ``mask="encoder"``.
+    k : Tensor [key tokens, kv_heads, head_dim]
+        Keys of this rank's sources; of its targets for ``mask="decoder"``.
+    v : Tensor [key tokens, kv_heads, value_dim]
+        Their values.
+    sides : Sides
+        Which of this rank's tokens are sources.
+    executor, plan
+        As for ``attention``.
+    mask : str
+        ``"cross"``, ``"encoder"`` or ``"decoder"``.
+
+    Returns
+    -------
+    Tensor [query tokens, q_heads, value_dim]
+
+    Raises
+    ------
+    InvalidArgument
+        A tensor has another number of tokens than the side, or as ``attention`` does.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> import torch
+    >>> from contextile.torch import Executor, Sides, cross_attention
+    >>> plan = ct.plan(**ct.masks.encoder_decoder([60], [20]), cluster="local:1x1",
+    ...                strategy="zigzag", heads=4, head_dim=32, dtype="f32")
+    >>> executor = Executor(ct.inproc_group(1)[0])
+    >>> prepared = executor.prepare(plan)
+    >>> sides = Sides([60], [20], plan=plan, rank=0)
+    >>> q, k, v = torch.randn(20, 4, 32), torch.randn(60, 4, 32), torch.randn(60, 4, 32)
+    >>> cross_attention(q, k, v, sides=sides, executor=executor).shape
+    torch.Size([20, 4, 32])
+    """
+    query_rows, key_rows = sides.rows_of(mask)
+    for name, tensor, rows in (("q", q, query_rows), ("k", k, key_rows), ("v", v, key_rows)):
+        if len(tensor) != len(rows):
+            raise _core.InvalidArgument(f"{name}: expected {len(rows)} tokens of this rank, found {len(tensor)}")
+
+    def spread(tensor: Tensor, rows: Tensor) -> Tensor:
+        whole = tensor.new_zeros((sides.num_tokens, *tensor.shape[1:]))
+        return whole.index_copy(0, rows.to(tensor.device), tensor)
+
+    out = attention(
+        spread(q, query_rows), spread(k, key_rows), spread(v, key_rows), executor=executor, plan=plan, mask=mask
+    )
+    return out[query_rows.to(q.device)]  # type: ignore[index]
