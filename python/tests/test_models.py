@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import contextile.transformers as cth  # noqa: E402
-from contextile.torch import Executor, collect, local_batch  # noqa: E402
+from contextile.torch import Executor, Sides, collect, dispatch, local_batch  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
 LENGTHS = [60, 33, 5]
@@ -76,12 +76,11 @@ def alone(name):
     return torch.cat(parts), {key: value.grad for key, value in model.named_parameters()}
 
 
-def compare(name, model, logits, plan):
-    """Compares logits and gradients of this rank's model with those of one process."""
+def compare(name, model, logits, expected, gradients):
+    """Compares logits of the batch and gradients of this rank's model with those of one process."""
     import torch.distributed as dist
 
-    expected, gradients = alone(name)
-    error = (collect(logits, plan=plan) - expected).abs().max() / expected.abs().max()
+    error = (logits - expected).abs().max() / expected.abs().max()
     assert error < 1e-5, f"{name}: logits are off by {error:.2e}"
     largest = max(float(one.abs().max()) for one in gradients.values() if one is not None)
     for key, value in model.named_parameters():
@@ -103,11 +102,100 @@ def train(names, strategy):
         with cth.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits[0]
             logits.square().sum().backward()
-        compare(name, model, logits, plan)
+        compare(name, model, collect(logits, plan=plan), *alone(name))
+
+
+SEQ2SEQ = {
+    "BartForConditionalGeneration": ("BartConfig", {
+        "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128,
+        "dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+        "forced_eos_token_id": None}),
+    "MarianMTModel": ("MarianConfig", {
+        "vocab_size": 97, "decoder_vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+        "max_position_embeddings": 128, "dropout": 0.0, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}),
+}  # fmt: skip
+MODELS |= SEQ2SEQ
+SOURCES, TARGETS = [60, 20, 9], [15, 40, 8]
+
+
+def train_pairs(names, strategy):
+    executor = Executor()
+    generator = torch.Generator().manual_seed(2)
+    sources, targets = (torch.randint(3, 97, (sum(lengths),), generator=generator) for lengths in (SOURCES, TARGETS))
+    for name in names.split():
+        model = make(name, cth.register())
+        batch = cth.batch_of(model, **ct.masks.encoder_decoder(SOURCES, TARGETS, layers=(2, 2)))
+        plan = ct.plan(**batch, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=8)
+        executor.prepare(plan)
+        sides = Sides(SOURCES, TARGETS, plan=plan, rank=executor.rank)
+        with cth.use(executor, sides=sides):
+            logits = model(
+                input_ids=sources[sides.source_tokens][None], decoder_input_ids=targets[sides.target_tokens][None], use_cache=False
+            ).logits[0]
+            logits.square().sum().backward()
+        rows = logits.new_zeros((sides.num_tokens, logits.shape[1])).index_copy(0, sides.target_rows, logits.detach())
+        found = collect(rows, plan=plan)
+        is_target = torch.cat([torch.arange(s + t) >= s for s, t in zip(SOURCES, TARGETS)])
+        one, parts = make(name, "eager"), []
+        for source, target in zip(sources.split(SOURCES), targets.split(TARGETS)):
+            expected = one(input_ids=source[None], decoder_input_ids=target[None], use_cache=False).logits[0]
+            expected.square().sum().backward()
+            parts.append(expected.detach())
+        gradients = {key: value.grad for key, value in one.named_parameters()}
+        compare(name, model, found[is_target], torch.cat(parts), gradients)
+
+
+def test_encoders_with_decoders_are_those_of_one_process():
+    run_ranks(train_pairs, 2, " ".join(SEQ2SEQ), "dcp", timeout=300)
+
+
+def test_encoders_with_decoders_need_their_sides():
+    model = make("BartForConditionalGeneration", cth.register())
+    with pytest.raises(ct.InvalidArgument, match="expected mask=, for the model has an encoder and a decoder"):
+        cth.batch_of(model)
+    pairs = cth.batch_of(model, **ct.masks.encoder_decoder([9, 4], [5, 6]))
+    plan = ct.plan(**pairs, cluster="local:1x1", strategy="dcp")
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(plan)
+    sides = Sides([9, 4], [5, 6], plan=plan, rank=0)
+    tokens = {"input_ids": torch.ones(1, 13, dtype=torch.int64), "decoder_input_ids": torch.ones(1, 11, dtype=torch.int64)}
+    with pytest.raises(ct.InvalidArgument, match="expected use\\(executor, sides=…\\)"), cth.use(executor):
+        model(**tokens, use_cache=False)
+    with cth.use(executor, sides=sides):
+        assert model(**tokens, use_cache=False).logits.shape == (1, 11, 97)
+    # Pairs of as many tokens that are cut elsewhere, and a plan of another kind.
+    other = Sides([8, 5], [6, 5], plan=plan, rank=0)
+    with pytest.raises(ct.InvalidArgument, match="mask 'encoder': expected the 89 pairs of the sides, found 97"), cth.use(executor, sides=other):
+        pass
+    executor.prepare(ct.plan([14, 10], cluster="local:1x1", strategy="dcp", heads=4, head_dim=8, dtype="f32"))
+    with pytest.raises(ct.InvalidArgument, match="expected one for masks.encoder_decoder, found masks causal"), cth.use(executor, sides=sides):
+        pass
+
+
+def test_models_that_count_positions_are_given_them():
+    torch.manual_seed(0)
+    model = transformers.BartForCausalLM(transformers.BartConfig(**{**SEQ2SEQ["BartForConditionalGeneration"][1]})).eval()
+    model.set_attn_implementation(cth.register())
+    executor = Executor(ct.inproc_group(1)[0])
+    plan = ct.plan([30, 34], cluster="local:1x1", strategy="zigzag", block_size=8, **cth.batch_of(model))
+    executor.prepare(plan)
+    tokens = torch.randint(3, 97, (64,))
+    local = local_batch(tokens, plan=plan, rank=0)
+    with cth.use(executor, positions=local.positions), torch.no_grad():
+        found = model(local.tokens[None], use_cache=False).logits[0]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = torch.cat([model(part[None], use_cache=False).logits[0] for part in tokens.split([30, 34])])
+    assert (found - dispatch(expected, plan=plan, rank=0)).abs().max() < 1e-5
+    model.set_attn_implementation(cth.register())
+    with pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's"), cth.use(executor, positions=torch.arange(64)):
+        model(local.tokens[None], use_cache=False)
 
 
 def test_models_are_those_of_one_process():
-    run_ranks(train, 3, " ".join(MODELS), "dcp", timeout=300)
+    run_ranks(train, 3, " ".join(name for name in MODELS if name not in SEQ2SEQ), "dcp", timeout=300)
 
 
 def test_batch_of_asks_the_layers():

@@ -68,6 +68,13 @@ class Sides:
         self.source_positions = position[source]
         self.target_positions = (position - sources.repeat_interleave(both))[target]
         self.num_tokens = len(local)
+        targets = both - sources
+        # Attended pairs of each mask.
+        self.num_pairs = {
+            "encoder": int((sources * sources).sum()),
+            "decoder": int((targets * (targets + 1) // 2).sum()),
+            "cross": int((sources * targets).sum()),
+        }
 
     def rows_of(self, mask: str) -> tuple[Tensor, Tensor]:
         """Returns the rows of the queries and of the keys of a mask: encoder, decoder or cross."""

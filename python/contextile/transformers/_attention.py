@@ -17,8 +17,10 @@ from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._layout import check_tokens_on_ranks
 from contextile.torch._models import model_in_call, ordered_part
+from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
-from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, form_of, note
+from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
+from contextile.transformers._positions import counted
 
 _FULL = "full"
 _SLIDING = "sliding"
@@ -27,6 +29,8 @@ _CHUNKED = "chunked"
 _executor: Executor | None = None
 _check_masks = True
 _check_positions = True
+_positions: Tensor | None = None
+_sides: Sides | None = None
 _calls = 0  # number of calls of layers since the process began
 
 
@@ -92,7 +96,14 @@ def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function:
 
 
 @contextlib.contextmanager
-def use(executor: Executor, *, check_masks: bool = True, check_positions: bool = True) -> Iterator[Executor]:
+def use(
+    executor: Executor,
+    *,
+    check_masks: bool = True,
+    check_positions: bool = True,
+    positions: Tensor | None = None,
+    sides: Sides | None = None,
+) -> Iterator[Executor]:
     """Makes the layers of models attend with an executor, inside ``with``.
 
     Calls are collective: every rank runs the model on its own tokens. If layers are checkpointed,
@@ -108,6 +119,11 @@ def use(executor: Executor, *, check_masks: bool = True, check_positions: bool =
     check_positions : bool
         Whether position ids must be those of the plan's documents, up to a constant. False leaves
         them to the caller: for models with positions of their own kind, or with none at all.
+    positions : int64 Tensor [local tokens], optional
+        Positions for models that count them and take none, such as BART's: ``local.positions``.
+    sides : Sides, optional
+        Which of this rank's tokens are sources, for models of an encoder and a decoder. The model is
+        given this rank's sources and targets; both have the positions of the sides.
 
     Yields
     ------
@@ -130,16 +146,20 @@ def use(executor: Executor, *, check_masks: bool = True, check_positions: bool =
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    global _executor, _check_masks, _check_positions
+    global _executor, _check_masks, _check_positions, _positions, _sides
     before_calls = _calls
     if executor.plan is not None:
         check_tokens_on_ranks(executor.plan)
-    before = _executor, _check_masks, _check_positions
-    _executor, _check_masks, _check_positions = executor, check_masks, check_positions
+    if sides is not None:
+        check_sides(_prepared(executor), sides)
+    before = _executor, _check_masks, _check_positions, _positions, _sides
+    _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
+    by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
     try:
-        yield executor
+        with counted(*by_side):
+            yield executor
     finally:
-        _executor, _check_masks, _check_positions = before
+        _executor, _check_masks, _check_positions, _positions, _sides = before
     if _calls == before_calls:
         raise _core.InvalidArgument(
             "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
@@ -246,6 +266,10 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
 def _found_in(model: Any, config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
     if layers is not None:
+        if "mask" not in changes and any(layer.kind == "cross" for layer in layers):
+            raise _core.InvalidArgument(
+                "model: expected mask=, for the model has an encoder and a decoder: batch_of(model, **masks.encoder_decoder(…))"
+            )
         if "mask" not in changes:
             _windows(config)  # refuses layers that attend in another way
         return {**described(layers), "dtype": getattr(model, "dtype", torch.float32)}
@@ -380,13 +404,15 @@ def check_model(prepared: Prepared) -> None:
             f"{pixels[0]}: expected none inside use, for the model would merge the features of all images into this rank's tokens; "
             'found some. Give mm_encoder_outputs={"image": local_images(…)}'
         )
-    if not _check_positions or prepared.counts_from_zero:
+    if not _check_positions or prepared.counts_from_zero or _sides is not None:
         return
-    if arguments.get("position_ids") is not None:
+    if _positions is not None:
+        _compare_positions(prepared, _positions[None])
+    elif arguments.get("position_ids") is not None:
         _compare_positions(prepared, arguments["position_ids"])
     else:
         accepts = "position_ids" in inspect.signature(type(model).forward).parameters
-        hint = "give position_ids=local.positions[None]" if accepts else "it takes none, so ranks cannot hold parts of documents"
+        hint = "give position_ids=local.positions[None]" if accepts else "use(executor, positions=local.positions) gives it them"
         raise _core.InvalidArgument(
             f"position_ids: expected those of this rank's tokens, found none: {name} would count 0, 1, 2, … on every rank; {hint} "
             "(use(executor, check_positions=False) is for models without positions)"
@@ -397,6 +423,7 @@ def check_model(prepared: Prepared) -> None:
 _WITHOUT_EFFECT = {
     "cache_position",
     "is_causal",
+    "logits_to_keep",
     "num_items_in_batch",
     "output_hidden_states",
     "output_router_logits",
@@ -424,6 +451,11 @@ def _name_for(
 ) -> str:
     """Returns the name of the plan's mask for a layer: its kind, or kind_2, … of another shape."""
     names = prepared.mask_names
+    if kind in ("encoder", "decoder", "cross") and _sides is None:
+        raise _core.InvalidArgument(
+            "attention: expected use(executor, sides=…) with a plan for masks.encoder_decoder, for the model has an encoder and a "
+            "decoder, found none"
+        )
     if kind not in names and len(names) == 1 and names[0] not in (_SLIDING, _FULL, _CHUNKED):
         return names[0]
     prepared.call_of(kind)
@@ -474,11 +506,14 @@ def _attend(
             if s_aux is not None
             else "attention: expected a layer with sinks, as the plan has (sink=False leaves them out), found one without"
         )
-    if _check_masks and not is_compiling:
+    if _check_masks and not is_compiling and _sides is None:
         check_reach(prepared, name, kind, sliding_window, is_causal)
     _check_others(other)
     if is_first:
         check_model(prepared)
+    if _sides is not None:
+        given = (x[0].transpose(0, 1) for x in (query, key, value))
+        return cross_attention(*given, sides=_sides, executor=_executor, plan=prepared, mask=kind)[None], None  # type: ignore[arg-type]
     if _check_positions and not is_compiling:
         _compare_positions(prepared, other.get("position_ids"))
     out = attention(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._executor import Prepared
+from contextile.torch._sides import Sides
 
 
 class Form(NamedTuple):
@@ -166,4 +167,23 @@ def check_reach(prepared: Prepared, name: str, kind: str, window: int | None, is
         raise _core.InvalidArgument(
             f"mask '{name}': expected {rule}{both_ways}, as the layer, keys {expected[0]} to {expected[1]} from the query; found "
             f"{offsets[0]} to {offsets[1]} (use(executor, check_masks=False) leaves masks to the plan)"
+        )
+
+
+def check_sides(prepared: Prepared, sides: Sides) -> None:
+    """Raises unless the plan has the masks of an encoder and a decoder, and these sides are its."""
+    for name, pairs in sides.num_pairs.items():
+        if name not in prepared.mask_names:
+            raise _core.InvalidArgument(
+                f"plan: expected one for masks.encoder_decoder, found masks {', '.join(prepared.mask_names)}"
+            )
+        plan, index = prepared.mask_of(name)
+        if plan.mask(index).num_pairs != pairs:
+            raise _core.InvalidArgument(
+                f"mask '{name}': expected the {pairs} pairs of the sides, found {plan.mask(index).num_pairs}"
+            )
+    if len(sides.target_rows) == 0 or len(sides.source_rows) == 0:
+        raise _core.InvalidArgument(
+            f"sides: expected sources and targets on every rank, found {len(sides.source_rows)} and {len(sides.target_rows)} on "
+            f"rank {prepared.rank}; a smaller block_size spreads them"
         )
