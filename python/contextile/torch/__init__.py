@@ -24,8 +24,9 @@ from contextile.torch._attention import attention
 from contextile.torch._data import DataLoader
 from contextile.torch._documents import Piece
 from contextile.torch._executor import Executor
+from contextile.torch._gather import collect, document_sums, gather_last, gather_rows, token_log_probs
 from contextile.torch._group import make_transport
-from contextile.torch._layout import LocalBatch, collect, dispatch, local_batch
+from contextile.torch._layout import LocalBatch, dispatch, local_batch
 from contextile.torch._ping_pong import PingPong
 from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
 from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
@@ -55,10 +56,14 @@ __all__ = [
     "collect",
     "cross_attention",
     "dispatch",
+    "document_sums",
+    "gather_last",
     "gather_lengths",
+    "gather_rows",
     "local_batch",
     "make_transport",
     "replace_attention",
     "ticks",
+    "token_log_probs",
     "use",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._layout import _truth_values, whole_numbers
+from contextile.torch._layout import truth_values, whole_numbers
 
 
 class Documents(Protocol):
@@ -186,7 +186,7 @@ class DocumentReader:
             if name == "labels":
                 fields[name] = whole_numbers(where, field)
             elif name == "loss_mask":
-                fields[name] = _truth_values(where, field)
+                fields[name] = truth_values(where, field)
         return fields
 
     def _check_form(self, document: int, fields: dict[str, Tensor]) -> None:

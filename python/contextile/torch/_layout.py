@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from contextile import _core
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 
 def _tokens_of(plan: _core.Plan, rank: int) -> Tensor:
     return torch.from_numpy(plan.local_tokens(rank))
 
 
-def _remedy(plan: _core.Plan) -> str:
-    if plan.num_tokens < plan.num_devices:
-        return f"the batch has {plan.num_tokens} tokens for {plan.num_devices} ranks: pack more documents or use fewer ranks"
-    return "a smaller block_size spreads them"
+def dim_of(call: str, tensor: Tensor, dim: int) -> int:
+    """Returns a dimension's number from 0. Raises InvalidArgument if there is none."""
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise _core.InvalidArgument(f"{call}: expected a dimension of {list(tensor.shape)}, found dim={dim}")
+    return dim % tensor.dim()
 
 
-def check_tokens_on_ranks(plan: _core.Plan) -> None:
-    """Raises InvalidArgument if a rank owns no tokens, because models cannot reshape empty tensors.
+def with_filler(rows: Tensor) -> Tensor:
+    """Returns the rows of a rank, or one of zeros if it has none."""
+    return rows if len(rows) > 0 else rows.new_zeros((1, *rows.shape[1:]))
 
-    If the plan is a slice, only its rank is checked.
-    """
-    for rank in range(plan.num_devices) if plan.slice_of is None else [plan.slice_of]:
-        if plan.num_local_tokens(rank) == 0:
-            raise _core.InvalidArgument(
-                f"plan: expected tokens on every rank, found none on rank {rank}; {_remedy(plan)}"
-            )
+
+def without_filler(rows: Tensor, plan: _core.Plan, rank: int) -> Tensor:
+    """Returns the rows without the filler that a rank without tokens has."""
+    return rows[:0] if plan.num_local_tokens(rank) == 0 and rows.shape[0] == 1 else rows
 
 
 def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Tensor:
@@ -58,7 +54,7 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
     Raises
     ------
     InvalidArgument
-        ``dim`` has another number of tokens than the plan.
+        ``dim`` has another number of tokens than the plan, or is none of the tensor's.
 
     Examples
     --------
@@ -70,6 +66,7 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
     >>> len(rows) == plan.num_local_tokens(1)
     True
     """
+    dim = dim_of("dispatch", tensor, dim)
     if tensor.shape[dim] != plan.num_tokens:
         raise _core.InvalidArgument(
             f"dispatch: expected {plan.num_tokens} tokens in dimension {dim}, found {tensor.shape[dim]}"
@@ -80,65 +77,11 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
     return local
 
 
-def collect(
-    tensor: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0
-) -> Tensor:
-    """Puts the rows of all ranks together, on every rank. Collective; without gradients.
-
-    It is the inverse of ``dispatch``.
-
-    Parameters
-    ----------
-    tensor : Tensor [..., local tokens, ...]
-        This rank's rows in local order; the tokens are in dimension ``dim``.
-    plan : Plan
-        The plan of the batch.
-    group : ProcessGroup, optional
-        The ranks of the plan. Default: the whole job.
-    dim : int
-        The dimension of the tokens.
-
-    Returns
-    -------
-    Tensor [..., tokens of the batch, ...]
-
-    Raises
-    ------
-    InvalidArgument
-        ``dim`` has another number of tokens than this rank owns, or the group has another number of
-        ranks than the plan.
-
-    Examples
-    --------
-    Needs ``torch.distributed``::
-
-        out = attention(q, k, v, executor=executor)    # [local tokens, heads, dim]
-        whole = collect(out, plan=plan)                # [tokens of the batch, heads, dim]
-    """
-    import torch.distributed as dist
-
-    size = dist.get_world_size(group)
-    rank = dist.get_rank(group)
-    if size != plan.num_devices:
-        raise _core.InvalidArgument(f"collect: expected a group of {plan.num_devices} ranks, found {size}")
-    counts = [plan.num_local_tokens(r) for r in range(size)]
-    rows = tensor.detach().movedim(dim, 0).contiguous()
-    if rows.shape[0] != counts[rank]:
-        raise _core.InvalidArgument(
-            f"collect: expected {counts[rank]} tokens in dimension {dim}, found {rows.shape[0]}"
-        )
-    padded = rows.new_zeros((max(counts), *rows.shape[1:]))
-    padded[: counts[rank]] = rows
-    parts = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(parts, padded, group=group)
-    whole = rows.new_empty((plan.num_tokens, *rows.shape[1:]))
-    for r, part in enumerate(parts):
-        whole[_tokens_of(plan, r).to(rows.device)] = part[: counts[r]]
-    return whole.movedim(0, dim)
-
-
 class LocalBatch(NamedTuple):
     """A rank's share of a batch for training, in local order.
+
+    A rank without tokens has one filler token instead, because models cannot compute on nothing. It
+    has no label and weighs nothing. Attention returns 0 for it, and ``collect`` leaves it out.
 
     Attributes
     ----------
@@ -174,7 +117,8 @@ def whole_numbers(name: str, given: Any) -> Tensor:
     return numbers
 
 
-def _truth_values(name: str, given: Any) -> Tensor:
+def truth_values(name: str, given: Any) -> Tensor:
+    """Returns truth values as bool. Raises InvalidArgument for other numbers than 0 and 1."""
     tensor = torch.as_tensor(given)
     if tensor.dtype != torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
         raise _core.InvalidArgument(f"{name}: expected truth values, or 0 and 1, found others")
@@ -244,7 +188,7 @@ def local_batch(
         raise _core.InvalidArgument(f"tokens: expected [{plan.num_tokens}], found {list(tokens.shape)}")
     targets = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
     if loss_mask is not None:
-        wanted = _of_batch("loss_mask", _truth_values("loss_mask", loss_mask), plan)
+        wanted = _of_batch("loss_mask", truth_values("loss_mask", loss_mask), plan)
         targets = torch.where(wanted, targets, ignore_index)
     following = torch.from_numpy(plan.rolled_tokens(rank))
     local_labels = torch.where(following >= 0, targets[following.clamp(min=0)], ignore_index)
@@ -259,6 +203,9 @@ def local_batch(
         weights,
         torch.from_numpy(plan.sequence_ids(rank)),
     )
+    if len(local_labels) == 0:
+        local = LocalBatch(*(with_filler(tensor) for tensor in local))
+        local.labels.fill_(ignore_index)
     for tensor in local:
         tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
     return local

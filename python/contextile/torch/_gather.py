@@ -1,0 +1,398 @@
+"""Rows and sums of the whole batch on every rank, with gradients."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from contextile import _core
+from contextile.torch._layout import dim_of, without_filler
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_LOSSES = ("same", "share")
+_NUM_PARTS = 8  # parts of a gradient whose norms are compared between ranks
+
+
+class _Meeting(NamedTuple):
+    """The ranks that are in one call with one plan."""
+
+    plan: _core.Plan
+    group: Any
+    rank: int
+    counts: list[int]  # rows of every rank
+    is_slice: bool
+    loss: str
+
+
+def _ranks(group: Any) -> tuple[int, int]:
+    """Returns this rank and the number of ranks. Without ``torch.distributed``, it is alone."""
+    import torch.distributed as dist
+
+    if group is None and not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def _gathered(mine: Tensor, group: Any, size: int) -> list[Tensor]:
+    import torch.distributed as dist
+
+    if size == 1:
+        return [mine]
+    parts = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(parts, mine, group=group)
+    return parts
+
+
+def _meet(call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str) -> tuple[_Meeting, Tensor]:
+    """Returns the ranks and this rank's rows [local tokens, ...]. Collective.
+
+    If a rank's tensor, plan or call does not fit, all ranks raise InvalidArgument.
+    """
+    if loss not in _LOSSES:
+        raise _core.InvalidArgument(f"loss: expected {' or '.join(_LOSSES)}, found {loss!r:.80}")
+    rank, size = _ranks(group)
+    if size != plan.num_devices:
+        raise _core.InvalidArgument(f"{call}: expected a group of {plan.num_devices} ranks, found {size}")
+    dim = dim_of(call, tensor, dim)
+    rows = without_filler(tensor.movedim(dim, 0), plan, rank)
+    expected = plan.num_local_tokens(rank)
+    fits = rows.shape[0] == expected
+    kind = zlib.crc32(f"{call} {tuple(rows.shape[1:])} {rows.dtype} {loss}".encode())
+    words = [expected if fits else -1, int(plan.digest[:15], 16), kind, int(plan.slice_of is not None)]
+    found = [part.tolist() for part in _gathered(torch.tensor(words, device=tensor.device), group, size)]
+    if not fits:
+        raise _core.InvalidArgument(f"{call}: expected {expected} tokens in dimension {dim}, found {rows.shape[0]}")
+    for other, its_words in enumerate(found):
+        if its_words[0] < 0:
+            raise _core.InvalidArgument(f"{call}: expected every rank's own tokens, found others on rank {other}")
+        if its_words[1:] != words[1:]:
+            raise _core.InvalidArgument(
+                f"{call}: expected one plan, shape, dtype and loss= on all ranks, found others on rank {other} than on {rank}"
+            )
+    return _Meeting(plan, group, rank, [one[0] for one in found], plan.slice_of is not None, loss), rows
+
+
+def _check_same(gradient: Tensor, group: Any) -> None:
+    """Raises InvalidArgument on all ranks unless their gradients are equal up to rounding."""
+    of_rows = torch.linalg.vector_norm(gradient.float().flatten(1), dim=1) if gradient.dim() > 1 else gradient.float()
+    # Neighbours count differently, so that it shows which rows a rank used.
+    weights = 1 + torch.arange(len(of_rows), device=gradient.device, dtype=torch.float64).mul(0.6180339887).frac().float()
+    norms = torch.stack([torch.linalg.vector_norm(part) for part in (of_rows * weights).tensor_split(_NUM_PARTS)])
+    parts = torch.stack(_gathered(norms, group, _ranks(group)[1]))
+    finite = parts[torch.isfinite(parts)]
+    slack = 1e-3 * float(finite.max()) if len(finite) > 0 else 0.0
+    if not torch.allclose(parts, parts[:1].expand_as(parts), rtol=1e-2, atol=slack, equal_nan=True):
+        raise _core.InvalidArgument(
+            "loss: expected every rank to compute the same loss of what it gathered (loss='same'), found gradients that differ; "
+            "give loss='share' if the loss of the batch is the sum over ranks"
+        )
+
+
+def _summed(tensor: Tensor, meeting: _Meeting) -> Tensor:
+    import torch.distributed as dist
+
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    if len(meeting.counts) > 1:
+        dist.all_reduce(total, group=meeting.group)
+    return total
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, meeting: _Meeting) -> Tensor:
+        ctx.meeting = meeting
+        return _summed(tensor, meeting)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        if ctx.meeting.loss == "same":
+            _check_same(gradient, ctx.meeting.group)
+            return gradient, None
+        return _summed(gradient, ctx.meeting), None
+
+
+def _tokens_of_ranks(meeting: _Meeting, device: torch.device) -> list[Tensor]:
+    """Returns the tokens of every rank. Collective where the plan is a slice."""
+    plan, counts = meeting.plan, meeting.counts
+    if not meeting.is_slice:
+        return [torch.from_numpy(plan.local_tokens(rank)).to(device) for rank in range(len(counts))]
+    mine = torch.zeros(max(counts), dtype=torch.int64, device=device)
+    mine[: counts[meeting.rank]] = torch.from_numpy(plan.local_tokens(meeting.rank)).to(device)
+    parts = _gathered(mine, meeting.group, len(counts))
+    return [part[:count] for part, count in zip(parts, counts)]
+
+
+class _Collect(torch.autograd.Function):
+    """The rows of all ranks, in the order of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, meeting: _Meeting) -> Tensor:
+        counts = meeting.counts
+        ctx.meeting, ctx.tokens = meeting, _tokens_of_ranks(meeting, rows.device)
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: counts[meeting.rank]] = rows
+        whole = rows.new_empty((meeting.plan.num_tokens, *rows.shape[1:]))
+        for tokens, part in zip(ctx.tokens, _gathered(padded, meeting.group, len(counts))):
+            whole[tokens] = part[: len(tokens)]
+        return whole
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        import torch.distributed as dist
+
+        meeting = ctx.meeting
+        counts, rank = meeting.counts, meeting.rank
+        if meeting.loss == "same" or len(counts) == 1:
+            _check_same(gradient, meeting.group)
+            return gradient[ctx.tokens[rank]], None
+        sent = torch.cat([gradient[tokens] for tokens in ctx.tokens])
+        received = gradient.new_empty((len(counts) * counts[rank], *gradient.shape[1:]))
+        dist.all_to_all_single(received, sent, [counts[rank]] * len(counts), counts, group=meeting.group)
+        parts = received.view(len(counts), counts[rank], *gradient.shape[1:])
+        return parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32)).to(gradient.dtype), None
+
+
+@torch.compiler.disable
+def collect(
+    tensor: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+) -> Tensor:
+    """Puts the rows of all ranks together, on every rank. Collective; differentiable.
+
+    It is the inverse of ``dispatch``.
+
+    Parameters
+    ----------
+    tensor : Tensor [..., local tokens, ...]
+        This rank's rows in local order; the tokens are in dimension ``dim``.
+    plan : Plan
+        The plan of the batch, on every rank, or on every rank its slice.
+    group : ProcessGroup, optional
+        The ranks of the plan. Default: the whole job.
+    dim : int
+        The dimension of the tokens.
+    loss : str
+        What ranks compute from the result. ``"same"``: every rank computes the same loss of the
+        batch. A row's gradient is then that of one process, and backward moves no rows.
+        ``"share"``: the loss of the batch is the sum of the ranks' losses. A row's gradient is then
+        the sum of the gradients of all ranks, which backward sends to its owner.
+
+    Returns
+    -------
+    Tensor [..., tokens of the batch, ...]
+
+    Raises
+    ------
+    InvalidArgument
+        ``dim`` has another number of tokens than this rank owns, the group has another number of
+        ranks than the plan, or ranks differ in the plan, the shape, the dtype or ``loss``. In
+        backward, if ``loss`` is ``"same"`` and the ranks' gradients differ.
+
+    Notes
+    -----
+    Parameters that a rank uses before ``collect`` get this rank's share of their gradient, to be
+    summed over ranks as always. With ``"same"``, parameters used after it get their whole gradient
+    on every rank, which must not be summed. Use them before ``collect``, or divide the loss by the
+    number of ranks and give ``"share"``.
+
+    Examples
+    --------
+    Needs ``torch.distributed``::
+
+        out = attention(q, k, v, executor=executor)    # [local tokens, heads, dim]
+        whole = collect(out, plan=plan)                # [tokens of the batch, heads, dim]
+    """
+    meeting, rows = _meet("collect", tensor, dim, plan, group, loss)
+    return _Collect.apply(rows, meeting).movedim(0, dim)
+
+
+def _gathered_rows(call: str, tensor: Tensor, tokens: Tensor, plan: _core.Plan, group: Any, dim: int, loss: str) -> Tensor:
+    meeting, rows = _meet(call, tensor, dim, plan, group, loss)
+    mine = torch.from_numpy(plan.local_tokens(meeting.rank))
+    ascending, order = mine.sort()
+    at = torch.searchsorted(ascending, tokens).clamp(max=max(len(mine) - 1, 0))
+    (owned,) = torch.nonzero(ascending[at] == tokens, as_tuple=True) if len(mine) > 0 else (tokens[:0],)
+    local = order[at[owned]] if len(mine) > 0 else owned
+    zeros = rows.new_zeros((len(tokens), *rows.shape[1:]))
+    placed = zeros.index_copy(0, owned.to(rows.device), rows.index_select(0, local.to(rows.device)))
+    return _Sum.apply(placed, meeting).movedim(0, dim)
+
+
+@torch.compiler.disable
+def gather_rows(
+    tensor: Tensor, tokens: Any, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+) -> Tensor:
+    """Returns the rows of some tokens of the batch, on every rank. Collective; differentiable.
+
+    Moves bytes for these rows only, whichever ranks own them.
+
+    Parameters
+    ----------
+    tensor, plan, group, dim, loss
+        As for ``collect``. The dtype is one that can be summed.
+    tokens : int array or Tensor [rows]
+        Their indices in the batch, the same on every rank.
+
+    Returns
+    -------
+    Tensor [..., rows, ...]
+
+    Raises
+    ------
+    InvalidArgument
+        As for ``collect``; also if a token is not of the batch.
+
+    Examples
+    --------
+    Needs ``torch.distributed``::
+
+        firsts = gather_rows(x, [begin for begin, _ in plan.sequences], plan=plan)
+    """
+    wanted = torch.as_tensor(tokens, dtype=torch.int64, device="cpu").reshape(-1)
+    if len(wanted) > 0 and not 0 <= int(wanted.min()) <= int(wanted.max()) < plan.num_tokens:
+        raise _core.InvalidArgument(
+            f"tokens: expected 0 to {plan.num_tokens - 1}, found {int(wanted.min())} to {int(wanted.max())}"
+        )
+    return _gathered_rows("gather_rows", tensor, wanted, plan, group, dim, loss)
+
+
+@torch.compiler.disable
+def gather_last(
+    tensor: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+) -> Tensor:
+    """Returns the row of every document's last token, on every rank. Collective; differentiable.
+
+    For heads of whole documents, such as classifiers and reward models.
+
+    Parameters
+    ----------
+    tensor, plan, group, dim, loss
+        As for ``collect``. The dtype is one that can be summed.
+
+    Returns
+    -------
+    Tensor [..., documents, ...]
+
+    Raises
+    ------
+    InvalidArgument
+        As for ``collect``.
+
+    Examples
+    --------
+    Needs ``torch.distributed``. The head comes first, so that its gradient is summed over ranks as
+    that of other parameters is::
+
+        rewards = gather_last(head(x), plan=plan)      # [documents, 1]
+    """
+    lasts = torch.tensor([end - 1 for _, end in plan.sequences], dtype=torch.int64)
+    return _gathered_rows("gather_last", tensor, lasts, plan, group, dim, loss)
+
+
+@torch.compiler.disable
+def document_sums(
+    values: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+) -> Tensor:
+    """Returns the sum of the values of every document, on every rank. Collective; differentiable.
+
+    For log-probabilities of responses (DPO, GRPO) and losses of whole documents.
+
+    Parameters
+    ----------
+    values : Tensor [..., local tokens, ...]
+        A value, or more, of each of this rank's tokens in local order; 0 where a token does not
+        count.
+    plan, group, dim, loss
+        As for ``collect``.
+
+    Returns
+    -------
+    Tensor [..., documents, ...]
+        In float32 if the values have half precision.
+
+    Raises
+    ------
+    InvalidArgument
+        As for ``collect``.
+
+    Examples
+    --------
+    Needs ``torch.distributed``::
+
+        log_probs = document_sums(token_log_probs(logits, local.labels), plan=plan)
+    """
+    meeting, rows = _meet("document_sums", values, dim, plan, group, loss)
+    if rows.dtype in (torch.float16, torch.bfloat16):
+        rows = rows.float()
+    ids = torch.from_numpy(plan.sequence_ids(meeting.rank)).to(rows.device)
+    zeros = rows.new_zeros((len(plan.sequences), *rows.shape[1:]))
+    return _Sum.apply(zeros.index_add(0, ids, rows), meeting).movedim(0, dim)
+
+
+def token_log_probs(
+    x: Tensor,
+    labels: Tensor,
+    *,
+    head: Callable[[Tensor], Tensor] | None = None,
+    chunks: int = 8,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Returns the log-probability of every token's label. Not collective; differentiable.
+
+    The tokens are taken in chunks that backward computes again, so that only one chunk's logits in
+    float32 are in memory at a time; with ``head``, only one chunk's logits at all.
+
+    Parameters
+    ----------
+    x : Tensor [..., tokens, vocabulary], or [..., tokens, hidden] with ``head``
+        Logits, or what ``head`` makes logits of.
+    labels : int64 Tensor [..., tokens]
+        As ``local_batch`` returns them.
+    head : function, optional
+        Returns the logits of some tokens [rows, hidden]. Every rank calls it ``chunks`` times,
+        perhaps without rows, as modules that FSDP shards need.
+    chunks : int
+        Number of chunks, at least 1.
+    ignore_index : int
+        Label of tokens that predict nothing.
+
+    Returns
+    -------
+    float32 Tensor [..., tokens]
+        0 for tokens without a label.
+
+    Raises
+    ------
+    InvalidArgument
+        ``x`` and ``labels`` have different tokens, or ``chunks`` is below 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from contextile.torch import token_log_probs
+    >>> token_log_probs(torch.zeros(3, 4), torch.tensor([2, 0, -100]))
+    tensor([-1.3863, -1.3863,  0.0000])
+    """
+    if x.shape[:-1] != labels.shape:
+        raise _core.InvalidArgument(f"labels: expected {list(x.shape[:-1])}, as the tokens, found {list(labels.shape)}")
+    if chunks < 1:
+        raise _core.InvalidArgument(f"chunks: expected at least 1, found {chunks}")
+
+    def log_probs(rows: Tensor, of_rows: Tensor) -> Tensor:
+        logits = rows if head is None else head(rows)
+        return -cross_entropy(logits.float(), of_rows, ignore_index=ignore_index, reduction="none")
+
+    parts = zip(x.reshape(-1, x.shape[-1]).tensor_split(chunks), labels.reshape(-1).tensor_split(chunks))
+    found = [checkpoint(log_probs, rows, of_rows, use_reentrant=False) for rows, of_rows in parts]
+    return torch.cat(found).reshape(labels.shape)
