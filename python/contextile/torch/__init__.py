@@ -27,6 +27,7 @@ from contextile.torch._executor import Executor
 from contextile.torch._gather import collect, document_sums, gather_last, gather_rows, token_log_probs
 from contextile.torch._group import make_transport
 from contextile.torch._layout import LocalBatch, dispatch, local_batch
+from contextile.torch._packing import Packed, pack
 from contextile.torch._ping_pong import PingPong
 from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
 from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
@@ -40,6 +41,7 @@ __all__ = [
     "DataLoader",
     "Executor",
     "LocalBatch",
+    "Packed",
     "Piece",
     "PingPong",
     "Pool",
@@ -62,6 +64,7 @@ __all__ = [
     "gather_rows",
     "local_batch",
     "make_transport",
+    "pack",
     "replace_attention",
     "ticks",
     "token_log_probs",

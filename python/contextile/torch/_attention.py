@@ -35,6 +35,11 @@ def _new_gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tupl
     )
 
 
+def _rows_of_plan(executor: Executor, plan: int, q: Tensor) -> slice:
+    """Returns the rows that are tokens of the plan: none if this rank has only a filler."""
+    return slice(0) if q.shape[0] == 1 and executor.has_no_tokens(plan) else slice(None)
+
+
 @torch.library.custom_op("contextile::attention", mutates_args=(), device_types=("cpu", "cuda"))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, plan: int, mask: int, saved_bytes: int
@@ -47,16 +52,20 @@ def _forward(
     call = executor.begin_call()
     made_by.copy_(torch.tensor([plan, call]))
     check = executor.check_tensor
+    rows = _rows_of_plan(executor, plan, q)
+    if rows.stop == 0:
+        out.zero_()
+        lse.fill_(float("-inf"))
     with executor.on_device() as stream:
         rank.forward(
             mask=mask,
             call=call,
-            q=check("q", q),
-            k=check("k", k),
-            v=check("v", v),
+            q=check("q", q[rows]),
+            k=check("k", k[rows]),
+            v=check("v", v[rows]),
             sink=None if sink is None else check("sink", sink),
-            out=check("out", out),
-            lse=lse,
+            out=check("out", out[rows]),
+            lse=lse[rows],
             saved=saved,
             stream=stream,
         )
@@ -92,20 +101,24 @@ def _backward(
     executor = executor_of(plan)
     rank = rank_executor_of(plan)
     check = executor.check_tensor
+    rows = _rows_of_plan(executor, plan, q)
+    if rows.stop == 0:
+        for gradient in (dq, dk, dv):
+            gradient.zero_()
     with executor.on_device() as stream:
         rank.backward(
             mask=mask,
             call=call,
-            q=check("q", q),
-            k=check("k", k),
-            v=check("v", v),
+            q=check("q", q[rows]),
+            k=check("k", k[rows]),
+            v=check("v", v[rows]),
             sink=None if sink is None else check("sink", sink),
-            out=check("out", out),
-            lse=check("lse", lse),
-            dout=check("dout", dout),
-            dq=dq,
-            dk=dk,
-            dv=dv,
+            out=check("out", out[rows]),
+            lse=check("lse", lse[rows]),
+            dout=check("dout", dout[rows]),
+            dq=dq[rows],
+            dk=dk[rows],
+            dv=dv[rows],
             dsink=None if sink is None else dsink,
             saved=saved.detach(),
             stream=stream,
@@ -209,7 +222,8 @@ def attention(
     v : Tensor [..., kv_heads, value_dim]
         Values of the same tokens. The leading dimensions of q, k and v are equal and together hold
         this rank's tokens in the plan's local order (``plan.local_tokens(rank)``): [tokens],
-        [1, tokens] or [tokens, 1]. All three have the plan's dtype (float32, bfloat16 or float16)
+        [1, tokens] or [tokens, 1]. A rank without tokens gives none, or a filler as ``local_batch``
+        does, whose result is 0. All three have the plan's dtype (float32, bfloat16 or float16)
         and lie on the executor's device.
     executor : Executor
         Prepared for the plan of the batch.

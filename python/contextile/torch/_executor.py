@@ -418,6 +418,10 @@ class Executor:
             )
         return self._prepared[number]
 
+    def has_no_tokens(self, number: int) -> bool:
+        """Returns true if this rank owns no tokens of the plan with this number."""
+        return number in self._plans and self._plans[number].num_local_tokens(self.rank) == 0
+
     def _number_of(self, plan: _core.Plan) -> int | None:
         return next((number for number, kept in self._plans.items() if kept == plan), None)
 

@@ -22,7 +22,7 @@ recomputed: list[tuple[Executor, Prepared]] = []
 def rules_of(prepared: Prepared, mask: str) -> Rules:
     """Returns the rules that calls under a mask must follow.
 
-    Raises InvalidArgument if the plan has softcap, sinks, or no tokens on this rank.
+    Raises InvalidArgument if the plan has softcap or sinks.
     """
     prepared.call_of(mask)
     rules = prepared.rules[mask]
@@ -30,10 +30,6 @@ def rules_of(prepared: Prepared, mask: str) -> Rules:
         raise _core.InvalidArgument(
             "plan: expected one without softcap and sinks, which scaled_dot_product_attention has not; found "
             + ("softcap" if rules.softcap else "sinks")
-        )
-    if not torch.compiler.is_compiling() and rules.tokens == 0:
-        raise _core.InvalidArgument(
-            f"plan: expected tokens on every rank, found none on rank {prepared.rank}; a smaller block_size spreads them"
         )
     return rules
 
@@ -90,7 +86,9 @@ def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: boo
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {q.shape[0]}")
     # Compiled code leaves numbers that change with every batch to the operator, which checks them,
     # too.
-    if not torch.compiler.is_compiling() and not q.shape[2] == k.shape[2] == v.shape[2] == rules.tokens:
+    # A rank without tokens may have a filler.
+    expected = (rules.tokens,) if rules.tokens > 0 else (0, 1)
+    if not torch.compiler.is_compiling() and not (q.shape[2] == k.shape[2] == v.shape[2] and q.shape[2] in expected):
         raise _core.InvalidArgument(
             f"attention: expected this rank's {rules.tokens} tokens as queries, keys and values, found {q.shape[2]}, "
             f"{k.shape[2]} and {v.shape[2]}"

@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from contextile import _core
 from contextile.torch._executor import Executor
-from contextile.torch._layout import check_tokens_on_ranks
 from contextile.torch._rules import Call, Expected, attend, recomputed, rules_of
 
 _LAYOUTS = ("BHTD", "BTHD")
@@ -96,14 +95,14 @@ def use(
     Raises
     ------
     InvalidArgument
-        On entering, if there is no plan or no such mask, or a rank owns no tokens. In a call, if it
-        has an attn_mask or dropout, another scale, dtype, is_causal or shape than the plan, a batch
-        above 1, or a reentrant checkpoint around it; also for ``nn.MultiheadAttention``,
-        FlexAttention and other functions that attend, as far as PyTorch shows them; if the model has
-        recurrent or convolutional layers, or is one of Hugging Face that pools tokens, shifts labels
-        itself, or gets other positions than the plan's; if the model is given tokens or positions
-        that ``local_batch`` made for another plan. Compiled code is not searched. On leaving, if no
-        call was taken over: the model then attended on each rank alone.
+        On entering, if there is no plan or no such mask. In a call, if it has an attn_mask or
+        dropout, another scale, dtype, is_causal or shape than the plan, a batch above 1, or a
+        reentrant checkpoint around it; also for ``nn.MultiheadAttention``, FlexAttention and other
+        functions that attend, as far as PyTorch shows them; if the model has recurrent or
+        convolutional layers, or is one of Hugging Face that pools tokens, shifts labels itself, or
+        gets other positions than the plan's; if the model is given tokens or positions that
+        ``local_batch`` made for another plan. Compiled code is not searched. On leaving, if no call
+        was taken over: the model then attended on each rank alone.
 
     Examples
     --------
@@ -122,7 +121,6 @@ def use(
     torch.Size([1, 4, 100, 32])
     """
     prepared = executor.prepared_of(None)
-    check_tokens_on_ranks(prepared.plan)
     rules_of(prepared, mask)
     mode = _Mode(executor, Expected(mask, is_causal, check_model))
     with mode:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._documents import DocumentReader, Piece
-from contextile.torch._layout import LocalBatch, local_batch
+from contextile.torch._layout import LocalBatch, local_batch, with_filler
 
 
 class Step(NamedTuple):
@@ -106,7 +106,7 @@ class Shares:
         )
         weights = (local.labels != self._ignore_index).to(torch.float32) / max(num_labels, 1)
         local_tokens = torch.from_numpy(plan.local_tokens(rank))
-        fields = {name: field[local_tokens] for name, field in rows.items()}
+        fields = {name: with_filler(field[local_tokens]) for name, field in rows.items()}
         for tensor in (weights, *fields.values()):
             tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
         return Step(

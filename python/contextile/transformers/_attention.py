@@ -15,7 +15,6 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
-from contextile.torch._layout import check_tokens_on_ranks
 from contextile.torch._models import model_in_call, ordered_part
 from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
@@ -109,6 +108,10 @@ def use(
     Calls are collective: every rank runs the model on its own tokens. If layers are checkpointed,
     run backward inside, too.
 
+    Models with transformers' generic head of classification (``LlamaForSequenceClassification``)
+    return the logits of every document [documents, labels] on every rank. ``labels`` are those of
+    all documents, and the loss is that of the batch on every rank.
+
     Parameters
     ----------
     executor : Executor
@@ -132,12 +135,12 @@ def use(
     Raises
     ------
     InvalidArgument
-        On entering, if a rank of the plan owns no tokens. In the first layer, if the model computes
-        something outside attention that depends on the order of tokens: recurrent or convolutional
-        layers, a pooling head, or its own loss of ``labels``. In a layer, if it does not fit the
-        plan: another shape, scale, softcap or mask, an attention mask, dropout, a batch above 1,
-        positions other than this rank's, or an argument that would be dropped. On leaving, if no
-        layer attended: the model then attended on each rank alone.
+        In the first layer, if the model computes something outside attention that depends on the
+        order of tokens: recurrent or convolutional layers, another pooling head, or its own loss of
+        ``labels``. In a layer, if it does not fit the plan: another shape, scale, softcap or mask,
+        an attention mask, dropout, a batch above 1, positions other than this rank's, or an argument
+        that would be dropped. On leaving, if no layer attended: the model then attended on each rank
+        alone.
 
     Examples
     --------
@@ -148,15 +151,15 @@ def use(
     """
     global _executor, _check_masks, _check_positions, _positions, _sides
     before_calls = _calls
-    if executor.plan is not None:
-        check_tokens_on_ranks(executor.plan)
     if sides is not None:
         check_sides(_prepared(executor), sides)
     before = _executor, _check_masks, _check_positions, _positions, _sides
     _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
     by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
+    from contextile.transformers._pooled import pooling
+
     try:
-        with counted(*by_side):
+        with pooling(executor), counted(*by_side):
             yield executor
     finally:
         _executor, _check_masks, _check_positions, _positions, _sides = before
@@ -337,6 +340,8 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
     else:
         rows = position_ids
     expected = prepared.positions.to(rows.device)
+    if len(expected) == 0:
+        return  # this rank has only a filler
     found = rows[0]
     if found.shape != expected.shape or (len(found) > 0 and not torch.equal(found - found[0], expected - expected[0])):
         raise _core.InvalidArgument(
@@ -384,13 +389,17 @@ def check_model(prepared: Prepared) -> None:
             f"model: expected one in which attention alone mixes tokens, found {name} with {ordered}, which would run over this "
             "rank's tokens in the order in which it holds them"
         )
-    if name.endswith(_POOLS):
+    from contextile.transformers._pooled import pools_by_plan
+
+    pools = pools_by_plan(model)
+    if name.endswith(_POOLS) and not pools:
         raise _core.InvalidArgument(
-            f"model: expected one with an output for every token, found {name}, which pools those of this rank alone; run the "
-            "model below its head and pool what collect returns"
+            f"model: expected one with an output for every token, or transformers' generic head of classification inside "
+            f"contextile.transformers.use, found {name}, which pools those of this rank alone; run the model below its head and "
+            "pool by gather_last or collect"
         )
     more = next((value for key, value in arguments.items() if key == "kwargs" and isinstance(value, dict)), {})
-    if arguments.get("labels") is not None and (
+    if arguments.get("labels") is not None and not pools and (
         more.get("shift_labels") is None or more.get("num_items_in_batch") is None
     ):
         raise _core.InvalidArgument(
