@@ -225,7 +225,7 @@ def test_bounds_are_not_undercut():
         ({"dtype": "f8"}, "f8"),
         ({"strategy": "zigzag,ring"}, "expected one, found 2"),
         ({"strategy": lambda *_: None}, "returns an Arrangement, found NoneType"),
-        ({"strategy": "ulysses"}, "ulysses"),
+        ({"strategy": "ulysses", "cluster": "local:1x7"}, "ulysses"),
         ({"cluster": "local:0x2"}, "local"),
         ({"home": [(0, 10, 0)]}, "home"),
         ({"home": "zagzig"}, "zagzig"),

@@ -172,8 +172,8 @@ TEST_F(BadInput, UnknownStrategiesAndTheirOptions) {
 }
 
 TEST_F(BadInput, MoreHeadParallelRanksThanKvHeads) {
-  expect_bad_input(plan_with({"--strategy", "ulysses", "--cluster", "dgx-h200:2x8"}),
-                   {"ulysses", "16", "8"});
+  expect_bad_input(plan_with({"--strategy", "ulysses", "--cluster", "dgx-h200:2x6"}),
+                   {"ulysses", "12", "8"});
 }
 
 TEST_F(BadInput, UnknownMasks) {

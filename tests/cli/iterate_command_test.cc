@@ -112,16 +112,17 @@ TEST_F(IterateCommand, OptionsOfTrainingChangeTimeAndMemoryAsTheySay) {
 }
 
 TEST_F(IterateCommand, SortsStrategiesByTime) {
-  const Outcome outcome = iterate({"--strategy", "ring,magi:chunk=64,ulysses,zigzag", "--csv"});
+  const Outcome outcome =
+      iterate({"--strategy", "ring,magi:chunk=64,hybrid:head_parallel=8,zigzag", "--csv"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-  const json document = steps({"--strategy", "ring,magi:chunk=64,ulysses,zigzag"});
+  const json document = steps({"--strategy", "ring,magi:chunk=64,hybrid:head_parallel=8,zigzag"});
   const json& rows = document.at("steps");
   ASSERT_EQ(rows.size(), 4U);
   for (std::size_t i = 0; i + 2 < rows.size(); ++i) {
     EXPECT_LE(rows[i].at("time_s"), rows[i + 1].at("time_s"));
   }
-  // Eight ranks cannot share four KV heads.
-  EXPECT_EQ(rows[3].at("strategy"), "ulysses");
+  // Eight ranks cannot split four KV heads.
+  EXPECT_EQ(rows[3].at("strategy"), "hybrid:head_parallel=8");
   EXPECT_EQ(rows[3].at("verdict"), "impossible");
   EXPECT_THAT(rows[3].at("reason").get<std::string>(), HasSubstr("KV heads (4), found 8"));
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 5);

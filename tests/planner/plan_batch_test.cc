@@ -181,7 +181,7 @@ TEST(PlanBatch, TakesTheBlockSizeThatIsPredictedFastestWithoutLinearLayersIfThey
 
 TEST(PlanBatch, SaysWhyAStrategyDoesNotApply) {
   const Workload workload = batch_of(kLengths);
-  const Cluster cluster = load_cluster("dgx-h200:1x8");  // more ranks than KV heads
+  const Cluster cluster = load_cluster("dgx-h200:1x7");  // no multiple of the KV heads
   const auto reason = unsupported_reason(workload, cluster, {"ulysses", {}});
   ASSERT_TRUE(reason);
   EXPECT_THAT(*reason, HasSubstr("KV heads"));
@@ -197,7 +197,7 @@ TEST(PlanBatch, SaysWhyAStrategyDoesNotApply) {
 
 TEST(CompareStrategies, TellsEveryPlanBeforeItKeepsOnlyItsDescription) {
   const PlanInput input{
-      load_cluster("dgx-h200:1x8"), {batch_of(kLengths), batch_of({5000, 6000})}, {}};
+      load_cluster("dgx-h200:1x7"), {batch_of(kLengths), batch_of({5000, 6000})}, {}};
   const std::vector<StrategyChoice> choices = parse_strategies("ring,ulysses,magi");
   std::vector<std::string> seen;
   ComparisonHooks hooks;

@@ -117,10 +117,10 @@ TEST(PlanSchedule, TakesAnotherStrategyInsideTheGroups) {
       plan_schedule(batch, cluster, {"megatron_packed"}, {}, StrategyChoice{"dcp"});
   EXPECT_TRUE(schedule.ok());
   for (const SchedulePlan& plan : schedule.plans) EXPECT_EQ(plan.planned.plan->strategy, "dcp");
-  EXPECT_THAT(
-      schedule_message(batch_of({9000}), cluster, {"megatron_packed"}, StrategyChoice{"ulysses"}),
-      testing::AllOf(HasSubstr("schedule, sequence 0 on ranks 0 to 3"),
-                     HasSubstr("KV heads (2), found 4")));
+  EXPECT_THAT(schedule_message(batch_of({9000}), cluster, {"megatron_packed"},
+                               StrategyChoice{"hybrid", {{"head_parallel", "4"}}}),
+              testing::AllOf(HasSubstr("schedule, sequence 0 on ranks 0 to 3"),
+                             HasSubstr("KV heads (2), found 4")));
 }
 
 TEST(PlanSchedule, ByteScaleSendsGradientsInF32AsItsOnePlanDoes) {

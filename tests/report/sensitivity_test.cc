@@ -218,7 +218,7 @@ TEST_F(SensitivityTest, ReplannedTimesAreThoseOfAComparisonOnTheChangedCluster) 
 }
 
 TEST_F(SensitivityTest, StrategiesThatDoNotApplyHaveNoTime) {
-  const PlanInput input{load_cluster("p4de:2x8"), {default_batch_of({3000, 700})}, {}};
+  const PlanInput input{load_cluster("p4de:2x6"), {default_batch_of({3000, 700})}, {}};
   const std::vector<StrategyChoice> choices = parse_strategies("zigzag,ulysses");  // 8 KV heads
   for (const Sensitivity& found : {kept(input, choices), replan_sensitivity(input, choices)}) {
     for (const auto& times_us : found.times_us) {

@@ -62,7 +62,7 @@ struct ZigzagOptions {
 };
 [[nodiscard]] StrategyChoice choice_of(const ZigzagOptions& options);
 
-// ulysses: heads split over all ranks.
+// ulysses: heads split over all ranks. Ranks that are a multiple of the KV heads hold replicas.
 struct UlyssesOptions {
   TokenLayout layout = TokenLayout::kZigzag;
   bool count_padding = false;  // as of RingOptions

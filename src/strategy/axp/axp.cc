@@ -26,7 +26,8 @@ class AxpArranger {
       append_blocks(workload, ranges[static_cast<std::size_t>(r)], Rank{r}, config.block_size,
                     work_);
     }
-    first_stage_ = a_ > 1 ? 1 : 0;  // the all-to-all comes before any attention
+    // The all-to-all comes before any attention.
+    first_stage_ = a_ > 1 || is_replicated() ? 1 : 0;
   }
 
   Arrangement run() {
@@ -49,9 +50,18 @@ class AxpArranger {
   }
 
  private:
-  [[nodiscard]] Rank rank_at(std::int32_t a, std::int32_t p) const { return Rank{p * a_ + a}; }
-  [[nodiscard]] std::int32_t head_position(BlockId b) const { return worker(b).value % a_; }
-  [[nodiscard]] std::int32_t position(BlockId b) const { return worker(b).value / a_; }
+  [[nodiscard]] bool is_replicated() const { return config_.movement == KvMovement::kReplicate; }
+  // Replicas of a head group are neighbours: each takes every P-th rank's queries, so that they
+  // have equal work whichever tokens ranks own.
+  [[nodiscard]] Rank rank_at(std::int32_t a, std::int32_t p) const {
+    return Rank{is_replicated() ? a * p_ + p : p * a_ + a};
+  }
+  [[nodiscard]] std::int32_t head_position(BlockId b) const {
+    return is_replicated() ? worker(b).value / p_ : worker(b).value % a_;
+  }
+  [[nodiscard]] std::int32_t position(BlockId b) const {
+    return is_replicated() ? worker(b).value % p_ : worker(b).value / a_;
+  }
   [[nodiscard]] Rank worker(BlockId b) const { return work_.workers[b.index()]; }
   [[nodiscard]] bool has(BlockId b, Kind kind) const {
     return role_has(work_.blocks.role(b), kind);
@@ -93,6 +103,36 @@ class AxpArranger {
     });
   }
 
+  // Visits every key block and head group with each rank of the group that is not the block's
+  // owner.
+  template <typename Visit>
+  void for_each_replica(const Visit& visit) const {
+    for_each_block(Kind::kKv, [&](BlockId b) {
+      for (std::int32_t g = 0; g < a_; ++g) {
+        for (std::int32_t p = 0; p < p_; ++p) {
+          if (rank_at(g, p) != worker(b)) visit(b, g, p);
+        }
+      }
+    });
+  }
+
+  // Brings the keys and values of every head group to its rank, or to all its ranks.
+  void scatter_kv(std::vector<Transfer>& out) const {
+    if (!is_replicated()) return scatter_heads(Kind::kKv, out);
+    for_each_replica([&](BlockId b, std::int32_t g, std::int32_t p) {
+      out.push_back({Kind::kKv, b, GroupId{g}, worker(b), rank_at(g, p), 0, 1});
+    });
+  }
+
+  // Sends the gradients of keys and values home. The owner adds up those of replicas.
+  void gather_dkv(std::int32_t stage, std::vector<Transfer>& out) const {
+    if (!is_replicated()) return gather_heads(Kind::kDkv, stage, out);
+    for_each_replica([&](BlockId b, std::int32_t g, std::int32_t p) {
+      if (!shares_[share_index(b, p)]) return;
+      out.push_back({Kind::kDkv, b, GroupId{g}, rank_at(g, p), worker(b), stage, stage + 1});
+    });
+  }
+
   // Sends the results of the kind back, those that exist.
   void gather_heads(Kind kind, std::int32_t stage, std::vector<Transfer>& out) const {
     for_each_block(kind, [&](BlockId b) {
@@ -130,7 +170,7 @@ class AxpArranger {
   // Moves all keys and values to every position before any compute. Returns the stage of the
   // compute.
   std::int32_t gather_kv(std::vector<Transfer>& out) const {
-    if (p_ == 1) return first_stage_;
+    if (p_ == 1 || is_replicated()) return first_stage_;
     for_each_block(Kind::kKv, [&](BlockId b) {
       for (std::int32_t g = 0; g < a_; ++g) {
         const std::int32_t home = position(b);
@@ -150,7 +190,7 @@ class AxpArranger {
   ArrangedDirection forward() const {
     ArrangedDirection out;
     scatter_heads(Kind::kQ, out.transfers);
-    scatter_heads(Kind::kKv, out.transfers);
+    scatter_kv(out.transfers);
     std::int32_t last = first_stage_ + p_ - 1;
     if (config_.movement == KvMovement::kRing) {
       for_each_block(Kind::kKv, [&](BlockId b) {
@@ -176,7 +216,7 @@ class AxpArranger {
     const std::int32_t end =
         config_.movement == KvMovement::kRing ? backward_ring(out) : backward_gather(out);
     gather_heads(Kind::kDq, end, out.transfers);
-    gather_heads(Kind::kDkv, end, out.transfers);
+    gather_dkv(end, out.transfers);
     return out;
   }
 
@@ -199,7 +239,7 @@ class AxpArranger {
   std::int32_t backward_gather(ArrangedDirection& out) const {
     const std::int32_t compute = gather_kv(out.transfers);
     place_tiles([&](std::int32_t, std::int32_t) { return compute; }, out.tiles);
-    if (p_ == 1) return compute + 1;
+    if (p_ == 1 || is_replicated()) return compute + 1;
     for_each_block(Kind::kKv, [&](BlockId b) {
       const std::int32_t home = position(b);
       for (std::int32_t g = 0; g < a_; ++g) {
@@ -223,12 +263,17 @@ class AxpArranger {
   // Retains for backward the units that the all-to-all brought.
   void retain(std::vector<RetainedUnit>& out) const {
     for (const Kind kind : {Kind::kQ, Kind::kKv}) {
+      if (kind == Kind::kKv && is_replicated()) continue;
       for_each_block(kind, [&](BlockId b) {
         for (std::int32_t g = 0; g < a_; ++g) {
           if (g != head_position(b)) out.push_back({rank_at(g, position(b)), kind, b, GroupId{g}});
         }
       });
     }
+    if (!is_replicated()) return;
+    for_each_replica([&](BlockId b, std::int32_t g, std::int32_t p) {
+      out.push_back({rank_at(g, p), Kind::kKv, b, GroupId{g}});
+    });
   }
 
   const Workload& workload_;

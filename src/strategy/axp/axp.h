@@ -19,6 +19,7 @@ enum class KvMovement : std::uint8_t {
   kRing,          // one hop per stage, under the previous stage's compute; dKV travels back with it
   kGatherRing,    // all hops before any compute; dKV is reduce-scattered round the ring
   kGatherDirect,  // every owner sends to all positions at once; dKV partials go straight home
+  kReplicate,     // the all-to-all brings a head group's keys to all its ranks; dKV goes home
 };
 
 [[nodiscard]] constexpr KvMovement movement_of(GatherAlgorithm algorithm) {
@@ -37,6 +38,7 @@ struct AxpConfig {
 
 // Returns an arrangement of one round. Tiles run with their queries: rank p·A + a computes head
 // group a of all queries owned by position p. The caller fills in name, options and wire.
+// kReplicate numbers ranks the other way: rank a·P + p.
 //
 // Forward: all-to-all of Q, K, V inside the A ranks (retained for backward), then KV along the P
 // positions, then finished O back by all-to-all. Backward: all-to-all of dO, then KV (and dKV)

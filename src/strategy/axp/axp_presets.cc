@@ -59,7 +59,10 @@ constexpr Preset<ZigzagOptions> kZigzag = {
 // Steps: all-to-all of Q, K, V; attention on H/R heads of the whole batch; all-to-all of O;
 // backward dO in, dQ, dK, dV out. Bytes sent per rank: forward and backward (R-1)/R · (q + kv + o)
 // of T/R tokens. Memory: Q, K, V of the whole batch for 1/R of the heads, retained for backward.
-// Loses by exposing all communication, and cannot use more ranks than KV heads.
+// More ranks than KV heads, a multiple of them, hold replicas of KV heads, as in verl and
+// DeepSpeed: with A KV heads, KV is (R-1)/A · kv, all else (A-1)/A. The originals split a KV head's
+// queries among its replicas by heads. Here each replica takes all its query heads of the tokens of
+// A ranks, so that work is only as even as the tokens. Loses by exposing all communication.
 constexpr Preset<UlyssesOptions> kUlysses = {
     .card = {"ulysses", "DeepSpeed Ulysses: heads split over all ranks by all-to-all",
              PartialWire::kActivations},
@@ -177,6 +180,13 @@ class PresetStrategy : public TypedStrategy<Options> {
                                                             const Cluster& cluster,
                                                             const Options& options) const override {
     const std::int32_t heads = head_parallel(workload, cluster, options);
+    if (heads > workload.shape.kv_heads && preset_.heads == HeadRanks::kAll) {
+      return fmt::format(
+          "splits heads over {} ranks: expected a divisor or a multiple of the KV heads ({}), "
+          "found "
+          "{}",
+          heads, workload.shape.kv_heads, heads);
+    }
     if (heads > workload.shape.kv_heads) {
       return fmt::format(
           "splits heads over {} ranks: expected at most as many as KV heads ({}), found {}", heads,
@@ -229,6 +239,9 @@ class PresetStrategy : public TypedStrategy<Options> {
     config.movement = preset_.movement;
     config.block_size = request.block_size;
     config.backward = request.backward;
+    if (preset_.heads == HeadRanks::kAll && config.context_parallel > 1) {
+      config.movement = KvMovement::kReplicate;
+    }
     if constexpr (HasLayout<Options>) config.layout = options.layout;
     if constexpr (HasAlgorithm<Options>) config.movement = movement_of(options.algorithm);
     if constexpr (HasHeads<Options>) options.head_parallel = config.head_parallel;
@@ -253,7 +266,10 @@ class PresetStrategy : public TypedStrategy<Options> {
       if (options.head_parallel > 0) return options.head_parallel;
       return std::gcd(workload.shape.kv_heads, cluster.devices_per_node);
     }
-    return preset_.heads == HeadRanks::kAll ? cluster.num_devices() : 1;
+    if (preset_.heads != HeadRanks::kAll) return 1;
+    // If there are several ranks for every KV head, they are replicas.
+    const bool has_replicas = cluster.num_devices() % workload.shape.kv_heads == 0;
+    return has_replicas ? workload.shape.kv_heads : cluster.num_devices();
   }
 
   [[nodiscard]] static std::int32_t inner_ring(const Cluster& cluster, std::int32_t heads,

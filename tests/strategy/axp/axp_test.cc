@@ -142,13 +142,45 @@ TEST(Ulysses, MovesHeadsInAndFinishedOutputsOut) {
                 shape.head_dim * kElement);
 }
 
-TEST(Ulysses, RefusesMoreRanksThanKvHeads) {
+// Sixteen ranks hold eight KV heads twice: keys go to both replicas, queries to one of them. Every
+// other rank gets one head of a rank's keys, and the gradients of replicas are added at home.
+TEST(Ulysses, ReplicatesKvHeadsOnMoreRanks) {
+  AttentionShape shape;  // 32 query heads, 8 KV heads
+  for (const std::int32_t kv_heads : {8, 2, 1}) {
+    shape.kv_heads = kv_heads;
+    const std::int32_t ranks = 16;
+    const auto planned = plan_with("ulysses", {kTokens}, causal(), cluster_of(2, 8), shape);
+    EXPECT_EQ(planned.plan.rounds[0].head_groups, kv_heads);
+    const std::int64_t local = kTokens / ranks;
+    const std::int64_t of_queries = local * (kv_heads - 1) / kv_heads * shape.q_heads;
+    const std::int64_t q = of_queries * shape.head_dim * kElement;
+    const std::int64_t lse = of_queries * 4;
+    const std::int64_t kv = local * (ranks - 1) * 2 * shape.head_dim * kElement;
+    for (const DeviceStats& device : planned.stats.forward->devices) {
+      EXPECT_EQ(device.sent_bytes, q + kv + q + lse);
+    }
+    for (const DeviceStats& device : planned.stats.backward->devices) {
+      EXPECT_EQ(device.sent_bytes, q + 2 * lse + q + kv);
+    }
+    EXPECT_LT(planned.stats.forward->compute_imbalance, 1e-2);
+    EXPECT_LT(planned.stats.backward->compute_imbalance, 1e-2);
+  }
+}
+
+TEST(Ulysses, ReplicasHaveEvenWorkWhereRanksDoNot) {
+  StrategyRequest request;
+  request.options["layout"] = "contiguous";
+  const auto planned = plan_with("ulysses", {kTokens}, causal(), cluster_of(2, 8), {}, request);
+  EXPECT_LT(planned.stats.forward->compute_overload, 0.07);
+}
+
+TEST(Ulysses, RefusesRanksThatAreNoMultipleOfTheKvHeads) {
   const Workload workload =
       make_workload(std::vector<std::int64_t>{64}, {}, std::vector<MaskUse>(1));
-  const auto reason = find_strategy("ulysses").unsupported(workload, cluster_of(2, 8), {});
+  const auto reason = find_strategy("ulysses").unsupported(workload, cluster_of(2, 6), {});
   ASSERT_TRUE(reason);
-  EXPECT_NE(reason->find("KV heads (8), found 16"), std::string::npos) << *reason;
-  EXPECT_THROW(static_cast<void>(find_strategy("ulysses").arrange(workload, cluster_of(2, 8), {})),
+  EXPECT_NE(reason->find("a multiple of the KV heads (8), found 12"), std::string::npos) << *reason;
+  EXPECT_THROW(static_cast<void>(find_strategy("ulysses").arrange(workload, cluster_of(2, 6), {})),
                InvalidArgument);
 }
 
