@@ -58,6 +58,8 @@ struct ForwardTensors {
   // Buffer for the data that forward keeps for backward: Executor::saved_bytes bytes, written.
   // Empty: the data goes into the Saved that is returned.
   std::span<std::byte> saved = {};
+  // Bias and dropout of the call, the same on every rank. Positions are the plan's.
+  ScoreTerms terms = {};
 };
 
 struct BackwardTensors {
@@ -74,6 +76,10 @@ struct BackwardTensors {
   std::span<float> dsink_H;  // written: this rank's share; the caller sums over ranks
   // The data that forward wrote to ForwardTensors::saved; empty: the data is in the Saved.
   std::span<const std::byte> saved = {};
+  ScoreTerms terms = {};  // as in forward
+  // Written: this rank's share of the gradient of terms.table_HB, which the caller sums over ranks;
+  // empty: not computed.
+  std::span<float> dtable_HB = {};
 };
 
 // Bytes and times of one call on this rank.

@@ -122,6 +122,31 @@ class RankExecutor {
   std::unique_ptr<Executor> executor_;
 };
 
+// Bias and dropout of a call, with the arrays that they are read from, on the CPU.
+class TermArrays {
+ public:
+  TermArrays(std::optional<InStats> slopes, std::optional<InTable> table,
+             std::optional<InBuckets> buckets, std::int32_t num_buckets, std::int32_t first_offset,
+             double dropout, std::uint64_t seed)
+      : slopes_(std::move(slopes)), table_(std::move(table)), buckets_(std::move(buckets)) {
+    terms_.slopes_H = numbers_of(slopes_, "slopes");
+    if (table_) terms_.table_HB = {table_->data(), table_->size()};
+    if (buckets_) terms_.buckets = {buckets_->data(), buckets_->size()};
+    terms_.num_buckets = num_buckets;
+    terms_.first_offset = first_offset;
+    terms_.dropout = dropout;
+    terms_.dropout_seed = seed;
+  }
+
+  [[nodiscard]] const ScoreTerms& terms() const { return terms_; }
+
+ private:
+  std::optional<InStats> slopes_;
+  std::optional<InTable> table_;
+  std::optional<InBuckets> buckets_;
+  ScoreTerms terms_;
+};
+
 // A call that has begun. The caller keeps the executor and the arrays alive until it has finished.
 class PendingCall {
  public:
@@ -185,8 +210,9 @@ BackwardTensors backward_tensors(const ArrayPlace& place, const InArray& q, cons
 void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InArray& q,
              const InArray& k, const InArray& v, const std::optional<InStats>& sink,
              const OutArray& out, const OutStats& lse, const std::optional<OutBytes>& saved,
-             std::uintptr_t stream) {
-  const ForwardTensors tensors = forward_tensors(self.place(), q, k, v, sink, out, lse, saved);
+             const TermArrays* terms, std::uintptr_t stream) {
+  ForwardTensors tensors = forward_tensors(self.place(), q, k, v, sink, out, lse, saved);
+  if (terms != nullptr) tensors.terms = terms->terms();
   const nb::gil_scoped_release release;
   const auto lent = self.lend(q, k, v, sink, out, lse, saved);
   self.executor().check_same_call({Direction::kForward, mask, call});
@@ -197,9 +223,12 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
               const InArray& k, const InArray& v, const std::optional<InStats>& sink,
               const InArray& out, const InStats& lse, const InArray& dout, const OutArray& dq,
               const OutArray& dk, const OutArray& dv, const std::optional<OutStats>& dsink,
-              const std::optional<InBytes>& saved, std::uintptr_t stream) {
-  const BackwardTensors tensors =
+              const std::optional<InBytes>& saved, const TermArrays* terms,
+              const std::optional<OutTable>& dtable, std::uintptr_t stream) {
+  BackwardTensors tensors =
       backward_tensors(self.place(), q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
+  if (terms != nullptr) tensors.terms = terms->terms();
+  if (dtable) tensors.dtable_HB = {dtable->data(), dtable->size()};
   const nb::gil_scoped_release release;
   const auto lent = self.lend(q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
   self.executor().check_same_call({Direction::kBackward, mask, call});
@@ -242,6 +271,11 @@ void bind_calls(nb::module_& module) {
         return repr_of(self, "ExecutionStats",
                        {"sent_bytes", "received_bytes", "total_s", "attention_s", "exposed_s"});
       });
+  nb::class_<TermArrays>(module, "ScoreTerms", "Bias and dropout of a call.")
+      .def(nb::init<std::optional<InStats>, std::optional<InTable>, std::optional<InBuckets>,
+                    std::int32_t, std::int32_t, double, std::uint64_t>(),
+           nb::kw_only(), "slopes"_a.none(), "table"_a.none(), "buckets"_a.none(),
+           "num_buckets"_a, "first_offset"_a, "dropout"_a, "seed"_a);
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<PendingCall>(module, "PendingCall", "A call of attention that has begun.")
       .def("advance", &PendingCall::advance, release,
@@ -283,10 +317,12 @@ void bind_execution(nb::module_& module) {
           },
           "name"_a)
       .def("forward", &forward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
-           "sink"_a.none(), "out"_a, "lse"_a, "saved"_a.none(), "stream"_a = 0)
+           "sink"_a.none(), "out"_a, "lse"_a, "saved"_a.none(), "terms"_a.none() = nb::none(),
+           "stream"_a = 0)
       .def("backward", &backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
            "sink"_a.none(), "out"_a, "lse"_a, "dout"_a, "dq"_a, "dk"_a, "dv"_a, "dsink"_a.none(),
-           "saved"_a.none(), "stream"_a = 0)
+           "saved"_a.none(), "terms"_a.none() = nb::none(), "dtable"_a.none() = nb::none(),
+           "stream"_a = 0)
       .def("begin_forward", &begin_forward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a, "v"_a,
            "out"_a, "lse"_a, "saved"_a.none(), nb::keep_alive<0, 1>())
       .def("begin_backward", &begin_backward, nb::kw_only(), "mask"_a, "call"_a, "q"_a, "k"_a,

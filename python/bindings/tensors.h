@@ -15,6 +15,9 @@ namespace contextile::python {
 // Arrays that are read, on any device. They may be read-only.
 using InArray = nb::ndarray<nb::ro>;
 using InStats = nb::ndarray<const float>;
+using InBuckets = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using InTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OutTable = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using InBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig>;
 // Arrays that are written.
 using OutArray = nb::ndarray<>;

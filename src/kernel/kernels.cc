@@ -22,6 +22,8 @@ Dtype AttentionKernel::weight_dtype(Dtype /*inputs*/) const { return Dtype::kF32
 
 void AttentionKernel::check_shape(const AttentionShape& /*shape*/) const {}
 
+bool AttentionKernel::has_terms() const { return false; }
+
 std::unique_ptr<const PreparedBands> AttentionKernel::prepare_bands(
     const KernelParams& /*params*/, std::int64_t /*num_rows*/, std::int64_t /*num_keys*/,
     std::span<const LocalBand> /*bands*/) const {

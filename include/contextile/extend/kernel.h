@@ -33,6 +33,37 @@ struct PartialOutput {
   RowStats lse_NH;  // for the rows of `o_NHD`
 };
 
+// Terms of a call beyond the shape's, of all query heads of the layer. A score becomes
+//   softcap(scale · q·k) + slopes[h] · d + table[h, bucket(d)],  d = position of key - of query,
+// with bucket(d) = buckets[clip(d - first_offset, 0, buckets.size() - 1)]. With dropout, every
+// weight P of the result is multiplied by dropout_factor(…) (kernel/cpu/dropout.h); the log-sum-exp
+// stays that of all weights.
+struct ScoreTerms {
+  std::span<const float> slopes_H;   // ALiBi; empty: none
+  std::span<const float> table_HB;   // relative bias; empty: none
+  std::int32_t num_buckets = 0;      // B
+  std::span<const std::int32_t> buckets;  // 0 … B-1, by offset from first_offset on
+  std::int32_t first_offset = 0;
+  double dropout = 0;  // probability of a weight to be dropped, below 1
+  std::uint64_t dropout_seed = 0;
+
+  [[nodiscard]] bool has_bias() const { return !slopes_H.empty() || !table_HB.empty(); }
+  [[nodiscard]] bool has_any() const { return has_bias() || dropout != 0; }
+};
+
+// A token of a tile: its index in the batch, for dropout, and its position, for a bias.
+struct TokenPlace {
+  std::int32_t token = 0;
+  std::int32_t position = 0;
+};
+
+// Whatever a tile's terms depend on beyond its rows.
+struct TilePlaces {
+  std::int32_t first_head = 0;  // the tile's first query head among those of the layer
+  std::span<const TokenPlace> q_N;
+  std::span<const TokenPlace> k_M;
+};
+
 struct KernelParams {
   std::int32_t q_heads = 1;   // of the head group
   std::int32_t kv_heads = 1;  // of the head group; divides q_heads
@@ -40,6 +71,8 @@ struct KernelParams {
   std::int32_t value_dim = 0;
   float scale = 1;
   float softcap = 0;  // 0: none
+  const ScoreTerms* terms = nullptr;  // null: none; otherwise tiles have places
+  std::span<double> dtable_HB = {};   // backward adds the gradient of terms->table_HB; empty: none
 };
 
 // A kernel's classification of the bands of one tile, made once per plan by prepare_bands.
@@ -62,6 +95,7 @@ struct ForwardTile {
   bool init = false;
   const PreparedBands* prepared = nullptr;  // of these bands by this kernel; null: classified in
                                             // the call
+  TilePlaces places = {};                   // with terms
 };
 
 // One tile of a backward call. lse is the final one (-inf on a row that attends nothing: its
@@ -81,6 +115,7 @@ struct BackwardTile {
   bool init_dq = false;
   bool init_dkv = false;
   const PreparedBands* prepared = nullptr;  // as in ForwardTile
+  TilePlaces places = {};
 };
 
 class AttentionKernel {
@@ -118,6 +153,8 @@ class AttentionKernel {
   // Throws InvalidArgument if it cannot attend tensors of that shape. Unless overridden, it can
   // attend any.
   virtual void check_shape(const AttentionShape& shape) const;
+  // Returns true if its calls may have ScoreTerms. Unless overridden they may not.
+  [[nodiscard]] virtual bool has_terms() const;
   // Returns the operations that merge, sum and round rows around this kernel's tiles. Code that
   // runs plans with a kernel uses its row operations and no others. Unless overridden, they run on
   // any machine.

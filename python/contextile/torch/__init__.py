@@ -21,6 +21,7 @@ positions, labels and loss weights.
 """
 
 from contextile.torch._attention import attention
+from contextile.torch._bias import Alibi, RelativeBias, Softcap, alibi, relative_bias, t5_bias
 from contextile.torch._data import DataLoader
 from contextile.torch._documents import Piece
 from contextile.torch._executor import Executor
@@ -37,6 +38,7 @@ from contextile.torch._shares import Round, Step
 from contextile.torch._sides import Sides, cross_attention
 
 __all__ = [
+    "Alibi",
     "CallTimes",
     "DataLoader",
     "Executor",
@@ -46,13 +48,16 @@ __all__ = [
     "PingPong",
     "Pool",
     "PooledBatch",
+    "RelativeBias",
     "Round",
     "Rows",
     "SamePhasePipeline",
     "ScaledDotProductAttention",
     "Sides",
+    "Softcap",
     "Step",
     "Tick",
+    "alibi",
     "attention",
     "checkpoint_contexts",
     "collect",
@@ -65,7 +70,9 @@ __all__ = [
     "local_batch",
     "make_transport",
     "pack",
+    "relative_bias",
     "replace_attention",
+    "t5_bias",
     "ticks",
     "token_log_probs",
     "use",

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from contextile import _core
+from contextile.torch._bias import Bias, Terms, native_terms, terms_of
 from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
 from contextile.torch._models import check_batch
 
@@ -24,14 +25,17 @@ def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor,
     )
 
 
-def _new_gradients(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns uninitialized dq, dk, dv and dsink, contiguous even if the inputs are not."""
+def _new_gradients(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, table: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns uninitialized dq, dk, dv, dsink and dtable, contiguous even if the inputs are not."""
     num_sinks = 0 if sink is None else sink.shape[0]
     return (
         q.new_empty(q.shape),
         k.new_empty(k.shape),
         v.new_empty(v.shape),
         q.new_empty((num_sinks,), dtype=torch.float32),
+        q.new_empty((0, 0) if table is None else table.shape, dtype=torch.float32),
     )
 
 
@@ -42,11 +46,24 @@ def _rows_of_plan(executor: Executor, plan: int, q: Tensor) -> slice:
 
 @torch.library.custom_op("contextile::attention", mutates_args=(), device_types=("cpu", "cuda"))
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, plan: int, mask: int, saved_bytes: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    plan: int,
+    mask: int,
+    saved_bytes: int,
+    slopes: Tensor | None = None,
+    table: Tensor | None = None,
+    buckets: Tensor | None = None,
+    first_offset: int = 0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out, lse, saved, made_by = _new_output(q, v, saved_bytes)
     executor = executor_of(plan)
     rank = rank_executor_of(plan)
+    terms = native_terms(Terms(slopes, table, buckets, first_offset, dropout, seed))
     # The identity of the call travels with the saved tensors, because hooks may copy them (offload,
     # compression): their addresses say nothing.
     call = executor.begin_call()
@@ -67,13 +84,14 @@ def _forward(
             out=check("out", out[rows]),
             lse=lse[rows],
             saved=saved,
+            terms=terms,
             stream=stream,
         )
     return out, lse, saved, made_by
 
 
 @_forward.register_fake
-def _(q, k, v, sink, plan, mask, saved_bytes):
+def _(q, k, v, sink, plan, mask, saved_bytes, *terms):
     return _new_output(q, v, saved_bytes)
 
 
@@ -90,16 +108,24 @@ def _backward(
     made_by: Tensor,
     plan: int,
     mask: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    slopes: Tensor | None = None,
+    table: Tensor | None = None,
+    buckets: Tensor | None = None,
+    first_offset: int = 0,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    table_learns: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     made_by_plan, call = made_by.tolist()
     if made_by_plan != plan:
         raise _core.InvalidArgument(
             "checkpoint: expected forward computed again under the plan of its first time, found the executor prepared for "
             "another; give plan= what prepare returned for the batch, or context_fn (checkpoint_contexts)"
         )
-    dq, dk, dv, dsink = _new_gradients(q, k, v, sink)
+    dq, dk, dv, dsink, dtable = _new_gradients(q, k, v, sink, table if table_learns else None)
     executor = executor_of(plan)
     rank = rank_executor_of(plan)
+    terms = native_terms(Terms(slopes, table, buckets, first_offset, dropout, seed))
     check = executor.check_tensor
     rows = _rows_of_plan(executor, plan, q)
     if rows.stop == 0:
@@ -121,32 +147,56 @@ def _backward(
             dv=dv[rows],
             dsink=None if sink is None else dsink,
             saved=saved.detach(),
+            terms=terms,
+            dtable=dtable if table_learns else None,
             stream=stream,
         )
-    return dq, dk, dv, dsink
+    return dq, dk, dv, dsink, dtable
 
 
 @_backward.register_fake
-def _(dout, q, k, v, sink, out, lse, saved, made_by, plan, mask):
-    return _new_gradients(q, k, v, sink)
+def _(dout, q, k, v, sink, out, lse, saved, made_by, plan, mask, slopes, table, buckets, first_offset, dropout, seed, table_learns):
+    return _new_gradients(q, k, v, sink, table if table_learns else None)
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, sink, ctx.plan, ctx.mask, _ = inputs
-    ctx.has_sink = sink is not None
-    ctx.save_for_backward(q, k, v, *([sink] if ctx.has_sink else []), *output)
+    q, k, v, sink, ctx.plan, ctx.mask, _, slopes, table, buckets, ctx.first_offset, ctx.dropout, seed = inputs
+    optional = (sink, slopes, table, buckets, seed)
+    ctx.is_there = [tensor is not None for tensor in optional]
+    ctx.table_learns = table is not None and ctx.needs_input_grad[8]
+    ctx.save_for_backward(q, k, v, *(tensor for tensor in optional if tensor is not None), *output)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, dout, dlse, dsaved, dmade_by):
     if dout is None:
-        return (None,) * 7
-    q, k, v, *sink, out, lse, saved, made_by = ctx.saved_tensors
-    dq, dk, dv, dsink = _backward(
-        dout, q, k, v, sink[0] if ctx.has_sink else None, out, lse, saved, made_by, ctx.plan, ctx.mask
+        return (None,) * 13
+    q, k, v, *some, out, lse, saved, made_by = ctx.saved_tensors
+    sink, slopes, table, buckets, seed = (some.pop(0) if is_there else None for is_there in ctx.is_there)
+    dq, dk, dv, dsink, dtable = _backward(
+        dout,
+        q,
+        k,
+        v,
+        sink,
+        out,
+        lse,
+        saved,
+        made_by,
+        ctx.plan,
+        ctx.mask,
+        slopes,
+        table,
+        buckets,
+        ctx.first_offset,
+        ctx.dropout,
+        seed,
+        ctx.table_learns,
     )
-    return dq, dk, dv, dsink if ctx.has_sink else None, None, None, None
+    dsink = dsink if sink is not None else None
+    dtable = dtable.to(table.dtype) if ctx.table_learns else None
+    return dq, dk, dv, dsink, None, None, None, None, dtable, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_setup)
@@ -202,7 +252,9 @@ def attention(
     plan: _core.Plan | Prepared | None = None,
     mask: str = "",
     sink: Tensor | None = None,
-    dropout: float = 0.0,
+    bias: Bias | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes exact attention of this rank's tokens to the whole batch, by a plan.
@@ -236,8 +288,14 @@ def attention(
     sink : float32 Tensor [q_heads], optional
         A logit per query head that takes part in the softmax and has no value. Needed if and only
         if ``plan.shape.sink`` is true.
-    dropout : float
-        Must be 0.
+    bias : Alibi or RelativeBias, optional
+        A bias of scores by position (``alibi``, ``relative_bias``, ``t5_bias``), added after a
+        softcap. It lies on the CPU and is the same on every rank.
+    dropout_p : float
+        Probability of an attention weight to be dropped; the others are divided by ``1 - dropout_p``.
+    dropout_seed : int or int64 Tensor, optional
+        Needed with dropout: the same on every rank, another in every layer and step. Seed, head and
+        tokens alone decide about a weight, so no plan changes a result.
     return_lse : bool
         Whether to return the log-sum-exp of the scores, too.
 
@@ -253,7 +311,7 @@ def attention(
     ------
     InvalidArgument
         The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
-        device than the plan needs; dropout is not 0; autocast is on with another dtype than the
+        device than the plan needs; the kernel has no bias or dropout; autocast is on with another dtype than the
         plan's; a reentrant checkpoint encloses a call without ``plan``; a module that is computing,
         unless it is compiled, was given tokens or positions that ``local_batch`` made for another
         plan. It is also raised if ranks meet in different calls, after which the group has ended.
@@ -266,8 +324,8 @@ def attention(
     Notes
     -----
     Backward returns the exact gradients of q, k and v for this rank's tokens, complete over the
-    batch: nothing is left to sum. The gradient of ``sink`` is this rank's share; sum it over the
-    group, like that of any parameter that all ranks hold.
+    batch: nothing is left to sum. The gradients of ``sink`` and of a bias table are this rank's share;
+    sum them over the group, like that of any parameter that all ranks hold.
 
     Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``.
 
@@ -293,10 +351,14 @@ def attention(
     >>> q.grad.shape
     torch.Size([100, 4, 32])
     """
-    if dropout != 0.0:
-        raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}")
-    _refuse_forward_mode(q, k, v, sink)
+    terms = terms_of(bias, dropout_p, dropout_seed)
+    _refuse_forward_mode(q, k, v, sink, terms.table)
     prepared = executor.prepared_of(plan)
+    if terms.has_any and executor._gpu is not None:
+        raise _core.InvalidArgument(
+            "attention: expected no bias and no dropout on a GPU, whose kernels (cuda:*) have neither, found "
+            + ("dropout" if bias is None else "a bias")
+        )
     number, index, saved_bytes = prepared.call_of(mask)
     if not torch.compiler.is_compiling():
         check_batch(prepared.plans)
@@ -316,6 +378,7 @@ def attention(
         number,
         index,
         saved_bytes,
+        *terms,
     )
     out = out.reshape(*leading, *out.shape[-2:])
     if return_lse:

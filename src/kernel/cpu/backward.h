@@ -25,6 +25,7 @@ struct BackwardPanel {
   float* lse = nullptr;            // [width] in units of log2; inf: the row has no gradient
   float* delta = nullptr;          // [width]
   std::int32_t* tokens = nullptr;  // [width]
+  LaneTerms lanes;                 // with terms
   float* dq = nullptr;             // [width][row stride], of the share
 };
 
@@ -47,6 +48,7 @@ struct PackedPanels {
       state.lse = carver.take<float>(kWidth);
       state.delta = carver.take<float>(kWidth);
       state.tokens = carver.take<std::int32_t>(kWidth);
+      if (task.terms != nullptr) state.lanes = take_lanes(carver, kWidth);
     }
     bytes = carver.used_bytes();
   }
@@ -95,6 +97,9 @@ struct BackwardWork {
     slopes = carver.take<float>(rows * kWidth);
     slope_rows = V::kPair == 1 ? reinterpret_cast<Element*>(slopes)
                                : carver.take<Element>(rows / V::kPair * kWidth);
+    if (task.terms != nullptr && task.terms->has_dropout) {
+      factors = carver.take<float>(rows * kWidth);
+    }
     bytes = carver.used_bytes();
   }
 
@@ -114,6 +119,7 @@ struct BackwardWork {
   float* weights;           // S[key][width], then P as elements [key][width / kPair]
   float* slopes;            // dP, then dS in the same form
   Element* slope_rows;      // dS as elements [key / kPair][width]
+  float* factors = nullptr;  // of dropout, [key][width]; null: none
   std::size_t bytes;
   Ahead ahead;
 };
@@ -147,7 +153,7 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
   if (V::any(V::less(V::set(kDominant), largest))) [[unlikely]] {
     for (int n = 0; n < kVectors; ++n) {
       redo_dominant<V>(rows, block.first_key + key, n * V::kLanes, weight[n],
-                       state.delta + n * V::kLanes, slope[n]);
+                       state.delta + n * V::kLanes, nullptr, slope[n]);
     }
   }
 #pragma GCC unroll 8
@@ -157,10 +163,46 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
   }
 }
 
-// Turns all S and dP of a step into P and dS, in place. Rows of bf16 are half as long.
+// Does the same for a call with terms, and adds the gradients of the key's scores to `gradients`.
 template <class V, int kVectors>
+[[gnu::noinline]] void weigh_key_with_terms(const ScoreBlock<V>& block, const SlopeRows& rows,
+                                            const BackwardPanel<V>& state, std::int64_t key,
+                                            float out_of_cap, const float* factors,
+                                            OffsetGradients<V, kVectors>* gradients,
+                                            typename V::Float (&weight)[kVectors],
+                                            typename V::Float (&slope)[kVectors]) {
+  constexpr std::int64_t kWidth = kVectors * V::kLanes;
+  const bool is_key = key < block.num_keys;  // otherwise it completes a pair
+  const std::int32_t position = is_key ? block.places[block.first_key + key].position : 0;
+  const auto to_log2 = V::set(block.scale->to_log2);
+  float bias[kWidth] = {};
+  if (out_of_cap != 0 && block.scale->has_bias) {
+    bias_of_key<V, kVectors>(*block.terms, *block.lanes, position, bias);
+  }
+  float slopes[kWidth];
+  for (int n = 0; n < kVectors; ++n) {
+    const float* some = factors == nullptr ? nullptr : factors + key * kWidth + n * V::kLanes;
+    const float* delta = state.delta + n * V::kLanes;
+    const auto capped = V::sub(weight[n], V::load(bias + n * V::kLanes));
+    weight[n] = weight_of<V>(V::fms(weight[n], to_log2, V::load(state.lse + n * V::kLanes)));
+    if (some != nullptr) slope[n] = V::mul(slope[n], V::load(some));
+    slope[n] = V::sub(slope[n], V::load(delta));
+    if (V::any(V::less(V::set(kDominant), weight[n]))) [[unlikely]] {
+      redo_dominant<V>(rows, block.first_key + key, n * V::kLanes, weight[n], delta, some, slope[n]);
+    }
+    slope[n] = V::mul(weight[n], slope[n]);
+    V::store(slopes + n * V::kLanes, slope[n]);
+    if (out_of_cap != 0) slope[n] = V::mul(slope[n], cap_slope<V>(capped, out_of_cap));
+    if (some != nullptr) weight[n] = V::mul(weight[n], V::load(some));
+  }
+  if (gradients != nullptr && is_key) gradients->add(position, slopes);
+}
+
+// Turns all S and dP of a step into P and dS, in place. Rows of bf16 are half as long.
+template <class V, int kVectors, bool kTerms>
 inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
-                         const BackwardPanel<V>& state, float out_of_cap, BackwardWork<V>& work) {
+                         const BackwardPanel<V>& state, float out_of_cap, BackwardWork<V>& work,
+                         OffsetGradients<V, kVectors>* gradients) {
   using Float = typename V::Float;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   for (std::int64_t k = 0; k < block.num_keys; k += V::kPair) {
@@ -174,7 +216,12 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
         weight[i][n] = V::load(work.weights + at);
         slope[i][n] = V::load(work.slopes + at);
       }
-      weigh_key<V, kVectors>(block, rows, state, k + i, out_of_cap, weight[i], slope[i]);
+      if constexpr (kTerms) {
+        weigh_key_with_terms<V, kVectors>(block, rows, state, k + i, out_of_cap, work.factors,
+                                          gradients, weight[i], slope[i]);
+      } else {
+        weigh_key<V, kVectors>(block, rows, state, k + i, out_of_cap, weight[i], slope[i]);
+      }
     }
 #pragma GCC unroll 2
     for (int i = 0; i < V::kPair; ++i) {
@@ -200,6 +247,25 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
       clear<V>(rows + first, end - first);
     }
   }
+}
+
+// The same for a call with terms.
+template <class V, int kVectors>
+[[gnu::noinline]] void weigh_scores_with_terms(const BackwardTask& task, const ScoreBlock<V>& block,
+                                               const SlopeRows& rows,
+                                               const BackwardPanel<V>& state, float out_of_cap,
+                                               BackwardWork<V>& work) {
+  if (work.factors != nullptr) {
+    draw_factors<V, kVectors>(block.terms->dropout, *block.lanes, block.places + block.first_key,
+                              block.num_keys, round_up(block.num_keys, V::kPair), work.factors);
+  }
+  if (task.offset_gradients == nullptr) {
+    weigh_scores<V, kVectors, true>(block, rows, state, out_of_cap, work, nullptr);
+    return;
+  }
+  OffsetGradients<V, kVectors> gradients(*task.terms, *block.lanes, task.offset_gradients);
+  weigh_scores<V, kVectors, true>(block, rows, state, out_of_cap, work, &gradients);
+  gradients.finish();
 }
 
 // Adds the products of a step: dV += P·dO, dK += dS·Q and dQ += dSᵀ·K.
@@ -277,7 +343,12 @@ template <class V, int kVectors>
   const bool is_capped = block.scale->into_cap != 0;
   const SlopeRows rows{&tile, state.panel, task.params->q_heads / task.params->kv_heads,
                        task.kv_head};
-  weigh_scores<V, kVectors>(block, rows, state, is_capped ? 1 / block.scale->cap_log2 : 0.0F, work);
+  const float out_of_cap = is_capped ? 1 / block.scale->cap_log2 : 0.0F;
+  if (task.terms != nullptr) {
+    weigh_scores_with_terms<V, kVectors>(task, block, rows, state, out_of_cap, work);
+  } else {
+    weigh_scores<V, kVectors, false>(block, rows, state, out_of_cap, work, nullptr);
+  }
   if constexpr (V::kHasTiles) {
     add_tiled_gradients<V, kVectors>(block.num_keys, state, first_row, work);
   } else {
@@ -302,6 +373,9 @@ inline void pack_backward(const BackwardTask& task, std::int64_t first, std::int
                          task.kv_head * heads,  keep};
     pack_panel<V>(tile.q_NHD, rows, scale.query_factor, state.query_columns, state.query_rows);
     pack_panel<V>(tile.do_NHD, rows, 1.0F, state.dout_columns, state.dout_rows);
+    if (task.terms != nullptr) {
+      start_lanes<V>(*task.terms, tile.places, state.panel, heads, task.kv_head, state.lanes);
+    }
   }
 }
 
@@ -335,6 +409,9 @@ inline void backward_block(const BackwardTask& task, std::size_t tile, const Key
     block.tokens = state.tokens;
     block.scale = &scale;
     block.ahead = &work.ahead;
+    block.terms = task.terms;
+    block.lanes = &state.lanes;
+    block.places = t.places.k_M.data();
     const auto steps = bands.steps(task.first_panel + p);
     for (std::size_t s = 0; s < steps.size(); ++s) {
       if (!cut_step<V>(steps[s], keys.begin, keys.end, block)) continue;

@@ -55,18 +55,20 @@ CONTEXTILE_INLINE double value_times_dout(const SlopeRows& rows, std::int64_t ke
 }
 
 // Replaces dP - delta of a key, for those of the kLanes rows from `first_row` of the panel whose
-// weight dominates.
+// weight dominates. dP is multiplied by the rows' factors of dropout (null: 1).
 template <class V>
 [[gnu::noinline]] void redo_dominant(const SlopeRows& rows, std::int64_t key,
                                      std::int64_t first_row, typename V::Float weight,
-                                     const float* delta, typename V::Float& difference) {
+                                     const float* delta, const float* factors,
+                                    typename V::Float& difference) {
   float weights[V::kLanes];
   float differences[V::kLanes];
   V::store(weights, weight);
   V::store(differences, difference);
   for (int i = 0; i < V::kLanes; ++i) {
     if (!(weights[i] > kDominant)) continue;
-    differences[i] = static_cast<float>(value_times_dout<V>(rows, key, first_row + i) -
+    const double factor = factors == nullptr ? 1 : double{factors[i]};
+    differences[i] = static_cast<float>(factor * value_times_dout<V>(rows, key, first_row + i) -
                                         static_cast<double>(delta[i]));
   }
   difference = V::load(differences);

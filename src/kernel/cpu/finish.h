@@ -23,6 +23,7 @@ struct ForwardPanel {
   float* top = nullptr;            // [width] largest score in units of log2, at least kLeastTop
   float* sum = nullptr;            // [width] sum of the weights; 0: nothing seen
   std::int32_t* tokens = nullptr;  // [width]
+  LaneTerms lanes;                 // with terms
   bool is_started = false;
   bool has_out = false;       // a step has written `out`
   std::size_t last_tile = 0;  // the last keys that it meets end at last_key of last_tile

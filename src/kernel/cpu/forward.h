@@ -31,6 +31,7 @@ struct ForwardWork {
       state.top = carver.take<float>(kWidth);
       state.sum = carver.take<float>(kWidth);
       state.tokens = carver.take<std::int32_t>(kWidth);
+      if (task.terms != nullptr) state.lanes = take_lanes(carver, kWidth);
     }
     std::int64_t most_keys = 0;
     for (std::size_t t = 0; t < task.tiles.size(); ++t) {
@@ -49,6 +50,9 @@ struct ForwardWork {
       values = carver.take<Element>(rows / V::kPair * value_stride);
     }
     scores = carver.take<float>(rows * kWidth);
+    if (task.terms != nullptr && task.terms->has_dropout) {
+      factors = carver.take<float>(rows * kWidth);
+    }
     bytes = carver.used_bytes();
   }
 
@@ -60,6 +64,7 @@ struct ForwardWork {
   std::int64_t key_pairs = 0;
   Element* tail = nullptr;  // [value stride][kTilePairs], with tiles
   float* scores;            // [key][width], then the weights as elements [key / kPair][width]
+  float* factors = nullptr;  // of dropout, [key][width]; null: none
   std::size_t bytes;
   Ahead ahead;
 };
@@ -89,28 +94,47 @@ inline KeyBlock find_block(const ForwardTask& task, std::size_t tile, std::int64
   return {tile, 0, {}};
 }
 
-// Turns scores into weights 2^(score - top), in place, and adds their sums to `total`.
-template <class V, int kVectors>
-CONTEXTILE_INLINE void weigh(float* scores, std::int64_t num_keys, typename V::Float to_log2,
-                             const typename V::Float* top, typename V::Float* total) {
+// Turns scores into weights 2^(score - top), in place, and adds their sums to `total`. With
+// kDropped, each weight is then multiplied by its factor.
+template <class V, int kVectors, bool kDropped>
+CONTEXTILE_INLINE void weigh(float* scores, const float* factors, std::int64_t num_keys,
+                             typename V::Float to_log2, const typename V::Float* top,
+                             typename V::Float* total) {
   using Float = typename V::Float;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   for (std::int64_t k = 0; k < num_keys; k += V::kPair) {
 #pragma GCC unroll 8
     for (int n = 0; n < kVectors; ++n) {
-      const float* from = scores + k * kWidth + n * V::kLanes;
+      const std::int64_t at = k * kWidth + n * V::kLanes;
+      const float* from = scores + at;
       float* to = scores + k / V::kPair * kWidth + n * V::kLanes;
-      const Float weight = weight_of<V>(V::fms(V::load(from), to_log2, top[n]));
+      Float weight = weight_of<V>(V::fms(V::load(from), to_log2, top[n]));
       total[n] = V::add(total[n], weight);
+      if constexpr (kDropped) weight = V::mul(weight, V::load(factors + at));
       if constexpr (V::kPair == 1) {
         V::store(to, weight);
       } else {
-        const Float next = weight_of<V>(V::fms(V::load(from + kWidth), to_log2, top[n]));
+        Float next = weight_of<V>(V::fms(V::load(from + kWidth), to_log2, top[n]));
         total[n] = V::add(total[n], next);
+        if constexpr (kDropped) next = V::mul(next, V::load(factors + at + kWidth));
         V::store_pairs(to, weight, next);
       }
     }
   }
+}
+
+// Weighs the scores of a step, with dropout if the call has it.
+template <class V, int kVectors>
+CONTEXTILE_INLINE void weigh_step(const ScoreBlock<V>& block, float* scores, float* factors,
+                                  std::int64_t num_keys, typename V::Float to_log2,
+                                  const typename V::Float* top, typename V::Float* total) {
+  if (factors == nullptr) {
+    weigh<V, kVectors, false>(scores, nullptr, num_keys, to_log2, top, total);
+    return;
+  }
+  draw_factors<V, kVectors>(block.terms->dropout, *block.lanes, block.places + block.first_key,
+                            block.num_keys, round_up(num_keys, V::kPair), factors);
+  weigh<V, kVectors, true>(scores, factors, num_keys, to_log2, top, total);
 }
 
 // Largest amount, in units of log2, by which scores may pass the top of a row before its weights
@@ -152,7 +176,7 @@ template <class V, int kVectors>
     }
   }
   const std::int64_t num_keys = round_up(block.num_keys, V::kProductRows);
-  weigh<V, kVectors>(work.scores, num_keys, to_log2, top, total);
+  weigh_step<V, kVectors>(block, work.scores, work.factors, num_keys, to_log2, top, total);
   for (int n = 0; n < kVectors; ++n) {
     float* const sum = state.sum + n * V::kLanes;
     V::store(sum, V::add(V::load(sum), total[n]));
@@ -177,7 +201,7 @@ template <class V, int kVectors>
 template <class V, int kVectors>
 [[gnu::noinline]] void forward_step(const ScoreBlock<V>& block, const typename V::Element* values,
                                     std::int64_t value_stride, std::int64_t value_dim,
-                                    ForwardPanel<V>& state, float* scores) {
+                                    ForwardPanel<V>& state, float* scores, float* factors) {
   using Float = typename V::Float;
   constexpr std::int64_t kWidth = kVectors * V::kLanes;
   Float largest[kVectors];
@@ -195,7 +219,7 @@ template <class V, int kVectors>
     total[n] = V::zero();
     V::store(state.top + n * V::kLanes, top[n]);
   }
-  weigh<V, kVectors>(scores, block.num_keys, to_log2, top, total);
+  weigh_step<V, kVectors>(block, scores, factors, block.num_keys, to_log2, top, total);
   for (int n = 0; n < kVectors; ++n) {
     float* sum = state.sum + n * V::kLanes;
     V::store(sum, V::fma(V::load(sum), keep[n], total[n]));
@@ -237,6 +261,10 @@ inline void start_panel(const ForwardTask& task, const ScoreScale& scale, Forwar
       ++token;
     }
   }
+  if (task.terms != nullptr) {
+    start_lanes<V>(*task.terms, task.tiles[0].places, state.panel, heads, task.kv_head,
+                   state.lanes);
+  }
   state.is_started = true;
 }
 
@@ -254,6 +282,9 @@ inline void run_panel(const ForwardTask& task, const KeyBlock& keys, std::int64_
   block.tokens = state.tokens;
   block.scale = &scale;
   block.ahead = &work.ahead;
+  block.terms = task.terms;
+  block.lanes = &state.lanes;
+  block.places = task.tiles[keys.tile].places.k_M.data();
   const auto steps = bands.steps(task.first_panel + p);
   for (std::size_t s = 0; s < steps.size(); ++s) {
     if (!cut_step<V>(steps[s], keys.keys.begin, keys.keys.end, block)) continue;
@@ -266,7 +297,8 @@ inline void run_panel(const ForwardTask& task, const KeyBlock& keys, std::int64_
         tiled_forward_step<V, vectors()>(block, values, value_dim, state, work);
       } else {
         const auto* values = work.values + first / V::kPair * work.value_stride;
-        forward_step<V, vectors()>(block, values, work.value_stride, value_dim, state, work.scores);
+        forward_step<V, vectors()>(block, values, work.value_stride, value_dim, state, work.scores,
+                                   work.factors);
       }
     });
   }

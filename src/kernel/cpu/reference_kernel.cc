@@ -12,6 +12,7 @@
 #include "base/parallel_for.h"
 #include "kernel/cpu/logaddexp.h"
 #include "kernel/cpu/reference_rows.h"
+#include "kernel/cpu/reference_terms.h"
 #include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
@@ -123,18 +124,25 @@ class ForwardHead {
     read_rows(tile.k_MHD, chunk.begin, chunk.size(), kv_head_, k_CD_);
     transpose(k_CD_, params_.head_dim, k_DC_);
     read_rows(tile.v_MHD, chunk.begin, chunk.size(), kv_head_, v_CD_);
+    const HeadTerms terms(params_, tile.places, head_);
     for_each_row(tile.bands, chunk, [&](std::int64_t n, std::int64_t first, std::int64_t end) {
-      add_keys(static_cast<std::size_t>(n), first - chunk.begin, end - first);
+      add_keys(static_cast<std::size_t>(n), chunk.begin, first - chunk.begin, end - first, terms);
     });
   }
 
   // Adds keys to a row by online softmax: its results so far are rescaled when a larger score
   // comes.
-  void add_keys(std::size_t n, std::int64_t first, std::int64_t count) {
+  void add_keys(std::size_t n, std::int64_t chunk_begin, std::int64_t first, std::int64_t count,
+                const HeadTerms& terms) {
+    const auto row = static_cast<std::int64_t>(n);
+    const std::int64_t first_key = chunk_begin + first;
     double* s = s_.data();
     const double* q = q_ND_.data() + n * static_cast<std::size_t>(params_.head_dim);
     double* o = o_ND_.data() + n * static_cast<std::size_t>(params_.value_dim);
     scores_of_row(params_, q, k_DC_.data(), first, count, s);
+    if (terms.has_any()) {
+      for (std::int64_t j = 0; j < count; ++j) s[j] += terms.bias(row, first_key + j);
+    }
     const double largest = std::max(max_N_[n], *std::max_element(s, s + count));
     if (largest > max_N_[n]) {
       const double keep = std::exp(max_N_[n] - largest);  // 0 at first
@@ -145,6 +153,9 @@ class ForwardHead {
     for (std::int64_t j = 0; j < count; ++j) {
       s[j] = std::exp(s[j] - largest);
       sum_N_[n] += s[j];
+    }
+    if (terms.has_any()) {
+      for (std::int64_t j = 0; j < count; ++j) s[j] *= terms.factor(row, first_key + j);
     }
     add_weighted(o, s, count, v_CD_.data() + first * params_.value_dim, params_.value_dim,
                  params_.value_dim);
@@ -222,15 +233,24 @@ class BackwardHead {
     transpose(k_CD_, params_.head_dim, k_DC_);
     read_rows(tile.v_MHD, chunk.begin, chunk.size(), kv_head_, v_CD_);
     transpose(v_CD_, params_.value_dim, v_DC_);
+    const HeadTerms terms(params_, tile.places, h);
     for_each_row(tile.bands, chunk, [&](std::int64_t n, std::int64_t first, std::int64_t end) {
       const double lse = stat_at(tile.lse_NH, n, h);
       if (lse == kEmpty) return;
-      add_keys(n, chunk.begin, first - chunk.begin, end - first, lse, stat_at(tile.delta_NH, n, h));
+      add_keys({n, lse, stat_at(tile.delta_NH, n, h)}, chunk.begin, first - chunk.begin,
+               end - first, terms);
     });
   }
 
-  void add_keys(std::int64_t n, std::int64_t chunk_begin, std::int64_t first, std::int64_t count,
-                double lse, double delta) {
+  struct Row {
+    std::int64_t n = 0;
+    double lse = 0;
+    double delta = 0;
+  };
+
+  void add_keys(const Row& row, std::int64_t chunk_begin, std::int64_t first, std::int64_t count,
+                const HeadTerms& terms) {
+    const std::int64_t n = row.n;
     const std::int64_t dim = params_.head_dim;
     const std::int64_t value_dim = params_.value_dim;
     const double* q = q_ND_.data() + n * dim;
@@ -242,8 +262,18 @@ class BackwardHead {
     add_weighted(dp, d_o, value_dim, v_DC_.data() + first, kChunkKeys, count);
     for (std::int64_t j = 0; j < count; ++j) {
       const double s = p[j];
-      p[j] = std::exp(s - lse);
-      double ds = p[j] * (dp[j] - delta);
+      double ds = 0;
+      if (terms.has_any()) {
+        const std::int64_t key = chunk_begin + first + j;
+        const double factor = terms.factor(n, key);
+        p[j] = std::exp(s + terms.bias(n, key) - row.lse);
+        ds = p[j] * (factor * dp[j] - row.delta);
+        p[j] *= factor;
+        terms.add_gradient(n, key, ds);
+      } else {
+        p[j] = std::exp(s - row.lse);
+        ds = p[j] * (dp[j] - row.delta);
+      }
       if (params_.softcap != 0) ds *= 1 - (s / params_.softcap) * (s / params_.softcap);
       dp[j] = params_.scale * ds;  // gradient of the unscaled score
     }
@@ -310,6 +340,7 @@ class ReferenceKernel : public AttentionKernel {
     run_heads<BackwardHead>(params, tiles, params.kv_heads);
   }
   [[nodiscard]] const RowOps& row_ops() const override { return reference_rows(); }
+  [[nodiscard]] bool has_terms() const override { return true; }
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "contextile/extend/kernel.h"
 #include "kernel/cpu/inline.h"
 #include "kernel/cpu/pack.h"
+#include "kernel/cpu/panel_terms.h"
 #include "kernel/cpu/panels.h"
 #include "kernel/cpu/product.h"
 
@@ -16,22 +17,24 @@ inline constexpr double kLn2 = 0.693147180559945309;
 inline constexpr float kNoScore = -__builtin_inff();
 
 // The scale of scores. Scores are kept as q·k with the sign of the scale (a factor of the packed
-// queries), and are multiplied by `to_log2` when they enter exp2. With a softcap they are kept
-// capped in units of log2, and to_log2 is 1.
+// queries), and are multiplied by `to_log2` when they enter exp2. With a softcap or a bias they are
+// kept with it in units of log2, and to_log2 is 1.
 struct ScoreScale {
   CONTEXTILE_INLINE explicit ScoreScale(const KernelParams& params)
       : query_factor(params.scale > 0   ? 1.0F
                      : params.scale < 0 ? -1.0F
                                         : 0.0F),
         magnitude(params.scale < 0 ? -params.scale : params.scale),
-        to_log2(params.softcap != 0 ? 1.0F
-                : params.scale == 0 ? 1.0F
-                                    : magnitude * kLog2E),
+        has_bias(params.terms != nullptr && params.terms->has_bias()),
+        is_plain(params.softcap == 0 && !has_bias),
+        to_log2(is_plain && params.scale != 0 ? magnitude * kLog2E : 1.0F),
         into_cap(params.softcap != 0 ? magnitude / params.softcap : 0.0F),
         cap_log2(params.softcap * kLog2E) {}
 
   float query_factor;
   float magnitude;
+  bool has_bias;
+  bool is_plain;  // neither softcap nor bias
   float to_log2;
   float into_cap;  // 0: no softcap
   float cap_log2;
@@ -125,6 +128,9 @@ struct ScoreBlock {
   const PanelBands* bands = nullptr;
   const PanelStep* step = nullptr;
   const std::int32_t* tokens = nullptr;  // of every lane; -1: no token
+  const TaskTerms* terms = nullptr;      // null: none; otherwise also lanes and places
+  const LaneTerms* lanes = nullptr;
+  const TokenPlace* places = nullptr;  // of the tile's keys
   const ScoreScale* scale = nullptr;
   Ahead* ahead = nullptr;
 };
@@ -136,6 +142,24 @@ CONTEXTILE_INLINE void cap_scores(const ScoreScale& scale, float* scores) {
   for (int i = 0; i < V::kProductRows * kVectors; ++i) {
     float* at = scores + i * V::kLanes;
     V::store(at, V::mul(cap, tanh_of<V>(V::mul(into, V::load(at)))));
+  }
+}
+
+// Adds the bias to the scores of kProductRows keys from `row` on, all in units of log2.
+template <class V, int kVectors>
+CONTEXTILE_INLINE void bias_scores(const ScoreBlock<V>& block, std::int64_t row, float* scores) {
+  if (block.scale->into_cap == 0) {
+    const auto factor = V::set(block.scale->magnitude * kLog2E);
+    for (int i = 0; i < V::kProductRows * kVectors; ++i) {
+      float* at = scores + i * V::kLanes;
+      V::store(at, V::mul(V::load(at), factor));
+    }
+  }
+  const std::int64_t count = smaller(V::kProductRows, block.num_keys - row);
+  for (std::int64_t i = 0; i < count; ++i) {
+    add_bias<V, kVectors>(*block.terms, *block.lanes,
+                          block.places[block.first_key + row + i].position,
+                          scores + i * kVectors * V::kLanes);
   }
 }
 
@@ -162,6 +186,7 @@ inline void masked_scores(const ScoreBlock<V>& block, std::int64_t row, float* s
   typename V::Int tokens[kVectors];
   for (int n = 0; n < kVectors; ++n) tokens[n] = V::load_int(block.tokens + n * V::kLanes);
   if (block.scale->into_cap != 0) cap_scores<V, kVectors>(*block.scale, scores);
+  if (block.scale->has_bias) bias_scores<V, kVectors>(block, row, scores);
   for (int i = 0; i < V::kProductRows; ++i) {
     const bool is_full = row + i >= block.full_begin && row + i < block.full_end;
     typename V::Mask masks[kVectors];
@@ -212,7 +237,7 @@ inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Fl
     block.ahead->fetch();
     float* to = scores + row * kWidth;
     const bool is_plain = row >= block.full_begin && row + V::kProductRows <= block.full_end &&
-                          block.scale->into_cap == 0;
+                          block.scale->is_plain;
     if constexpr (V::kHasTiles) {
       multiply_keys<V, kVectors>(keys, block.key_stride, block.queries, to);
       if (kMax && is_plain) fold_largest<V, kVectors>(to, largest);
@@ -285,5 +310,17 @@ class Carver {
   char* memory_;
   std::size_t used_ = 0;
 };
+
+// Places the lanes of a panel of up to `width` rows.
+CONTEXTILE_INLINE LaneTerms take_lanes(Carver& carver, std::int64_t width) {
+  LaneTerms lanes;
+  lanes.heads = carver.take<std::int32_t>(width);
+  lanes.tokens = carver.take<std::int32_t>(width);
+  lanes.positions = carver.take<std::int32_t>(width);
+  lanes.cells = carver.take<std::int32_t>(width);
+  lanes.own_cells = carver.take<std::int32_t>(width);
+  lanes.slopes = carver.take<float>(width);
+  return lanes;
+}
 
 }  // namespace contextile

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/parallel_for.h"
+#include "kernel/cpu/call_terms.h"
 #include "kernel/cpu/cpu_features.h"
 #include "kernel/cpu/panels.h"
 #include "kernel/cpu/simd_row_ops.h"
@@ -220,6 +221,7 @@ class SimdKernel : public AttentionKernel {
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] std::int32_t lanes() const { return target_.lanes; }
+  [[nodiscard]] bool has_terms() const override { return true; }
   [[nodiscard]] const RowOps& row_ops() const override { return rows_; }
 
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
@@ -231,12 +233,15 @@ class SimdKernel : public AttentionKernel {
 
   void forward(const KernelParams& params, std::span<const ForwardTile> tiles) const override {
     const CallBands<ForwardTile> bands(params, tiles, target_.lanes);
+    const CallTerms terms(params);
     const bool serial = is_small(params, tiles);
     Workspaces workspaces;
     for (std::size_t next = 0; next < tiles.size();) {
       const auto groups = take_groups(tiles, bands, params, target_.lanes, next);
       std::vector<ForwardTask> tasks;
-      for (const TileGroup<ForwardTile>& group : groups) add_tasks(params, group, serial, tasks);
+      for (const TileGroup<ForwardTile>& group : groups) {
+        add_tasks(params, terms, group, serial, tasks);
+      }
       for_each_task(tasks.size(), serial, [&](std::size_t i) {
         target_.forward(tasks[i], workspaces.local().reserve(target_.forward_bytes(tasks[i])));
       });
@@ -245,6 +250,7 @@ class SimdKernel : public AttentionKernel {
 
   void backward(const KernelParams& params, std::span<const BackwardTile> tiles) const override {
     const CallBands<BackwardTile> bands(params, tiles, target_.lanes);
+    const CallTerms terms(params);
     const bool serial = is_small(params, tiles);
     CallMemory memory;
     for (std::size_t next = 0; next < tiles.size();) {
@@ -259,7 +265,7 @@ class SimdKernel : public AttentionKernel {
       for (const TileGroup<BackwardTile>& group : groups) {
         for (std::int64_t panel = 0; panel < group.grid.num_panels();
              panel += target_.backward_panels) {
-          run_panels(params, group, panel, serial, memory);
+          run_panels(params, terms, group, panel, serial, memory);
         }
       }
     }
@@ -267,7 +273,8 @@ class SimdKernel : public AttentionKernel {
 
  private:
   // Cuts the panels of a group into tasks for all threads.
-  void add_tasks(const KernelParams& params, const TileGroup<ForwardTile>& group, bool serial,
+  void add_tasks(const KernelParams& params, const CallTerms& terms,
+                 const TileGroup<ForwardTile>& group, bool serial,
                  std::vector<ForwardTask>& tasks) const {
     const std::int64_t num_panels = group.grid.num_panels();
     const std::int64_t threads = serial ? 1 : tbb::this_task_arena::max_concurrency();
@@ -279,17 +286,19 @@ class SimdKernel : public AttentionKernel {
     for (std::int32_t kv_head = 0; kv_head < params.kv_heads; ++kv_head) {
       for (std::int64_t panel = 0; panel < num_panels; panel += panels) {
         tasks.push_back({&params, group.tiles, group.bands, &group.grid, panel,
-                         std::min(panels, num_panels - panel), kv_head});
+                         std::min(panels, num_panels - panel), kv_head, terms.get()});
       }
     }
   }
 
   // Runs some panels of all KV heads, with the keys cut into shares.
-  void run_panels(const KernelParams& params, const TileGroup<BackwardTile>& group,
-                  std::int64_t panel, bool serial, CallMemory& memory) const {
+  void run_panels(const KernelParams& params, const CallTerms& terms,
+                  const TileGroup<BackwardTile>& group, std::int64_t panel, bool serial,
+                  CallMemory& memory) const {
     BackwardTask common{&params, group.tiles, group.bands, &group.grid, panel};
     common.num_panels = std::min(target_.backward_panels, group.grid.num_panels() - panel);
     common.init_dq = group.tiles[0].init_dq;
+    common.terms = terms.get();
     // Decides on the number of shares.
     std::int64_t blocks = 0;
     for (const BackwardTile& tile : group.tiles) {
@@ -323,15 +332,19 @@ class SimdKernel : public AttentionKernel {
       return num_shares == 1 ? nullptr : shares + static_cast<std::int64_t>(task) * elements;
     };
     const auto num_tasks = static_cast<std::size_t>(num_shares * params.kv_heads);
+    OffsetShares table_shares(params, num_tasks);
     for_each_task(num_tasks, serial, [&](std::size_t i) {
       const auto share = static_cast<std::int64_t>(i) % num_shares;
       BackwardTask task = task_of(i / static_cast<std::size_t>(num_shares));
       task.first_block = blocks * share / num_shares;
       task.num_blocks = blocks * (share + 1) / num_shares - task.first_block;
       task.dq_share = share_of(i);
+      task.offset_gradients = table_shares.of(i);
       target_.backward(task, memory.by_thread.local().reserve(target_.backward_bytes(task)));
     });
-    // Adds the dQ of the shares, in order.
+    // Adds the dQ of the shares, in order, and the gradients of a table.
+    table_shares.add_to_table(group.tiles[0].places.first_head,
+                              static_cast<std::size_t>(num_shares));
     if (num_shares == 1) return;
     for_each_task(static_cast<std::size_t>(params.kv_heads), serial, [&](std::size_t kv_head) {
       std::vector<const float*> rows;
@@ -359,6 +372,7 @@ class MixedKernel : public AttentionKernel {
     return inputs == Dtype::kBf16 ? Dtype::kBf16 : Dtype::kF32;
   }
   [[nodiscard]] const RowOps& row_ops() const override { return wide_.row_ops(); }
+  [[nodiscard]] bool has_terms() const override { return true; }
   [[nodiscard]] std::unique_ptr<const PreparedBands> prepare_bands(
       const KernelParams& params, std::int64_t num_rows, std::int64_t num_keys,
       std::span<const LocalBand> bands) const override {

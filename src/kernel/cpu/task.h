@@ -7,9 +7,31 @@
 #include <span>
 
 #include "contextile/extend/kernel.h"
+#include "kernel/cpu/dropout.h"
 #include "kernel/cpu/panels.h"
 
 namespace contextile {
+
+// The terms of a call as tasks read them, for all heads of the layer.
+struct TaskTerms {
+  const float* slopes_log2 = nullptr;     // by head, in units of log2; null: none
+  const float* by_offset_log2 = nullptr;  // the table by head and offset; null: none
+  std::int32_t first_offset = 0;
+  std::int32_t num_offsets = 0;
+  bool has_bias = false;
+  bool has_dropout = false;
+  Dropout dropout;
+};
+
+// What terms need of the rows in the lanes of a panel: [width] each, null without terms.
+struct LaneTerms {
+  std::int32_t* heads = nullptr;      // of the layer
+  std::int32_t* tokens = nullptr;     // of the batch
+  std::int32_t* positions = nullptr;  // of the tokens
+  std::int32_t* cells = nullptr;      // of offset 0 of the head in TaskTerms::by_offset_log2
+  std::int32_t* own_cells = nullptr;  // the same in a table of the KV head's query heads
+  float* slopes = nullptr;            // in units of log2
+};
 
 // Some panels of one KV head of the tiles that share a query slot.
 struct ForwardTask {
@@ -20,6 +42,7 @@ struct ForwardTask {
   std::int64_t first_panel = 0;
   std::int64_t num_panels = 0;  // at most SimdTarget::forward_panels
   std::int32_t kv_head = 0;
+  const TaskTerms* terms = nullptr;  // null: none
 };
 
 // The same with the keys cut. The key blocks of all tiles are numbered one after another, and a
@@ -39,6 +62,8 @@ struct BackwardTask {
   void* packed = nullptr;     // queries and dO of the panels, for all shares: pack_backward
   float* dq_share = nullptr;  // null: dq is written to its slot
   bool init_dq = false;
+  const TaskTerms* terms = nullptr;   // null: none
+  double* offset_gradients = nullptr;  // of the share, [heads of the KV head][offsets]; null: none
 };
 
 // One instruction set. Workspaces are 64-byte aligned and not cleared.

@@ -16,6 +16,7 @@
 #include "contextile/plan_file.h"
 #include "runtime/executor/call_check.h"
 #include "runtime/executor/call_replay.h"
+#include "runtime/executor/check_terms.h"
 #include "runtime/executor/executor_call.h"
 #include "runtime/executor/executor_testing.h"
 #include "runtime/executor/prepared_plan.h"
@@ -127,6 +128,11 @@ struct Executor::State {
                      transport.rank().value);
   }
 
+  void check_kernel(Direction direction, const ScoreTerms& terms) const {
+    check_has_terms(fmt::format("rank {}, {}", transport.rank().value, to_string(direction)),
+                    kernel, terms);
+  }
+
   void begin(Handle::Call& call, const SharedCall& shared, std::optional<std::int64_t> number) {
     std::unique_ptr<CallBuffer> buffer = take_buffer();
     if (number) {
@@ -140,7 +146,8 @@ struct Executor::State {
   // Runs a whole call, or has it replayed by the ranks that kept it; returns whether it ran.
   template <typename Tensors, typename Run>
   bool run_or_replay(std::size_t mask, const Tensors& tensors, const Run& run) {
-    if (plan == nullptr || !replay.is_possible()) {
+    // A call with terms is not kept: their arrays are read when it is issued.
+    if (plan == nullptr || !replay.is_possible() || tensors.terms.has_any()) {
       run();
       return true;
     }
@@ -287,6 +294,7 @@ Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors&
                                          std::optional<std::int64_t> number) {
   return state_->collectively([&] {
     state_->check_prepared();
+    state_->check_kernel(Direction::kForward, tensors.terms);
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors);
     state_->begin(*call, SharedCall{Direction::kForward, mask, number.value_or(0)}, number);
     return Handle(std::move(call));
@@ -297,6 +305,7 @@ Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensor
                                           const Saved& saved, std::optional<std::int64_t> number) {
   return state_->collectively([&] {
     state_->check_prepared();
+    state_->check_kernel(Direction::kBackward, tensors.terms);
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors, saved.buffers_.get());
     state_->begin(*call, SharedCall{Direction::kBackward, mask, number.value_or(0)}, number);
     return Handle(std::move(call));

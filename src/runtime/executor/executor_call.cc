@@ -1,5 +1,6 @@
 #include "runtime/executor/executor_call.h"
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <string>
@@ -10,6 +11,7 @@
 #include "contextile/plan_file.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/begin_cut.h"
+#include "runtime/executor/check_terms.h"
 #include "runtime/executor/check_tensors.h"
 
 namespace contextile {
@@ -112,6 +114,7 @@ void Executor::Handle::Call::check_forward() const {
   check_tensor(where, "out", t.out_THD, rows, shape.q_heads, shape.value_dim, shape.dtype);
   check_stats(where, "lse", t.lse_TH, rows);
   check_saved(where, t.saved.size(), retained_bytes());
+  check_terms(where, *plan_->plan, t.terms);
 }
 
 std::int64_t Executor::Handle::Call::retained_bytes() const {
@@ -131,6 +134,10 @@ void Executor::Handle::Call::check_backward(const Saved::Buffers* saved) const {
   check_tensor(where, "dk", t.dk_THD, rows, shape.kv_heads, shape.head_dim, shape.dtype);
   check_tensor(where, "dv", t.dv_THD, rows, shape.kv_heads, shape.value_dim, shape.dtype);
   check_sink(where, "dsink", t.dsink_H.size(), shape);
+  check_terms(where, *plan_->plan, t.terms);
+  CONTEXTILE_CHECK(t.dtable_HB.empty() || t.dtable_HB.size() == t.terms.table_HB.size(),
+                   "{}: expected {} values of dtable, as in the table, or none, found {}", where,
+                   t.terms.table_HB.size(), t.dtable_HB.size());
   const std::int64_t retained = retained_bytes();
   check_saved(where, t.saved.size(), retained);
   if (retained == 0 || !t.saved.empty()) return;
@@ -180,6 +187,7 @@ void Executor::Handle::Call::begin(std::unique_ptr<CallBuffer> buffer, const Ran
       const auto words = static_cast<std::int32_t>(2 * dsink_sums().size());
       tools_->kernel.row_ops().fill(contiguous(dsink_sums().data(), Dtype::kF32, words, 1, 1), 0);
     }
+    dtable_sums_.assign(backward_.dtable_HB.size(), 0);
     if (num_rounds() == 0) return;
     tools_->recorder.step(step("rows"), [this] { start_round(); });
     // A rank with a slice knows only the exchanged cuts; with a whole plan it computes its own.
@@ -238,6 +246,8 @@ void Executor::Handle::Call::run_remaining() {
   while (round_ < num_rounds() && next_round()) {
   }
   if (!dsink_sums().empty()) tools_->kernel.row_ops().round_sums(dsink_sums(), backward_.dsink_H);
+  std::ranges::transform(dtable_sums_, backward_.dtable_HB.begin(),
+                         [](double sum) { return static_cast<float>(sum); });
 }
 
 std::unique_ptr<Saved::Buffers> Executor::Handle::Call::finish() {
@@ -289,7 +299,8 @@ void Executor::Handle::Call::start_round() {
     tools_->kernel.memory().poison(buffer_->data(), program().total_bytes);
   }
   run_.emplace(ProgramChoice{shape, round(), round().masks[mask_], direction_},
-               RunMemory{inputs_, buffer_->data()}, *tools_, step({}));
+               RunMemory{inputs_, buffer_->data()},
+               RunTerms{*plan_->plan, terms(), dtable_sums_}, *tools_, step({}));
   fill_unwritten();
   restore_retained();
 }

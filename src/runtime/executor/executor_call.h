@@ -73,6 +73,9 @@ struct Executor::Handle::Call {
   // Bytes that forward of this call's mask keeps for backward, all rounds.
   [[nodiscard]] std::int64_t retained_bytes() const;
   void check_backward(const Saved::Buffers* saved) const;
+  [[nodiscard]] const ScoreTerms& terms() const {
+    return direction_ == Direction::kForward ? forward_.terms : backward_.terms;
+  }
   // An exception of `work` ends the call: peers are notified, and transfers no longer touch the
   // buffer.
   template <typename Work>
@@ -110,6 +113,8 @@ struct Executor::Handle::Call {
   bool under_way_ = false;
   std::size_t round_ = 0;
   OwnedInputs inputs_{};  // of the current round
+  // The gradient of the bias table over the tiles of this call so far.
+  std::vector<double> dtable_sums_;
   std::unique_ptr<CallCheck> check_;
   std::optional<ProgramRun> run_;
   ExecutionStats stats_;

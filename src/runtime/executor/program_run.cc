@@ -19,8 +19,8 @@ PartialOutput as_partial(const UnitView& unit) { return {unit.parts[0], as_stats
 
 }  // namespace
 
-ProgramRun::ProgramRun(const ProgramChoice& choice, const RunMemory& memory, const RankTools& tools,
-                       const RecordedStep& step)
+ProgramRun::ProgramRun(const ProgramChoice& choice, const RunMemory& memory, const RunTerms& terms,
+                       const RankTools& tools, const RecordedStep& step)
     : choice_(choice),
       program_(choice.program()),
       tools_(tools),
@@ -30,7 +30,12 @@ ProgramRun::ProgramRun(const ProgramChoice& choice, const RunMemory& memory, con
       arrays_(program_.lists == nullptr ? std::vector<TensorView>{} : views_.arrays()),
       conversion_(memory.buffer + program_.conversion_offset),
       lists_(memory.buffer + program_.lists_offset),
-      params_(kernel_params(choice.shape, choice.round.round->head_groups)) {
+      params_(kernel_params(choice.shape, choice.round.round->head_groups)),
+      places_(terms.plan, *choice.round.round) {
+  if (terms.terms.has_any()) {
+    params_.terms = &terms.terms;
+    params_.dtable_HB = terms.dtable_HB;
+  }
   if (program_.lists != nullptr) program_.lists->begin(arrays_, lists_);
 }
 
@@ -61,11 +66,25 @@ void ProgramRun::execute(const AttentionOp& op) {
 
 void ProgramRun::attend(const AttentionOp& op) {
   if (choice_.direction == Direction::kForward) {
-    tools_.kernel.forward(params_, views_.forward_tiles(op, choice_.mask, next_tile_));
+    std::vector<ForwardTile> tiles = views_.forward_tiles(op, choice_.mask, next_tile_);
+    place_tiles(op, tiles);
+    tools_.kernel.forward(params_, tiles);
   } else {
-    tools_.kernel.backward(params_, views_.backward_tiles(op, choice_.mask, next_tile_));
+    std::vector<BackwardTile> tiles = views_.backward_tiles(op, choice_.mask, next_tile_);
+    place_tiles(op, tiles);
+    tools_.kernel.backward(params_, tiles);
   }
   next_tile_ += op.tiles.size();
+}
+
+template <typename Tile>
+void ProgramRun::place_tiles(const AttentionOp& op, std::vector<Tile>& tiles) {
+  if (params_.terms == nullptr) return;
+  auto next = tiles.begin();
+  for (const TileOp& tile : op.tiles) {
+    const std::int32_t parts = choice_.round.round->parts_of(tile.q_block);
+    for (std::int32_t part = 0; part < parts; ++part) (next++)->places = places_.of(tile, part);
+  }
 }
 
 // -------------------------------------------------------------------------- reduce and copy

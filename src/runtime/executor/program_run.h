@@ -13,6 +13,7 @@
 #include "kernel/row_ops.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/executor/program_views.h"
+#include "runtime/executor/token_places.h"
 #include "runtime/executor/unit_view.h"
 #include "runtime/flight_recorder.h"
 
@@ -44,12 +45,19 @@ struct RunMemory {
   std::byte* buffer = nullptr;
 };
 
+// Bias and dropout of a call, and where backward sums the gradient of a bias table.
+struct RunTerms {
+  const Plan& plan;
+  const ScoreTerms& terms;
+  std::span<double> dtable_HB = {};
+};
+
 class ProgramRun {
  public:
   // Copies `memory.inputs`; everything else must outlive the run. `step` names the call and the
   // round in the recorder.
-  ProgramRun(const ProgramChoice& choice, const RunMemory& memory, const RankTools& tools,
-             const RecordedStep& step);
+  ProgramRun(const ProgramChoice& choice, const RunMemory& memory, const RunTerms& terms,
+             const RankTools& tools, const RecordedStep& step);
 
   // Runs instructions up to `end` (exclusive).
   void run_until(std::size_t end);
@@ -73,6 +81,9 @@ class ProgramRun {
   void execute(const LaunchOp& op);
   void execute(const WaitOp& op);
   void attend(const AttentionOp& op);
+  // Gives tiles their places if the call has terms.
+  template <typename Tile>
+  void place_tiles(const AttentionOp& op, std::vector<Tile>& tiles);
   // Adds a reduction to the lists of a batch.
   void add_reduction(const ReduceOp& op, std::vector<RowOps::Merge>& merges,
                      std::vector<RowOps::Sum>& sums) const;
@@ -96,7 +107,8 @@ class ProgramRun {
   const std::vector<TensorView> arrays_;  // of the views, if the kernel has lists
   std::byte* const conversion_;
   std::byte* const lists_;  // memory of this call for the kernel's lists
-  const KernelParams params_;
+  KernelParams params_;
+  TokenPlaces places_;
   std::size_t next_instruction_ = 0;
   std::size_t end_ = 0;             // of the instructions that may run now
   std::size_t end_of_batch_ = 0;    // up to which reductions have run

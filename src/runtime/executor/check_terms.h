@@ -1,0 +1,17 @@
+// The checks of a call's terms.
+#pragma once
+
+#include <string_view>
+
+#include "contextile/extend/kernel.h"
+#include "contextile/plan.h"
+
+namespace contextile {
+
+// Throws InvalidArgument unless the terms fit the plan's heads and tokens.
+void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& terms);
+// Throws InvalidArgument if there are terms and the kernel has none.
+void check_has_terms(std::string_view where, const AttentionKernel& kernel,
+                     const ScoreTerms& terms);
+
+}  // namespace contextile
