@@ -274,8 +274,8 @@ void bind_calls(nb::module_& module) {
   nb::class_<TermArrays>(module, "ScoreTerms", "Bias and dropout of a call.")
       .def(nb::init<std::optional<InStats>, std::optional<InTable>, std::optional<InBuckets>,
                     std::int32_t, std::int32_t, double, std::uint64_t>(),
-           nb::kw_only(), "slopes"_a.none(), "table"_a.none(), "buckets"_a.none(),
-           "num_buckets"_a, "first_offset"_a, "dropout"_a, "seed"_a);
+           nb::kw_only(), "slopes"_a.none(), "table"_a.none(), "buckets"_a.none(), "num_buckets"_a,
+           "first_offset"_a, "dropout"_a, "seed"_a);
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<PendingCall>(module, "PendingCall", "A call of attention that has begun.")
       .def("advance", &PendingCall::advance, release,

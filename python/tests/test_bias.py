@@ -8,7 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, alibi, attention, dispatch, relative_bias, t5_bias  # noqa: E402
+from contextile.torch import (  # noqa: E402
+    Executor,
+    alibi,
+    attention,
+    dispatch,
+    relative_bias,
+    t5_bias,
+)
 from reference import dense_mask, inputs, relative_error  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 

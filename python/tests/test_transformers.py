@@ -373,16 +373,11 @@ def test_models_that_depend_on_the_order_of_tokens_are_refused():
 
 
 def test_arguments_that_would_be_dropped_are_refused():
-    torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0)
-    model = transformers.T5EncoderModel(config).eval()
+    model = tiny("LlamaForCausalLM")
     model.set_attn_implementation(cth.register())
-    batch = {"mask": {"full": "full"}, "heads": 4, "head_dim": 8, "dtype": "f32", "scale": 1.0}
-    executor = Executor(ct.inproc_group(1)[0])
-    executor.prepare(ct.plan([30, 34], cluster="local:1x1", strategy="zigzag", **batch))
-    with pytest.raises(ct.InvalidArgument, match="expected no position_bias"):
-        with cth.use(executor, check_masks=False, check_positions=False):
-            model(torch.ones(1, 64, dtype=torch.int64))
+    executor, _, local = prepared_alone(model, [30, 34])
+    with pytest.raises(ct.InvalidArgument, match="expected no head_mask"), cth.use(executor):
+        model(local.tokens[None], position_ids=local.positions[None], use_cache=False, head_mask=torch.ones(4))
 
 
 def test_masks_of_images_are_refused_unless_the_plan_has_them():

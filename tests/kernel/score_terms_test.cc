@@ -186,8 +186,7 @@ class DenseHead {
       score[m] = s + bias(n, key);
       if (t_.terms.dropout != 0) {
         factor[m] = double{dropout_factor(make_dropout(t_.terms.dropout, t_.terms.dropout_seed),
-                                          t_.first_head + h_, t_.q[index(n)].token,
-                                          t_.k[m].token)};
+                                          t_.first_head + h_, t_.q[index(n)].token, t_.k[m].token)};
       }
       sum += std::exp(score[m]);
     }
@@ -292,7 +291,8 @@ void run(const AttentionKernel& kernel, Layer& layer, Terms& t, std::span<const 
       const Band some = clip(band, band.q, keys);
       if (some.k.begin >= some.k.end) continue;
       cut_bands[static_cast<std::size_t>(part)].push_back(
-          {some.q, {some.k.begin - keys.begin, some.k.end - keys.begin},
+          {some.q,
+           {some.k.begin - keys.begin, some.k.end - keys.begin},
            some.lo == -kUnbounded ? some.lo : some.lo - keys.begin,
            some.hi == kUnbounded ? some.hi : some.hi - keys.begin});
     }
@@ -307,9 +307,8 @@ void run(const AttentionKernel& kernel, Layer& layer, Terms& t, std::span<const 
     forward.push_back({layer.q.view(), rows_of(layer.k), rows_of(layer.v), layer.o.view(),
                        layer.lse.stats(), of_part, part == 0, nullptr, places});
     backward.push_back({layer.q.view(), rows_of(layer.k), rows_of(layer.v), layer.dout.view(),
-                        layer.lse.stats(), layer.delta.stats(), layer.dq.view(),
-                        rows_of(layer.dk), rows_of(layer.dv), of_part, part == 0, true, nullptr,
-                        places});
+                        layer.lse.stats(), layer.delta.stats(), layer.dq.view(), rows_of(layer.dk),
+                        rows_of(layer.dv), of_part, part == 0, true, nullptr, places});
   }
   kernel.forward(layer.params, forward);
   const std::vector<double> o = doubles_of(layer.o);
@@ -333,14 +332,28 @@ const std::vector<Case>& cases() {
       {.name = "both_capped", .slopes = true, .table = true, .softcap = 3},
       {.name = "dropout", .dropout = 0.3},
       {.name = "dropout_capped", .dropout = 0.3, .softcap = 3},
-      {.name = "everything", .slopes = true, .table = true, .dropout = 0.2, .scale = -0.2F,
+      {.name = "everything",
+       .slopes = true,
+       .table = true,
+       .dropout = 0.2,
+       .scale = -0.2F,
        .q_heads = 6},
-      {.name = "everything_capped", .slopes = true, .table = true, .dropout = 0.5, .softcap = 2,
-       .q_heads = 3, .kv_heads = 3},
+      {.name = "everything_capped",
+       .slopes = true,
+       .table = true,
+       .dropout = 0.5,
+       .softcap = 2,
+       .q_heads = 3,
+       .kv_heads = 3},
       {.name = "without_products", .slopes = true, .scale = 0},
       {.name = "one_row", .slopes = true, .table = true, .dropout = 0.2, .rows = 1, .keys = 3},
-      {.name = "many_keys", .table = true, .dropout = 0.1, .q_heads = 2, .kv_heads = 1,
-       .rows = 9, .keys = 3001},
+      {.name = "many_keys",
+       .table = true,
+       .dropout = 0.1,
+       .q_heads = 2,
+       .kv_heads = 1,
+       .rows = 9,
+       .keys = 3001},
   };
   return kAll;
 }
@@ -393,15 +406,24 @@ TEST(ScoreTerms, EqualDenseAttentionOnEveryKernel) {
 }
 
 TEST(ScoreTerms, GiveTheSameBitsOnAnyNumberOfThreads) {
-  const Case c{.name = "threads", .slopes = true, .table = true, .dropout = 0.2, .q_heads = 4,
-               .kv_heads = 1, .rows = 150, .keys = 3000};
+  const Case c{.name = "threads",
+               .slopes = true,
+               .table = true,
+               .dropout = 0.2,
+               .q_heads = 4,
+               .kv_heads = 1,
+               .rows = 150,
+               .keys = 3000};
   const auto result_on = [&](std::size_t threads, const AttentionKernel& kernel) {
     const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
     Rng rng(5);
     Terms t = make_terms(rng, c);
     t.point();
-    const KernelParams params{.q_heads = c.q_heads, .kv_heads = c.kv_heads, .head_dim = 32,
-                              .value_dim = 32, .scale = c.scale};
+    const KernelParams params{.q_heads = c.q_heads,
+                              .kv_heads = c.kv_heads,
+                              .head_dim = 32,
+                              .value_dim = 32,
+                              .scale = c.scale};
     Layer layer(rng, params, Dtype::kF32, c.rows, c.keys);
     run(kernel, layer, t, bands_of(c), 1000);
     std::vector<double> all = doubles_of(layer.o);

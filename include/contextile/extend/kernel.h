@@ -39,9 +39,9 @@ struct PartialOutput {
 // weight P of the result is multiplied by dropout_factor(…) (kernel/cpu/dropout.h); the log-sum-exp
 // stays that of all weights.
 struct ScoreTerms {
-  std::span<const float> slopes_H;   // ALiBi; empty: none
-  std::span<const float> table_HB;   // relative bias; empty: none
-  std::int32_t num_buckets = 0;      // B
+  std::span<const float> slopes_H;        // ALiBi; empty: none
+  std::span<const float> table_HB;        // relative bias; empty: none
+  std::int32_t num_buckets = 0;           // B
   std::span<const std::int32_t> buckets;  // 0 … B-1, by offset from first_offset on
   std::int32_t first_offset = 0;
   double dropout = 0;  // probability of a weight to be dropped, below 1
@@ -70,7 +70,7 @@ struct KernelParams {
   std::int32_t head_dim = 0;
   std::int32_t value_dim = 0;
   float scale = 1;
-  float softcap = 0;  // 0: none
+  float softcap = 0;                  // 0: none
   const ScoreTerms* terms = nullptr;  // null: none; otherwise tiles have places
   std::span<double> dtable_HB = {};   // backward adds the gradient of terms->table_HB; empty: none
 };

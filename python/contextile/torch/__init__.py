@@ -33,6 +33,7 @@ from contextile.torch._ping_pong import PingPong
 from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
 from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
 from contextile.torch._pooled_calls import CallTimes
+from contextile.torch._score_mod import ScoreMod, from_score_mod
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
 from contextile.torch._shares import Round, Step
 from contextile.torch._sides import Sides, cross_attention
@@ -53,6 +54,7 @@ __all__ = [
     "Rows",
     "SamePhasePipeline",
     "ScaledDotProductAttention",
+    "ScoreMod",
     "Sides",
     "Softcap",
     "Step",
@@ -64,6 +66,7 @@ __all__ = [
     "cross_attention",
     "dispatch",
     "document_sums",
+    "from_score_mod",
     "gather_last",
     "gather_lengths",
     "gather_rows",

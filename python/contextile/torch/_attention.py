@@ -324,8 +324,8 @@ def attention(
     Notes
     -----
     Backward returns the exact gradients of q, k and v for this rank's tokens, complete over the
-    batch: nothing is left to sum. The gradients of ``sink`` and of a bias table are this rank's share;
-    sum them over the group, like that of any parameter that all ranks hold.
+    batch: nothing is left to sum. The gradients of ``sink`` and of a bias table are this rank's
+    share; sum them over the group, like that of any parameter that all ranks hold.
 
     Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``.
 

@@ -196,10 +196,9 @@ def native_terms(terms: Terms) -> _core.ScoreTerms | None:
     for name, tensor in (("slopes", terms.slopes), ("table", terms.table), ("buckets", terms.buckets)):
         if tensor is not None and tensor.device.type != "cpu":
             raise _core.InvalidArgument(f"bias: expected {name} on the CPU, found {name} on {tensor.device}")
-    as_floats = lambda x: None if x is None else x.detach().to(torch.float32).contiguous()  # noqa: E731
     return _core.ScoreTerms(
-        slopes=as_floats(terms.slopes),
-        table=as_floats(terms.table),
+        slopes=None if terms.slopes is None else terms.slopes.detach().float().contiguous(),
+        table=None if terms.table is None else terms.table.detach().float().contiguous(),
         buckets=terms.buckets,
         num_buckets=0 if terms.table is None else terms.table.shape[1],
         first_offset=terms.first_offset,

@@ -192,23 +192,24 @@ for _name in (
     setattr(_Untouchable, _name, classmethod(_look) if _name == "__torch_function__" else _look)
 
 
-def _check_untouched(mask_mod: Any, batch: int) -> None:
-    """Raises if the function looks at the head."""
-    zero = torch.tensor(0)
+def check_untouched(call: Any, message: str) -> None:
+    """Raises with a message if a function looks at its argument."""
     try:
-        mask_mod(torch.tensor(batch), _Untouchable(), zero, zero)
+        call(_Untouchable())
     except Exception as error:  # noqa: BLE001
         if not isinstance(error, _LookedAt) and not isinstance(error.__context__, _LookedAt):
             return  # not for this reason; evaluation says what is wrong
-        raise _core.InvalidArgument(
-            "mask_mod: expected head=, for the function looks at the head and a plan has one mask for all heads; found none"
-        ) from None
+        raise _core.InvalidArgument(message) from None
 
 
 def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | None) -> Ranges:
     """Returns the same for a mask_mod(batch, head, q, k)."""
     if head is None:
-        _check_untouched(mask_mod, batch)
+        zero = torch.tensor(0)
+        check_untouched(
+            lambda untouchable: mask_mod(torch.tensor(batch), untouchable, zero, zero),
+            "mask_mod: expected head=, for the function looks at the head and a plan has one mask for all heads; found none",
+        )
         head = 0
     if num_tokens < 1:
         raise _core.InvalidArgument(f"mask_mod: expected at least 1 token, found {num_tokens}")

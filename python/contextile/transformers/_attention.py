@@ -20,6 +20,7 @@ from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
 from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
 from contextile.transformers._positions import counted
+from contextile.transformers._bias import bias_of_layer
 
 _FULL = "full"
 _SLIDING = "sliding"
@@ -489,6 +490,7 @@ def _attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
     """Attends for a layer. Collective.
@@ -533,5 +535,6 @@ def _attend(
         plan=prepared,
         mask=name,
         sink=None if s_aux is None else s_aux.float(),
+        bias=bias_of_layer(module, position_bias),
     )
     return out, None

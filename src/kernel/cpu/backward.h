@@ -113,12 +113,12 @@ struct BackwardWork {
   Element* values;    // [key][value depth]
   Element* key_rows;  // [key / kPair][key stride]; with tiles [key stride][key pairs]
   std::int64_t key_pairs = 0;
-  Element* tail = nullptr;  // [key stride][kTilePairs], with tiles
-  float* dk;                // [key][key stride]
-  float* dv;                // [key][value stride]
-  float* weights;           // S[key][width], then P as elements [key][width / kPair]
-  float* slopes;            // dP, then dS in the same form
-  Element* slope_rows;      // dS as elements [key / kPair][width]
+  Element* tail = nullptr;   // [key stride][kTilePairs], with tiles
+  float* dk;                 // [key][key stride]
+  float* dv;                 // [key][value stride]
+  float* weights;            // S[key][width], then P as elements [key][width / kPair]
+  float* slopes;             // dP, then dS in the same form
+  Element* slope_rows;       // dS as elements [key / kPair][width]
   float* factors = nullptr;  // of dropout, [key][width]; null: none
   std::size_t bytes;
   Ahead ahead;
@@ -188,7 +188,8 @@ template <class V, int kVectors>
     if (some != nullptr) slope[n] = V::mul(slope[n], V::load(some));
     slope[n] = V::sub(slope[n], V::load(delta));
     if (V::any(V::less(V::set(kDominant), weight[n]))) [[unlikely]] {
-      redo_dominant<V>(rows, block.first_key + key, n * V::kLanes, weight[n], delta, some, slope[n]);
+      redo_dominant<V>(rows, block.first_key + key, n * V::kLanes, weight[n], delta, some,
+                       slope[n]);
     }
     slope[n] = V::mul(weight[n], slope[n]);
     V::store(slopes + n * V::kLanes, slope[n]);
@@ -252,9 +253,8 @@ inline void weigh_scores(const ScoreBlock<V>& block, const SlopeRows& rows,
 // The same for a call with terms.
 template <class V, int kVectors>
 [[gnu::noinline]] void weigh_scores_with_terms(const BackwardTask& task, const ScoreBlock<V>& block,
-                                               const SlopeRows& rows,
-                                               const BackwardPanel<V>& state, float out_of_cap,
-                                               BackwardWork<V>& work) {
+                                               const SlopeRows& rows, const BackwardPanel<V>& state,
+                                               float out_of_cap, BackwardWork<V>& work) {
   if (work.factors != nullptr) {
     draw_factors<V, kVectors>(block.terms->dropout, *block.lanes, block.places + block.first_key,
                               block.num_keys, round_up(block.num_keys, V::kPair), work.factors);

@@ -51,8 +51,8 @@ void OffsetShares::add_to_table(std::int32_t first_head, std::size_t num_shares)
   const std::size_t heads = task_cells_ / num_offsets;
   for (std::size_t task = 0; task < sums_.size() / task_cells_; ++task) {
     for (std::size_t cell = 0; cell < task_cells_; ++cell) {
-      const std::size_t head = static_cast<std::size_t>(first_head) + task / num_shares * heads +
-                               cell / num_offsets;
+      const std::size_t head =
+          static_cast<std::size_t>(first_head) + task / num_shares * heads + cell / num_offsets;
       const auto bucket = static_cast<std::size_t>(terms.buckets[cell % num_offsets]);
       params_.dtable_HB[head * num_buckets + bucket] += sums_[task * task_cells_ + cell];
     }

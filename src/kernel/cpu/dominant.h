@@ -60,7 +60,7 @@ template <class V>
 [[gnu::noinline]] void redo_dominant(const SlopeRows& rows, std::int64_t key,
                                      std::int64_t first_row, typename V::Float weight,
                                      const float* delta, const float* factors,
-                                    typename V::Float& difference) {
+                                     typename V::Float& difference) {
   float weights[V::kLanes];
   float differences[V::kLanes];
   V::store(weights, weight);

@@ -1,5 +1,5 @@
-// Dropout of attention weights by a counter: a weight's fate depends on the seed, the query head and
-// the two tokens alone, and on no plan, rank, tile or kernel.
+// Dropout of attention weights by a counter: a weight's fate depends on the seed, the query head
+// and the two tokens alone, and on no plan, rank, tile or kernel.
 //
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the key is
 // the seed, the counter (key token / 4, query token, query head, 0). Word `key token % 4` of the

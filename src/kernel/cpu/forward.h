@@ -62,8 +62,8 @@ struct ForwardWork {
   Element* keys;    // [key][key stride]
   Element* values;  // [key / kPair][value stride]; with tiles [value stride][key pairs]
   std::int64_t key_pairs = 0;
-  Element* tail = nullptr;  // [value stride][kTilePairs], with tiles
-  float* scores;            // [key][width], then the weights as elements [key / kPair][width]
+  Element* tail = nullptr;   // [value stride][kTilePairs], with tiles
+  float* scores;             // [key][width], then the weights as elements [key / kPair][width]
   float* factors = nullptr;  // of dropout, [key][width]; null: none
   std::size_t bytes;
   Ahead ahead;

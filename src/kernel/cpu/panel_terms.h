@@ -67,8 +67,8 @@ template <class V, int kVectors>
   }
 }
 
-// Computes the dropout factors of `num_keys` keys, [key][width]; those of `num_rows - num_keys` rows
-// more are 0. One draw serves the four keys of a counter.
+// Computes the dropout factors of `num_keys` keys, [key][width]; those of `num_rows - num_keys`
+// rows more are 0. One draw serves the four keys of a counter.
 template <class V, int kVectors>
 [[gnu::noinline]] void draw_factors(const Dropout& dropout, const LaneTerms& lanes,
                                     const TokenPlace* keys, std::int64_t num_keys,

@@ -236,8 +236,8 @@ inline void score_keys(const ScoreBlock<V>& block, float* scores, typename V::Fl
     const typename V::Element* keys = block.keys + row * block.key_stride;
     block.ahead->fetch();
     float* to = scores + row * kWidth;
-    const bool is_plain = row >= block.full_begin && row + V::kProductRows <= block.full_end &&
-                          block.scale->is_plain;
+    const bool is_plain =
+        row >= block.full_begin && row + V::kProductRows <= block.full_end && block.scale->is_plain;
     if constexpr (V::kHasTiles) {
       multiply_keys<V, kVectors>(keys, block.key_stride, block.queries, to);
       if (kMax && is_plain) fold_largest<V, kVectors>(to, largest);

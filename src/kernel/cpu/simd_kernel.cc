@@ -291,6 +291,14 @@ class SimdKernel : public AttentionKernel {
     }
   }
 
+  [[nodiscard]] std::int64_t num_key_blocks(const TileGroup<BackwardTile>& group) const {
+    std::int64_t blocks = 0;
+    for (const BackwardTile& tile : group.tiles) {
+      blocks += (tile.k_MHD.tokens + target_.backward_keys - 1) / target_.backward_keys;
+    }
+    return blocks;
+  }
+
   // Runs some panels of all KV heads, with the keys cut into shares.
   void run_panels(const KernelParams& params, const CallTerms& terms,
                   const TileGroup<BackwardTile>& group, std::int64_t panel, bool serial,
@@ -300,10 +308,7 @@ class SimdKernel : public AttentionKernel {
     common.init_dq = group.tiles[0].init_dq;
     common.terms = terms.get();
     // Decides on the number of shares.
-    std::int64_t blocks = 0;
-    for (const BackwardTile& tile : group.tiles) {
-      blocks += (tile.k_MHD.tokens + target_.backward_keys - 1) / target_.backward_keys;
-    }
+    const std::int64_t blocks = num_key_blocks(group);
     const std::int64_t num_shares =
         std::clamp<std::int64_t>(blocks / kLeastShareBlocks, 1,
                                  std::max<std::int64_t>(1, kMostBackwardTasks / params.kv_heads));

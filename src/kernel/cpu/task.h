@@ -23,7 +23,7 @@ struct TaskTerms {
   Dropout dropout;
 };
 
-// What terms need of the rows in the lanes of a panel: [width] each, null without terms.
+// The heads and places of the rows in a panel's lanes, [width] each; null without terms.
 struct LaneTerms {
   std::int32_t* heads = nullptr;      // of the layer
   std::int32_t* tokens = nullptr;     // of the batch
@@ -62,7 +62,7 @@ struct BackwardTask {
   void* packed = nullptr;     // queries and dO of the panels, for all shares: pack_backward
   float* dq_share = nullptr;  // null: dq is written to its slot
   bool init_dq = false;
-  const TaskTerms* terms = nullptr;   // null: none
+  const TaskTerms* terms = nullptr;    // null: none
   double* offset_gradients = nullptr;  // of the share, [heads of the KV head][offsets]; null: none
 };
 

@@ -18,10 +18,10 @@ void check_table(std::string_view where, std::int64_t q_heads, const ScoreTerms&
   CONTEXTILE_CHECK(std::cmp_equal(terms.table_HB.size(), q_heads * num_buckets),
                    "{}: expected {} heads of {} biases in the table, found {} biases", where,
                    q_heads, num_buckets, terms.table_HB.size());
-  CONTEXTILE_CHECK(!terms.buckets.empty() &&
-                       std::cmp_less_equal(terms.buckets.size(), kMostCells / q_heads),
-                   "{}: expected buckets of 1 to {} offsets, found {}", where,
-                   kMostCells / q_heads, terms.buckets.size());
+  CONTEXTILE_CHECK(
+      !terms.buckets.empty() && std::cmp_less_equal(terms.buckets.size(), kMostCells / q_heads),
+      "{}: expected buckets of 1 to {} offsets, found {}", where, kMostCells / q_heads,
+      terms.buckets.size());
   const auto bad = std::ranges::find_if(
       terms.buckets, [&](std::int32_t bucket) { return bucket < 0 || bucket >= num_buckets; });
   CONTEXTILE_CHECK(bad == terms.buckets.end(), "{}: expected buckets below {}, found {}", where,
@@ -35,12 +35,11 @@ void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& ter
   CONTEXTILE_CHECK(terms.dropout >= 0 && terms.dropout < 1,
                    "{}: expected dropout of at least 0 and below 1, found {}", where,
                    terms.dropout);
-  CONTEXTILE_CHECK(
-      terms.slopes_H.empty() || std::cmp_equal(terms.slopes_H.size(), q_heads),
-      "{}: expected a slope for each of {} query heads, found {}", where, q_heads,
-      terms.slopes_H.size());
-  const auto odd = std::ranges::find_if_not(terms.slopes_H,
-                                            [](float slope) { return std::isfinite(slope); });
+  CONTEXTILE_CHECK(terms.slopes_H.empty() || std::cmp_equal(terms.slopes_H.size(), q_heads),
+                   "{}: expected a slope for each of {} query heads, found {}", where, q_heads,
+                   terms.slopes_H.size());
+  const auto odd =
+      std::ranges::find_if_not(terms.slopes_H, [](float slope) { return std::isfinite(slope); });
   CONTEXTILE_CHECK(odd == terms.slopes_H.end(), "{}: expected finite slopes, found {}", where,
                    *odd);
   if (!terms.table_HB.empty() || !terms.buckets.empty()) check_table(where, q_heads, terms);

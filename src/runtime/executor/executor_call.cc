@@ -11,8 +11,8 @@
 #include "contextile/plan_file.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/begin_cut.h"
-#include "runtime/executor/check_terms.h"
 #include "runtime/executor/check_tensors.h"
+#include "runtime/executor/check_terms.h"
 
 namespace contextile {
 namespace {
@@ -299,8 +299,8 @@ void Executor::Handle::Call::start_round() {
     tools_->kernel.memory().poison(buffer_->data(), program().total_bytes);
   }
   run_.emplace(ProgramChoice{shape, round(), round().masks[mask_], direction_},
-               RunMemory{inputs_, buffer_->data()},
-               RunTerms{*plan_->plan, terms(), dtable_sums_}, *tools_, step({}));
+               RunMemory{inputs_, buffer_->data()}, RunTerms{*plan_->plan, terms(), dtable_sums_},
+               *tools_, step({}));
   fill_unwritten();
   restore_retained();
 }
