@@ -18,6 +18,7 @@ from contextile.torch import (  # noqa: E402
 
 SLOPES = torch.tensor([0.5, 0.25, 0.125])
 TABLE = torch.randn(3, 9, generator=torch.Generator().manual_seed(1))
+LEARNED = TABLE.clone().requires_grad_()
 
 
 def by_table(score, b, h, q, k):
@@ -64,7 +65,7 @@ def test_declared_functions_are_score_mods_themselves():
         (lambda score, b, h, q, k: score + 0.01 * q * k, "depends on k - q and the head alone"),
         (lambda score, b, h, q, k: torch.where(q >= k, score, -float("inf")), "another function of the score"),
         (lambda score, b, h, q, k: score + TABLE[b, 0], "looks at the batch"),
-        (lambda score, b, h, q, k: score + TABLE.clone().requires_grad_()[h, 0], "require gradients"),
+        (lambda score, b, h, q, k: score + LEARNED[h, 0], "require gradients"),
     ],
 )
 def test_other_functions_are_refused(score_mod, message):
