@@ -228,3 +228,52 @@ def test_terms_that_do_not_fit_the_plan_are_refused():
         with pytest.raises(ct.InvalidArgument, match=message):
             attention(q, k, v, executor=executor, bias=bias)
 
+
+
+def test_the_operators_keep_their_promises_to_pytorch(monkeypatch):
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(planned(ranks=1))
+    # The operator returns the number of its call, which is a new one every time.
+    monkeypatch.setattr(executor, "begin_call", lambda: 1)
+    number, index, saved = executor.prepared_of(None).call_of("")
+    q, k, v, dout = inputs(sum(LENGTHS), HEADS, DIM)
+    table, buckets, first = biases(4)["t5"]
+    terms = (None, table.clone().requires_grad_(), buckets, first, 0.2, torch.tensor([SEED]))
+    args = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(torch.ops.contextile.attention.default, (*args, None, number, index, saved, *terms))
+    terms = (None, table, *terms[2:])
+    with torch.no_grad():
+        out, lse, kept, made_by = torch.ops.contextile.attention(q, k, v, None, number, index, saved, *terms)
+    torch.library.opcheck(
+        torch.ops.contextile.attention_backward.default,
+        (dout, q, k, v, None, out, lse, kept, made_by, number, index, *terms, True),
+    )
+
+
+def test_compiled_functions_have_them():
+    executor = Executor(ct.inproc_group(1)[0])
+    prepared = executor.prepare(planned(ranks=1))
+    q, k, v, dout = inputs(sum(LENGTHS), HEADS, DIM)
+
+    def gradients(function):
+        bias = biases(4)["relative"]
+        bias = bias._replace(table=bias.table.clone().requires_grad_())
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        function(*leaves, bias).backward(dout)
+        return [*(x.grad for x in leaves), bias.table.grad]
+
+    def attend(q, k, v, bias):
+        return attention(q, k, v, executor=executor, plan=prepared, bias=bias, dropout_p=0.2, dropout_seed=SEED)
+
+    for one, other in zip(gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")), gradients(attend)):
+        assert torch.equal(one, other)
+
+
+def test_gpus_have_neither(monkeypatch):
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(planned(ranks=1))
+    monkeypatch.setattr(executor, "_gpu", object())
+    q, k, v, _ = inputs(sum(LENGTHS), HEADS, DIM)
+    for options, found in (({"bias": alibi(4)}, "a bias"), ({"dropout_p": 0.1, "dropout_seed": 1}, "dropout")):
+        with pytest.raises(ct.InvalidArgument, match=rf"on a GPU, whose kernels \(cuda:\*\) have neither, found {found}"):
+            attention(q, k, v, executor=executor, **options)

@@ -155,7 +155,10 @@ def _backward(
 
 
 @_backward.register_fake
-def _(dout, q, k, v, sink, out, lse, saved, made_by, plan, mask, slopes, table, buckets, first_offset, dropout, seed, table_learns):
+def _(
+    dout, q, k, v, sink, out, lse, saved, made_by, plan, mask,
+    slopes=None, table=None, buckets=None, first_offset=0, dropout=0.0, seed=None, table_learns=False,
+):  # fmt: skip
     return _new_gradients(q, k, v, sink, table if table_learns else None)
 
 
