@@ -11,6 +11,7 @@ from torch.utils import checkpoint
 
 from contextile import _core
 from contextile.torch._bias import Bias, Terms, native_terms, terms_of
+from contextile.torch._dtensor import check_dtensors, has_dtensors
 from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
 from contextile.torch._models import check_batch
 
@@ -314,10 +315,12 @@ def attention(
     ------
     InvalidArgument
         The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
-        device than the plan needs; the kernel has no bias or dropout; autocast is on with another dtype than the
-        plan's; a reentrant checkpoint encloses a call without ``plan``; a module that is computing,
-        unless it is compiled, was given tokens or positions that ``local_batch`` made for another
-        plan. It is also raised if ranks meet in different calls, after which the group has ended.
+        device than the plan needs; DTensors are sharded otherwise than by heads, or only some tensors
+        are DTensors, or they have a bias or dropout; the kernel has no bias or dropout; autocast is on
+        with another dtype than the plan's; a reentrant checkpoint encloses a call without ``plan``; a
+        module that is computing, unless it is compiled, was given tokens or positions that
+        ``local_batch`` made for another plan. It is also raised if ranks meet in different calls,
+        after which the group has ended.
     TransportError
         A peer died, failed or stalled longer than the executor's timeout. The group has ended; make
         a new executor.
@@ -329,6 +332,10 @@ def attention(
     Backward returns the exact gradients of q, k and v for this rank's tokens, complete over the
     batch: nothing is left to sum. The gradients of ``sink`` and of a bias table are this rank's
     share; sum them over the group, like that of any parameter that all ranks hold.
+
+    Tensors may be DTensors, all on one mesh: sharded by heads over some of its dimensions, evenly and
+    alike, and replicated over the others. The plan then has the heads of one rank, the executor's
+    group has the ranks that hold the same heads, and out and lse are sharded as q is.
 
     Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``.
 
@@ -356,6 +363,12 @@ def attention(
     """
     terms = terms_of(bias, dropout_p, dropout_seed)
     _refuse_forward_mode(q, k, v, sink, terms.table)
+    if not torch.compiler.is_compiling() and has_dtensors(q, k, v, sink):
+        check_dtensors(q, k, v, sink)
+        if terms.has_any:
+            raise _core.InvalidArgument(
+                "attention: expected no bias and no dropout with DTensors, found " + ("dropout" if bias is None else "a bias")
+            )
     prepared = executor.prepared_of(plan)
     if terms.has_any and executor._gpu is not None:
         raise _core.InvalidArgument(

@@ -21,5 +21,6 @@ as in data parallelism.
 from contextile.transformers._attention import batch_of, register, use
 from contextile.transformers._generate import ShardedCache, generate
 from contextile.transformers._images import image_masks, local_images
+from contextile.transformers._trainer import TrainerMixin
 
-__all__ = ["ShardedCache", "batch_of", "generate", "image_masks", "local_images", "register", "use"]
+__all__ = ["ShardedCache", "TrainerMixin", "batch_of", "generate", "image_masks", "local_images", "register", "use"]
