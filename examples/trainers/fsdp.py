@@ -35,7 +35,7 @@ for step in loader:
     executor.prepare(step.plan)
     logits = model(step.local.tokens, step.local.positions)
     token_losses = cross_entropy(logits, step.local.labels, reduction="none")
-    loss = (token_losses * step.local.loss_weights).sum()  # this rank's share of the step's mean loss
+    loss = (token_losses * step.local.loss_weights).sum()  # this rank's share of the step's
     (loss * dist.get_world_size()).backward()  # FSDP averages over all ranks
     optimizer.step()
     optimizer.zero_grad()

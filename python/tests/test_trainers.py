@@ -87,3 +87,77 @@ def test_plain_pytorch_is_one_process(name, num_ranks, batches_per_step, tmp_pat
 def test_examples_are_short():
     for example in sorted(EXAMPLES.glob("*.py")):
         assert len(example.read_text().splitlines()) <= 60, f"{example.name}: expected at most 60 lines"
+
+
+# -------------------------------------------------------------------------------- Hugging Face's
+
+
+def needs(*names):
+    for name in names:
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    return pytest.importorskip("tiny")
+
+
+def saved_values(trainer, *names):
+    return [entry[name] for name in names for entry in trainer.state.log_history if name in entry]
+
+
+def test_the_trainer_of_transformers_is_one_process(tmp_path):
+    tiny = needs("accelerate", "transformers")
+    import transformers
+
+    settings = {**tiny.SETTINGS, "ddp_backend": None, "per_device_eval_batch_size": 4}
+    args = transformers.TrainingArguments(
+        tmp_path / "alone", gradient_accumulation_steps=4, eval_strategy="steps", eval_steps=3, **settings
+    )
+    documents = tiny.make_documents()
+    trainer = transformers.Trainer(
+        tiny.make_model(), args, data_collator=tiny.pad, train_dataset=documents, eval_dataset=documents[:8]
+    )
+    trainer.train()
+    losses = saved_values(trainer, "loss", "grad_norm", "eval_loss")
+    assert len(losses) == 7
+    check_same(run_example("hugging_face", 4, tmp_path / "out.pt"), losses, trainer.model.state_dict())
+
+
+def test_sft_with_packed_documents_is_one_process(tmp_path):
+    needs("accelerate", "transformers", "datasets", "trl")
+    import sft
+    from trl import SFTTrainer
+
+    one = sft.results_of(sft.make_trainer(SFTTrainer, "eager", ddp_backend=None, per_device_train_batch_size=4))
+    assert len(one["losses"]) == 6
+    check_same(run_example("sft", 4, tmp_path / "out.pt"), **one)
+
+
+def test_lora_adapters_are_those_of_one_process(tmp_path):
+    needs("accelerate", "transformers", "peft")
+    import lora
+    import transformers
+
+    one = lora.results_of(lora.make_trainer(transformers.Trainer, "eager", ddp_backend=None))
+    assert len(one["losses"]) == 3 and len(one["parameters"]) == 8
+    check_same(run_example("lora", 2, tmp_path / "out.pt"), **one)
+
+
+def test_dpo_steps_are_those_of_one_process(tmp_path):
+    tiny = needs("transformers")
+    import dpo
+
+    policy, reference = tiny.make_model(), tiny.make_model()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+
+    def log_probs(model, document):
+        logits = model(document[None], use_cache=False).logits[0]
+        return -functional.cross_entropy(logits[29:-1], document[30:], reduction="sum")
+
+    losses = []
+    for step in range(3):
+        documents = dpo.make_pairs(step)
+        gains = torch.stack([log_probs(policy, d) - log_probs(reference, d).detach() for d in documents])
+        loss = -functional.logsigmoid(dpo.BETA * (gains[:2] - gains[2:])).mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    check_same(run_example("dpo", 2, tmp_path / "out.pt"), losses, policy.state_dict())

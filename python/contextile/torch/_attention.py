@@ -333,9 +333,9 @@ def attention(
     batch: nothing is left to sum. The gradients of ``sink`` and of a bias table are this rank's
     share; sum them over the group, like that of any parameter that all ranks hold.
 
-    Tensors may be DTensors, all on one mesh: sharded by heads over some of its dimensions, evenly and
-    alike, and replicated over the others. The plan then has the heads of one rank, the executor's
-    group has the ranks that hold the same heads, and out and lse are sharded as q is.
+    Tensors may be DTensors, all on one mesh: sharded by heads over some of its dimensions, evenly
+    and alike, and replicated over the others. The plan then has the heads of one rank, the
+    executor's group has the ranks that hold the same heads, and out and lse are sharded as q is.
 
     Under ``torch.autocast`` q, k and v are cast as for ``scaled_dot_product_attention``.
 

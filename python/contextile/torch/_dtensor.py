@@ -36,7 +36,7 @@ def check_dtensors(q: Any, k: Any, v: Any, sink: Any) -> None:
 
 
 def _check_specs(specs: Mapping[str, Any]) -> None:
-    """Raises unless heads are sharded over the same mesh dimensions, evenly, and nothing else is."""
+    """Raises unless heads alone are sharded, evenly, over the same mesh dimensions as q's."""
     from torch.distributed.tensor import Replicate, Shard
 
     q = specs["q"]

@@ -32,8 +32,9 @@ class Share(dict):
 def documents_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
     """Takes a batch of rows apart.
 
-    Returns token ids and labels of all documents, end to end, int64 [tokens] each, and the number of
-    tokens of each document. Raises InvalidArgument if the batch cannot be shared out by tokens.
+    Returns token ids and labels of all documents, end to end, int64 [tokens] each, and the number
+    of tokens of each document. Raises InvalidArgument if the batch cannot be shared out by
+    tokens.
     """
     _check_names(inputs)
     ids, labels = inputs["input_ids"].cpu(), inputs["labels"].cpu()
@@ -135,7 +136,7 @@ class Shares:
 
     def _plan_of(self, lengths: tuple[int, ...], model: Any) -> _core.Plan:
         if "cluster" not in self._options:
-            self._options["cluster"] = cluster_of(self._executor.group)
+            self._options["cluster"] = cluster_of(self._executor.group) if self._executor.size > 1 else "local:1x1"
         if lengths not in self._plans:
             self._plans[lengths] = make_plan(list(lengths), **batch_of(model, **self._options))
             if len(self._plans) > _PLANS_KEPT:

@@ -19,6 +19,8 @@ def _check_group(executor: Executor) -> None:
     """Raises unless the ranks of the executor are neighbours, as data is dealt."""
     import torch.distributed as dist
 
+    if not dist.is_initialized():
+        return  # one process
     size, world = executor.size, dist.get_world_size()
     ranks = list(range(size)) if executor.group is None else dist.get_process_group_ranks(executor.group)
     if ranks != list(range(ranks[0], ranks[0] + size)) or ranks[0] % size != 0 or world % size != 0:
@@ -66,9 +68,9 @@ class TrainerMixin:
     in data parallelism. A step is that of a run without context parallelism in which each group is
     one process: the same batches in the same order, the same loss, the same gradients.
 
-    Rows of a batch are packed: padding is dropped (``attention_mask``), and a row that holds several
-    documents is taken apart where ``position_ids`` begin at 0. Each rank plans each batch, in the
-    training step; batches whose documents have the lengths of a recent one reuse its plan. The
+    Rows of a batch are packed: padding is dropped (``attention_mask``), and a row that holds
+    several documents is taken apart where ``position_ids`` begin at 0. Each rank plans each batch
+    when it takes it; a batch whose documents have the lengths of a recent one reuses its plan. The
     model's attention implementation must be ``contextile.transformers.register()``.
 
     Parameters
@@ -96,9 +98,10 @@ class TrainerMixin:
 
     Notes
     -----
-    ``per_device_train_batch_size`` counts the rows of a group, not of a rank. Loss, ``grad_norm`` and
-    numbers of tokens in logs are those of the whole step. Evaluation returns the loss; ``predict`` is
-    refused, because logits stay on the ranks that hold the tokens.
+    ``per_device_train_batch_size`` counts the rows of a group, not of a rank. Loss, ``grad_norm``
+    and numbers of tokens in logs are those of the whole step. Evaluation returns the loss;
+    ``predict`` is refused, because logits stay on the ranks that hold the tokens. The last batches
+    of an epoch are filled with rows that repeat, as accelerate does for ranks (``even_batches``).
 
     Examples
     --------
@@ -108,7 +111,8 @@ class TrainerMixin:
             pass
 
         model.set_attn_implementation(cth.register())
-        trainer = Trainer(model, args, train_dataset=dataset, executor=Executor(mesh["cp"].get_group()),
+        trainer = Trainer(model, args, train_dataset=dataset,
+                          executor=Executor(mesh["cp"].get_group()),
                           plan={"strategy": "dcp", "block_size": 256})
         trainer.train()
     """
@@ -120,16 +124,19 @@ class TrainerMixin:
         me: Any = self
         for name, value, remedy in _found_in(me):
             raise _core.InvalidArgument(f"trainer: expected no {name} with context parallelism, found {value!r:.80}; {remedy}")
-        dtype = torch.bfloat16 if me.args.bf16 else torch.float16 if me.args.fp16 else None  # autocast's
-        options = {**({} if dtype is None else {"dtype": dtype}), **(plan or {"strategy": "auto:steps=100000"})}
+        options = dict(plan or {"strategy": "auto:steps=100000"})
+        if me.args.bf16 or me.args.fp16:  # autocast's dtype
+            options.setdefault("dtype", torch.bfloat16 if me.args.bf16 else torch.float16)
         self._shares = Shares(executor, options)
         self._replicas = me.accelerator.num_processes // executor.size
-        # accelerate deals batches by a mesh with these names.
-        from torch.distributed.device_mesh import init_device_mesh
+        self._dealt_over: Any = None
+        if executor.size > 1:
+            # accelerate deals batches by a mesh with these names.
+            from torch.distributed.device_mesh import init_device_mesh
 
-        self._dealt_over = init_device_mesh(
-            me.accelerator.device.type, (self._replicas, executor.size), mesh_dim_names=("dp_replicate", "cp")
-        )
+            self._dealt_over = init_device_mesh(
+                me.accelerator.device.type, (self._replicas, executor.size), mesh_dim_names=("dp_replicate", "cp")
+            )
 
     # ------------------------------------------------------------------------------------------- data
 
@@ -138,7 +145,7 @@ class TrainerMixin:
         """Lets accelerate deal batches to groups instead of ranks, inside ``with``."""
         state = self.accelerator.state  # type: ignore[attr-defined]
         before = state.device_mesh
-        state.device_mesh = self._dealt_over
+        state.device_mesh = before if self._dealt_over is None else self._dealt_over
         try:
             yield
         finally:
@@ -186,7 +193,7 @@ class TrainerMixin:
         )
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
-        """Returns the mean loss over all labels of the batches of all groups; no logits, no labels."""
+        """Returns the mean loss over all labels of all groups' batches; no logits, no labels."""
         if not prediction_loss_only:
             raise _core.InvalidArgument(
                 "trainer: expected evaluation of the loss alone (prediction_loss_only), found a call that needs logits, which "
@@ -195,8 +202,10 @@ class TrainerMixin:
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
         with use(self._executor):
-            loss, _, _ = super().prediction_step(model, share, True, ignore_keys=ignore_keys)  # type: ignore[misc]
-        return self.accelerator.gather(loss.reshape(1)).mean(), None, None  # type: ignore[attr-defined]
+            step = super().prediction_step  # type: ignore[misc]
+            loss, _, _ = step(model, share, True, ignore_keys=ignore_keys)
+        me: Any = self
+        return me.accelerator.gather(loss.reshape(1)).mean(), None, None
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the trainer's loop, in which each row of a batch counts once."""
@@ -204,7 +213,7 @@ class TrainerMixin:
         return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
 
     def _gather_rows(self, values: Tensor) -> Tensor:
-        """Gathers a value per row of a batch, once for each group; rows that repeat are left out."""
+        """Gathers a value per row of a batch, once per group, without rows that repeat."""
         accelerator: Any = self.accelerator  # type: ignore[attr-defined]
         gathered = accelerator.gather(values).view(self._replicas, self._executor.size, -1)[:, 0].flatten()
         state = accelerator.gradient_state

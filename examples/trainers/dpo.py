@@ -1,0 +1,59 @@
+"""Steps of DPO: log-probabilities of whole responses, summed over context-parallel ranks.
+
+  torchrun --nproc-per-node=2 dpo.py [OUT]
+"""
+
+import sys
+
+import contextile as ct
+import contextile.transformers as cth
+import torch
+import torch.distributed as dist
+from contextile.torch import Executor, local_batch, sum_by_document
+from tiny import make_model
+from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.parallel import DistributedDataParallel
+BETA = 0.5
+
+
+def make_pairs(seed):
+    """Two prompts of 30 tokens with chosen responses of 40, then with rejected ones of 25."""
+    random = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(2, 97, (2, 30), generator=random)
+    return [torch.cat([prompt, torch.randint(2, 97, (n,), generator=random)]) for n in (40, 25) for prompt in prompts]
+
+
+def main():
+    dist.init_process_group("gloo")
+    executor = Executor()
+    policy, reference = make_model(cth.register()), make_model(cth.register()).requires_grad_(False)
+    trained = DistributedDataParallel(policy)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+
+    def response_log_probs(model, documents):
+        """Log-probabilities of the responses, [documents], the same on every rank."""
+        lengths = [len(document) for document in documents]
+        plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy="dcp", block_size=16, **cth.batch_of(policy))
+        executor.prepare(plan)
+        is_response = torch.cat([torch.arange(length) >= 30 for length in lengths])
+        local = local_batch(torch.cat(documents), plan=plan, rank=executor.rank, loss_mask=is_response)
+        with cth.use(executor):
+            logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
+        return sum_by_document(-cross_entropy(logits, local.labels, reduction="none"), plan=plan)
+
+    losses = []
+    for step in range(3):
+        documents = make_pairs(step)
+        gains = response_log_probs(trained, documents) - response_log_probs(reference, documents)
+        loss = -logsigmoid(BETA * (gains[:2] - gains[2:])).mean()  # the same on every rank
+        (loss * executor.size).backward()  # DDP averages; gradients of ranks are shares
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if executor.rank == 0 and len(sys.argv) > 1:
+        torch.save({"losses": losses, "parameters": policy.state_dict()}, sys.argv[1])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""TRL's SFTTrainer with packed documents, over replicas and context-parallel ranks.
+
+  torchrun --nproc-per-node=4 sft.py [OUT]
+"""
+
+import sys
+import tempfile
+
+import contextile.transformers as cth
+import torch
+from contextile.torch import Executor
+from datasets import Dataset
+from tiny import SETTINGS, make_documents, make_model, make_tokenizer
+from torch.distributed.device_mesh import init_device_mesh
+from trl import SFTConfig, SFTTrainer
+
+
+class Trainer(cth.TrainerMixin, SFTTrainer):
+    pass
+
+
+def make_trainer(kind, attention, **more):
+    """Returns a trainer that packs documents into rows of 128 tokens, without padding."""
+    args = SFTConfig(
+        tempfile.mkdtemp(), packing=True, max_length=128, shuffle_dataset=False, bf16=False, **{**SETTINGS, **more},
+    )  # fmt: skip
+    given = {}
+    if kind is Trainer:
+        mesh = init_device_mesh("cpu", (2, args.world_size // 2), mesh_dim_names=("dp", "cp"))
+        given = {"executor": Executor(mesh["cp"].get_group()), "plan": {"strategy": "dcp", "block_size": 16}}
+    return kind(
+        make_model(attention), args, train_dataset=Dataset.from_list(make_documents(36)), processing_class=make_tokenizer(), **given
+    )
+
+
+def results_of(trainer):
+    trainer.train()
+    values = [entry[key] for key in ("loss", "grad_norm") for entry in trainer.state.log_history if key in entry]
+    return {"losses": values, "parameters": {name: value.detach() for name, value in trainer.model.named_parameters()}}
+
+
+if __name__ == "__main__":
+    results = results_of(make_trainer(Trainer, cth.register()))
+    if torch.distributed.get_rank() == 0 and len(sys.argv) > 1:
+        torch.save(results, sys.argv[1])
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,291 @@
+"""What trainers, DTensors and sums over documents take, and what they refuse by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import contextile as ct
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from contextile.torch import Executor, attention, local_batch, sum_by_document  # noqa: E402
+from ranks import run_ranks  # noqa: E402
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "trainers"))
+pytestmark = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+BATCH = {"cluster": "local:1x2", "strategy": "dcp", "block_size": 16, "head_dim": 16, "dtype": "f32"}
+
+
+# ------------------------------------------------------------------------------------------- DTensors
+
+
+def over_heads():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "tp"))
+    tp, rank = mesh["tp"], mesh["tp"].get_local_rank()
+    executor = Executor(mesh["cp"].get_group())
+    for has_sink in (False, True):
+        plan = ct.plan([60, 40], heads=(2, 1), sink=has_sink, **BATCH)
+        executor.prepare(plan)
+        torch.manual_seed(executor.rank)
+        q, k, v, weights = (torch.randn(1, plan.num_local_tokens(executor.rank), heads, 16) for heads in (4, 2, 2, 4))
+        sink = torch.randn(4) if has_sink else None
+
+        def shared(tensor, dim):
+            return None if tensor is None else distribute_tensor(tensor, tp, [Shard(dim)]).requires_grad_()
+
+        def own(tensor, dim):
+            return None if tensor is None else tensor.chunk(2, dim)[rank].clone().requires_grad_()
+
+        given = [shared(q, 2), shared(k, 2), shared(v, 2), shared(sink, 0)]
+        out, lse = attention(*given[:3], executor=executor, sink=given[3], return_lse=True)
+        assert out.placements == (Shard(2),) and out.shape == (1, q.shape[1], 4, 16) and lse.placements == (Shard(2),)
+        (out.full_tensor() * weights).sum().backward()  # the gradient comes replicated
+        alone = [own(q, 2), own(k, 2), own(v, 2), own(sink, 0)]
+        expected = attention(*alone[:3], executor=executor, sink=alone[3])
+        (expected * weights.chunk(2, 2)[rank]).sum().backward()
+        assert torch.equal(out.to_local(), expected)
+        for one, other in zip(given, alone, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one.grad.to_local(), other.grad)
+    whole = [distribute_tensor(x, tp, [Replicate()]) for x in (q[:, :, :2], k[:, :, :1], v[:, :, :1])]
+    executor.prepare(ct.plan([60, 40], heads=(2, 1), **BATCH))
+    assert attention(*whole, executor=executor).placements == (Replicate(),)
+
+
+def refused_dtensors():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([8], heads=(2, 1), **{**BATCH, "cluster": "local:1x1"}))
+    q, k, v = (torch.randn(8, heads, 16) for heads in (4, 2, 2))
+
+    def placed(*placements):
+        return [distribute_tensor(x, mesh, [p]) for x, p in zip((q, k, v), placements)]
+
+    heads = Shard(1)
+    for tensors, message in (
+        (placed(Shard(0), heads, heads), r"q: expected a DTensor that is replicated or sharded by heads \(Shard\(1\)\), found Shard"),
+        (placed(heads, heads, Shard(2)), "v: expected a DTensor that is replicated or sharded by heads"),
+        (placed(heads, Replicate(), Replicate()), "k: expected heads over the same dimensions of the mesh as q's"),
+        ([*placed(heads, heads), v], "found v as plain tensors"),
+        ([distribute_tensor(torch.randn(8, 3, 16), mesh, [heads]), *placed(heads, heads, heads)[1:]], "q: expected heads that 2 ranks"),
+        ([placed(Replicate())[0].redistribute(placements=[Partial()]), *placed(heads, heads, heads)[1:]], "q: expected .* found Partial"),
+    ):
+        with pytest.raises(ct.InvalidArgument, match=message):
+            attention(*tensors, executor=executor)
+    # The operator itself refuses, too.
+    number, mask, saved_bytes = executor.prepared_of(None).call_of("")
+    with pytest.raises(Exception, match="sharded by heads"):
+        torch.ops.contextile.attention(*placed(Shard(0), heads, heads), None, number, mask, saved_bytes)
+
+
+@pytest.mark.parametrize(("function", "num_ranks"), [(over_heads, 4), (refused_dtensors, 2)])
+def test_dtensors(function, num_ranks):
+    run_ranks(function, num_ranks)
+
+
+# ---------------------------------------------------------------------------------- sums by document
+
+
+def sums():
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    plan = ct.plan([50, 3, 47], heads=(2, 1), **BATCH)
+    values = torch.randn(100, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    order = torch.from_numpy(plan.local_tokens(rank))
+    mine = values[order].requires_grad_()
+    found = sum_by_document(mine, plan=plan)
+    expected = torch.stack([part.sum(0) for part in values.split([50, 3, 47])])
+    assert found.dtype == torch.float64 and torch.allclose(found, expected, rtol=1e-12)
+    (found.prod(0).sum()).backward()
+    values.requires_grad_()
+    torch.stack([part.sum(0) for part in values.split([50, 3, 47])]).prod(0).sum().backward()
+    assert torch.allclose(mine.grad, values.grad[order])
+    assert sum_by_document(torch.ones(len(order), dtype=torch.bfloat16), plan=plan).tolist() == [50.0, 3.0, 47.0]
+    for wrong, message in (
+        (mine[1:], r"sum_by_document: expected \[\d+, ...\] values, found"),
+        (torch.ones(len(order), dtype=torch.int64), "sum_by_document: expected real numbers, found torch.int64"),
+    ):
+        with pytest.raises(ct.InvalidArgument, match=message):
+            sum_by_document(wrong, plan=plan)
+    alone = ct.plan([100], heads=(2, 1), **{**BATCH, "cluster": "local:1x1"})
+    with pytest.raises(ct.InvalidArgument, match="sum_by_document: expected a group of 1 ranks, found 2"):
+        sum_by_document(mine, plan=alone)
+
+
+def test_sums_by_document_have_gradients():
+    run_ranks(sums, 2)
+
+
+# ------------------------------------------------------------------------------------------- batches
+
+
+def documents_of(**inputs):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from contextile.transformers._shares import documents_of
+
+    return documents_of({name: torch.tensor(value) if isinstance(value, list) else value for name, value in inputs.items()})
+
+
+def test_rows_are_taken_apart_into_documents():
+    ids = [[5, 6, 7, 0], [0, 0, 8, 9]]
+    mask = [[1, 1, 1, 0], [0, 0, 1, 1]]  # padded on the right, and on the left
+    tokens, labels, lengths = documents_of(input_ids=ids, labels=ids, attention_mask=mask)
+    assert tokens.tolist() == labels.tolist() == [5, 6, 7, 8, 9] and lengths == [3, 2]
+    packed = {"input_ids": [[1, 2, 3, 4, 5]], "labels": [[1, 2, 3, 4, 5]], "position_ids": [[0, 1, 0, 1, 2]]}
+    assert documents_of(**packed)[2] == [2, 3]
+    more = {"cu_seq_lens_q": [0, 2, 5], "cu_seq_lens_k": [0, 2, 5], "max_length_q": 3, "max_length_k": 3, "seq_idx": [[0, 0, 1, 1, 1]]}
+    assert documents_of(**packed, **more)[2] == [2, 3]
+    assert documents_of(input_ids=ids, labels=ids)[2] == [4, 4]
+    for name, wrong in (("cu_seq_lens_k", [0, 3, 5]), ("max_length_q", 4), ("seq_idx", [[0, 0, 0, 1, 1]])):
+        with pytest.raises(ct.InvalidArgument, match=rf"{name}: expected documents of \[2, 3\] tokens"):
+            documents_of(**packed, **{**more, name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": None}, "expected input_ids and labels, found no labels"),
+        ({"pixel_values": [1.0]}, "batch: expected input_ids, .* found pixel_values, which no rank would get its part of"),
+        ({"labels": [[1, 2, 3]]}, r"expected input_ids and labels \[rows, tokens\], found \[1, 4\] and \[1, 3\]"),
+        ({"attention_mask": [[1, 0, 1, 1]]}, "attention_mask: expected .* side by side, .* with a gap"),
+        ({"attention_mask": [[[1, 1, 1, 1]]]}, r"attention_mask: expected \[1, 4\].* found \[1, 1, 4\]"),
+        ({"attention_mask": [[0, 0, 0, 0]]}, "batch: expected tokens, found padding alone"),
+        ({"position_ids": [[0, 1, 3, 4]]}, "position_ids: expected 0, 1, 2, … in every document of a row, found 3 at token 2"),
+        ({"position_ids": [[1, 2, 3, 4]]}, "found 1 at token 0"),
+        ({"position_ids": [[0, 1, 2]]}, r"position_ids: expected \[1, 4\], found \[1, 3\]"),
+    ],
+)
+def test_batches_that_cannot_be_shared_out_are_refused(changes, message):
+    batch = {"input_ids": [[1, 2, 3, 4]], "labels": [[1, 2, 3, 4]], **changes}
+    with pytest.raises(ct.InvalidArgument, match=message):
+        documents_of(**batch)
+    rows = {"input_ids": [[1, 2], [3, 4]], "labels": [[1, 2], [3, 4]], "position_ids": [[0, 1], [2, 3]]}
+    with pytest.raises(ct.InvalidArgument, match="found 2 at token 2"):
+        documents_of(**rows)
+
+
+# ------------------------------------------------------------------------------------------ trainers
+
+
+def make_trainer(folder, *, trainer=None, **changes):
+    """A trainer of one process, or of the ranks of this job."""
+    import contextile.transformers as cth
+    import tiny
+    import transformers
+
+    class Trainer(cth.TrainerMixin, transformers.Trainer):
+        pass
+
+    executor = changes.pop("executor", None) or Executor(ct.inproc_group(1)[0])
+    given = {name: changes.pop(name) for name in ("compute_loss_func", "compute_metrics", "train_dataset", "eval_dataset") if name in changes}
+    settings = {**tiny.SETTINGS, "ddp_backend": None, **changes}
+    return (trainer or Trainer)(
+        tiny.make_model(cth.register()), transformers.TrainingArguments(folder, **settings), data_collator=tiny.pad,
+        executor=executor, plan={"strategy": "dcp", "block_size": 16}, **{"train_dataset": tiny.make_documents(), **given},
+    )  # fmt: skip
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor with context parallelism, found 0.1"),
+        ({"compute_loss_func": print}, "compute_loss_func"),
+        ({"compute_metrics": print}, "compute_metrics"),
+        ({"average_tokens_across_devices": False}, "average_tokens_across_devices with context parallelism, found False"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy .* found 'batch_rebalance'"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches .* found True; set it to False"),
+        ({"train_dataset": Stream()}, "dispatch_batches .* found None; set it to False"),
+    ],
+)
+def test_settings_that_would_train_wrongly_are_refused(changes, message, tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    with pytest.raises(ct.InvalidArgument, match=f"trainer: expected no .*{message}"):
+        make_trainer(tmp_path, **changes)
+
+
+def test_one_rank_trains_and_predictions_are_refused(tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] > 4
+    with pytest.raises(ct.InvalidArgument, match="expected evaluation of the loss alone"):
+        trainer.predict(trainer.train_dataset)
+
+
+def other_batches(folder):
+    import torch.distributed as dist
+
+    # Ranks whose datasets are in another order.
+    import tiny
+
+    documents = tiny.make_documents()
+    mixed = documents if dist.get_rank() == 0 else documents[::-1]
+    trainer = make_trainer(folder, executor=Executor(), train_dataset=mixed, ddp_backend="gloo")
+    with pytest.raises(ct.InvalidArgument, match="batch: expected the same batch on every rank .* found another than rank 0's on rank 1 of 2"):
+        trainer.train()
+
+
+def scattered_groups(folder):
+    import torch.distributed as dist
+
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    with pytest.raises(ct.InvalidArgument, match=r"executor: expected a group of 2 neighbouring ranks .* found ranks \[\d, \d\] of 4"):
+        make_trainer(folder, executor=Executor(groups[dist.get_rank() % 2]), ddp_backend="gloo")
+
+
+def resumed_and_evaluated(folder):
+    """Trains 4 steps at once, and 2 and 2, and evaluates rows that do not fill the last batch."""
+    import torch.distributed as dist
+
+    settings = {"executor": Executor(), "ddp_backend": "gloo", "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    import tiny
+
+    whole = make_trainer(f"{folder}/whole", eval_dataset=tiny.make_documents()[:5], **settings)
+    whole.train()
+    dist.barrier()
+    again = make_trainer(f"{folder}/whole", **settings)
+    again.train(resume_from_checkpoint=f"{folder}/whole/checkpoint-2")
+    for (name, one), other in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-5, name
+    assert whole.state.num_input_tokens_seen == 0 and whole.get_total_train_batch_size(whole.args) == 2
+    found = whole.evaluate()["eval_loss"]
+    if dist.get_rank() == 0:
+        torch.save({"loss": found, "parameters": whole.model.state_dict()}, f"{folder}/out.pt")
+
+
+@pytest.mark.parametrize(("function", "num_ranks"), [(other_batches, 2), (scattered_groups, 4)])
+def test_groups_get_the_same_batches_or_training_ends(function, num_ranks, tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    run_ranks(function, num_ranks, str(tmp_path))
+
+
+def test_training_continues_and_evaluates_as_in_one_process(tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    run_ranks(resumed_and_evaluated, 2, str(tmp_path))
+    import tiny
+    import transformers
+
+    found = torch.load(tmp_path / "out.pt")
+    model = tiny.make_model()
+    model.load_state_dict(found["parameters"])
+    args = transformers.TrainingArguments(tmp_path / "alone", **{**tiny.SETTINGS, "ddp_backend": None})
+    alone = transformers.Trainer(model, args, data_collator=tiny.pad, eval_dataset=tiny.make_documents()[:5])
+    assert abs(alone.evaluate()["eval_loss"] - found["loss"]) < 1e-5
