@@ -18,6 +18,7 @@ NEEDS = {
     "plain-pytorch.md": ["torch"],
     "plots.md": ["matplotlib"],
     "pytorch.md": ["torch"],
+    "trainers.md": ["torch", "transformers", "accelerate"],
     "training.md": ["torch"],
     "transformers.md": ["torch", "transformers"],
 }

@@ -1,4 +1,4 @@
-"""What trainers, DTensors and sums over documents take, and what they refuse by name."""
+"""Trainers, DTensors and sums over documents: the rules, and refusals by name."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def over_heads():
     assert attention(*whole, executor=executor).placements == (Replicate(),)
 
 
-def refused_dtensors():
+def compiled_and_refused():
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     executor = Executor(ct.inproc_group(1)[0])
@@ -70,13 +70,16 @@ def refused_dtensors():
         return [distribute_tensor(x, mesh, [p]) for x, p in zip((q, k, v), placements)]
 
     heads = Shard(1)
+    compiled = torch.compile(lambda *tensors: attention(*tensors, executor=executor), backend="aot_eager", fullgraph=True)
+    found, expected = (one(*placed(heads, heads, heads)) for one in (compiled, lambda *x: attention(*x, executor=executor)))
+    assert found.placements == (heads,) and torch.equal(found.to_local(), expected.to_local())
     for tensors, message in (
         (placed(Shard(0), heads, heads), r"q: expected a DTensor that is replicated or sharded by heads \(Shard\(1\)\), found Shard"),
         (placed(heads, heads, Shard(2)), "v: expected a DTensor that is replicated or sharded by heads"),
         (placed(heads, Replicate(), Replicate()), "k: expected heads over the same dimensions of the mesh as q's"),
         ([*placed(heads, heads), v], "found v as plain tensors"),
         ([distribute_tensor(torch.randn(8, 3, 16), mesh, [heads]), *placed(heads, heads, heads)[1:]], "q: expected heads that 2 ranks"),
-        ([placed(Replicate())[0].redistribute(placements=[Partial()]), *placed(heads, heads, heads)[1:]], "q: expected .* found Partial"),
+        ([DTensor.from_local(q, mesh, [Partial()]), *placed(heads, heads, heads)[1:]], "q: expected .* found Partial"),
     ):
         with pytest.raises(ct.InvalidArgument, match=message):
             attention(*tensors, executor=executor)
@@ -86,7 +89,7 @@ def refused_dtensors():
         torch.ops.contextile.attention(*placed(Shard(0), heads, heads), None, number, mask, saved_bytes)
 
 
-@pytest.mark.parametrize(("function", "num_ranks"), [(over_heads, 4), (refused_dtensors, 2)])
+@pytest.mark.parametrize(("function", "num_ranks"), [(over_heads, 4), (compiled_and_refused, 2)])
 def test_dtensors(function, num_ranks):
     run_ranks(function, num_ranks)
 

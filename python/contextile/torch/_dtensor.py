@@ -19,10 +19,7 @@ def has_dtensors(*tensors: Any) -> bool:
 
 
 def check_dtensors(q: Any, k: Any, v: Any, sink: Any) -> None:
-    """Raises InvalidArgument unless all are DTensors and placed as the operators take them.
-
-    Registers the operators with DTensor, too.
-    """
+    """Raises InvalidArgument unless all are DTensors and placed as the operators take them."""
     from torch.distributed.tensor import DTensor
 
     given = {"q": q, "k": k, "v": v, **({} if sink is None else {"sink": sink})}
@@ -32,7 +29,7 @@ def check_dtensors(q: Any, k: Any, v: Any, sink: Any) -> None:
             f"attention: expected DTensors all over, for some are, found {', '.join(plain)} as plain tensors (DTensor.from_local)"
         )
     _check_specs({name: tensor._spec for name, tensor in given.items()})
-    register()
+    _register()
 
 
 def _check_specs(specs: Mapping[str, Any]) -> None:
@@ -62,8 +59,14 @@ def _check_specs(specs: Mapping[str, Any]) -> None:
             )
 
 
+def register_if_loaded() -> None:
+    """Tells DTensor about the operators if its class is loaded. Compiled calls need that before."""
+    if "torch.distributed.tensor" in sys.modules:
+        _register()
+
+
 @functools.cache
-def register() -> None:
+def _register() -> None:
     """Tells DTensor how the operators of attention share heads. Done once in a process.
 
     Over each dimension of a mesh, either all heads are sharded, or everything is replicated. The

@@ -15,6 +15,7 @@ import torch
 
 from contextile import _core
 from contextile._layers import check_placement
+from contextile.torch._dtensor import register_if_loaded
 from contextile.torch._group import make_transport
 
 if TYPE_CHECKING:
@@ -357,6 +358,7 @@ class Executor:
         return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()})
 
     def _prepare_one(self, plan: _core.Plan) -> Prepared:
+        register_if_loaded()
         number = self._number_of(plan)
         if number is None:
             number = next(_numbers)
