@@ -256,20 +256,22 @@ def resumed_and_evaluated(folder):
     """Trains 4 steps at once, and 2 and 2, and evaluates rows that do not fill the last batch."""
     import torch.distributed as dist
 
-    settings = {"executor": Executor(), "ddp_backend": "gloo", "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     import tiny
 
-    whole = make_trainer(f"{folder}/whole", eval_dataset=tiny.make_documents()[:5], **settings)
+    settings = {"executor": Executor(), "ddp_backend": "gloo", "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    whole = make_trainer(
+        f"{folder}/whole", eval_dataset=tiny.make_documents()[:5], include_num_input_tokens_seen="all", **settings
+    )
     whole.train()
     dist.barrier()
     again = make_trainer(f"{folder}/whole", **settings)
     again.train(resume_from_checkpoint=f"{folder}/whole/checkpoint-2")
     for (name, one), other in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-5, name
-    assert whole.state.num_input_tokens_seen == 0 and whole.get_total_train_batch_size(whole.args) == 2
-    found = whole.evaluate()["eval_loss"]
+    assert whole.get_total_train_batch_size(whole.args) == 2
+    found = {"eval_loss": whole.evaluate()["eval_loss"], "tokens": whole.state.num_input_tokens_seen}
     if dist.get_rank() == 0:
-        torch.save({"loss": found, "parameters": whole.model.state_dict()}, f"{folder}/out.pt")
+        torch.save({**found, "parameters": whole.model.state_dict()}, f"{folder}/out.pt")
 
 
 @pytest.mark.parametrize(("function", "num_ranks"), [(other_batches, 2), (scattered_groups, 4)])
@@ -287,8 +289,14 @@ def test_training_continues_and_evaluates_as_in_one_process(tmp_path):
     import transformers
 
     found = torch.load(tmp_path / "out.pt")
-    model = tiny.make_model()
-    model.load_state_dict(found["parameters"])
-    args = transformers.TrainingArguments(tmp_path / "alone", **{**tiny.SETTINGS, "ddp_backend": None})
-    alone = transformers.Trainer(model, args, data_collator=tiny.pad, eval_dataset=tiny.make_documents()[:5])
-    assert abs(alone.evaluate()["eval_loss"] - found["loss"]) < 1e-5
+    settings = {**tiny.SETTINGS, "ddp_backend": None, "max_steps": 4, "include_num_input_tokens_seen": "non_padding"}
+    args = transformers.TrainingArguments(tmp_path / "alone", **settings)
+    documents = tiny.make_documents()
+    alone = transformers.Trainer(
+        tiny.make_model(), args, data_collator=tiny.pad, train_dataset=documents, eval_dataset=documents[:5]
+    )
+    alone.train()
+    for name, one in alone.model.state_dict().items():
+        assert (one - found["parameters"][name]).abs().max() < 1e-5 * one.abs().max().clamp(min=1e-3), name
+    assert found["tokens"] == alone.state.num_input_tokens_seen
+    assert abs(alone.evaluate()["eval_loss"] - found["eval_loss"]) < 1e-5

@@ -125,8 +125,11 @@ def test_sft_with_packed_documents_is_one_process(tmp_path):
     import sft
     from trl import SFTTrainer
 
-    one = sft.results_of(sft.make_trainer(SFTTrainer, "eager", ddp_backend=None, per_device_train_batch_size=4))
-    assert len(one["losses"]) == 6
+    of_both = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    trainer = sft.make_trainer(SFTTrainer, "eager", ddp_backend=None, **of_both)
+    assert trainer.args.activation_checkpointing  # the mixin serves what backward recomputes
+    one = sft.results_of(trainer)
+    assert len(one["losses"]) == 7
     check_same(run_example("sft", 4, tmp_path / "out.pt"), **one)
 
 

@@ -15,6 +15,7 @@ Documents are packed without padding, and the plan keeps them apart. Every rank 
 tokens, with their positions in their documents. Gradients of parameters are summed over the group,
 as in data parallelism.
 
+``cth.TrainerMixin`` does this inside ``transformers.Trainer`` and TRL's.
 ``cth.generate(model, input_ids, …)`` is ``model.generate`` with a cache that ranks share by tokens.
 """
 
