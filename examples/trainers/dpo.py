@@ -9,9 +9,9 @@ import contextile as ct
 import contextile.transformers as cth
 import torch
 import torch.distributed as dist
-from contextile.torch import Executor, local_batch, sum_by_document
+from contextile.torch import Executor, document_sums, local_batch, token_log_probs
 from tiny import make_model
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import logsigmoid
 from torch.nn.parallel import DistributedDataParallel
 BETA = 0.5
 
@@ -39,7 +39,7 @@ def main():
         local = local_batch(torch.cat(documents), plan=plan, rank=executor.rank, loss_mask=is_response)
         with cth.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
-        return sum_by_document(-cross_entropy(logits, local.labels, reduction="none"), plan=plan)
+        return document_sums(token_log_probs(logits, local.labels), plan=plan)
 
     losses = []
     for step in range(3):

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, attention, local_batch, sum_by_document  # noqa: E402
+from contextile.torch import Executor, attention, local_batch  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "trainers"))
@@ -92,40 +92,6 @@ def compiled_and_refused():
 @pytest.mark.parametrize(("function", "num_ranks"), [(over_heads, 4), (compiled_and_refused, 2)])
 def test_dtensors(function, num_ranks):
     run_ranks(function, num_ranks)
-
-
-# ---------------------------------------------------------------------------------- sums by document
-
-
-def sums():
-    import torch.distributed as dist
-
-    rank = dist.get_rank()
-    plan = ct.plan([50, 3, 47], heads=(2, 1), **BATCH)
-    values = torch.randn(100, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    order = torch.from_numpy(plan.local_tokens(rank))
-    mine = values[order].requires_grad_()
-    found = sum_by_document(mine, plan=plan)
-    expected = torch.stack([part.sum(0) for part in values.split([50, 3, 47])])
-    assert found.dtype == torch.float64 and torch.allclose(found, expected, rtol=1e-12)
-    (found.prod(0).sum()).backward()
-    values.requires_grad_()
-    torch.stack([part.sum(0) for part in values.split([50, 3, 47])]).prod(0).sum().backward()
-    assert torch.allclose(mine.grad, values.grad[order])
-    assert sum_by_document(torch.ones(len(order), dtype=torch.bfloat16), plan=plan).tolist() == [50.0, 3.0, 47.0]
-    for wrong, message in (
-        (mine[1:], r"sum_by_document: expected \[\d+, ...\] values, found"),
-        (torch.ones(len(order), dtype=torch.int64), "sum_by_document: expected real numbers, found torch.int64"),
-    ):
-        with pytest.raises(ct.InvalidArgument, match=message):
-            sum_by_document(wrong, plan=plan)
-    alone = ct.plan([100], heads=(2, 1), **{**BATCH, "cluster": "local:1x1"})
-    with pytest.raises(ct.InvalidArgument, match="sum_by_document: expected a group of 1 ranks, found 2"):
-        sum_by_document(mine, plan=alone)
-
-
-def test_sums_by_document_have_gradients():
-    run_ranks(sums, 2)
 
 
 # ------------------------------------------------------------------------------------------- batches
