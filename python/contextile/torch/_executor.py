@@ -55,7 +55,9 @@ def _offsets_of(plan: _core.Plan, mask: int) -> tuple[tuple[int, int], bool]:
 
 
 class Prepared:
-    """A plan, or several of one placement, that an executor is ready for, as ``Executor.prepare`` returns it.
+    """A plan, or several of one placement, that an executor is ready for.
+
+    ``Executor.prepare`` returns it.
 
     Pass it to ``attention(plan=…)`` to say which batch a call belongs to.
     """
@@ -272,7 +274,8 @@ class Executor:
         self._withheld = ""  # why calls must name their plan
         self._number = next(_numbers)  # of this executor
         self._num_calls = 0  # number of forward calls; the same on all ranks
-        self._plans_at_once = 1  # most plans of a batch so far; plans_kept and plans_prepared count batches
+        # Most plans of a batch so far. plans_kept and plans_prepared count batches.
+        self._plans_at_once = 1
 
     @property
     def transport(self) -> _core.Transport:

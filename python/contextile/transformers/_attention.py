@@ -7,7 +7,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def register(name: str = "contextile") -> str:
 
 
 def _check_form(form: Form) -> None:
-    """Refuses what the plan's masks would drop of a model's mask, and keeps the rest for its layers."""
+    """Refuses masks that the plan's would not replace, and keeps the others for the layers."""
     prepared = None if _executor is None else _executor._current
     odd = list(form.odd)
     if form.blocks is not None and prepared is None and bool((form.blocks >= 0).any()):
@@ -502,7 +502,8 @@ def _attend(
     _calls += 1
     prepared = _prepared(_executor)
     is_compiling = torch.compiler.is_compiling()
-    is_first = not is_compiling and not getattr(module, "layer_idx", 0)  # once in a forward, where layers are numbered
+    # True once in a forward, where layers are numbered.
+    is_first = not is_compiling and not getattr(module, "layer_idx", 0)
     if is_first:
         begin_layers(prepared)
         _check_tower(module)
@@ -523,8 +524,9 @@ def _attend(
     if is_first:
         check_model(prepared)
     if _sides is not None:
-        given = (x[0].transpose(0, 1) for x in (query, key, value))
-        return cross_attention(*given, sides=_sides, executor=_executor, plan=prepared, mask=kind)[None], None  # type: ignore[arg-type]
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        by_side = cross_attention(q, k, v, sides=_sides, executor=cast(Executor, _executor), plan=prepared, mask=kind)
+        return by_side[None], None
     if _check_positions and not is_compiling:
         _compare_positions(prepared, other.get("position_ids"))
     out = attention(

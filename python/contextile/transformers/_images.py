@@ -1,4 +1,4 @@
-"""Batches of vision-language models: masks of images, and features where a rank has their tokens."""
+"""Batches of vision-language models: masks of images, and a rank's features of images."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ def image_masks(
 def local_images(outputs: Any, image_mask: Any, *, plan: _core.Plan, rank: int) -> Any:
     """Returns the features of a rank's image tokens, from those of all images of the batch.
 
-    Not collective. Every rank runs the vision tower on all images, and the model merges the result:
-    ``model(…, mm_encoder_outputs={"image": local_images(…)})``. The gradients of the tower's weights
-    are this rank's share, like those of all weights.
+    Not collective. Every rank runs the vision tower on all images. The model merges the result,
+    ``mm_encoder_outputs={"image": local_images(…)}``. The gradients of the tower's weights are this
+    rank's share, like those of all weights.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ _PROBE = "contextile_probe"
 
 
 class Layer(NamedTuple):
-    """What a call of a layer says about its attention."""
+    """The attention of a layer, as its call describes it."""
 
     kind: str  # full, sliding or chunked; encoder, decoder or cross in models that have both
     form: Form
@@ -52,7 +52,8 @@ def is_causal_of(module: Any, others: dict[str, Any]) -> bool:
 
 
 _found: list[Layer] = []
-_forms: dict[int, tuple[Tensor, Form]] = {}  # of the masks that the copy was given, by the mask's identity
+# Forms of the masks that the copy was given, by the mask's identity.
+_forms: dict[int, tuple[Tensor, Form]] = {}
 
 
 def _record(

@@ -16,7 +16,7 @@ from contextile.torch._sides import Sides
 
 
 class Form(NamedTuple):
-    """What a mask function of ``transformers`` lets tokens attend."""
+    """The pairs that a mask function of ``transformers`` allows."""
 
     is_causal: bool = True
     window: int | None = None  # number of last tokens, the token itself included
@@ -86,7 +86,7 @@ def _either(first: Form, second: Form) -> Form:
 
 
 class _Seen:
-    """Forms of the masks that a model asked for in a batch."""
+    """Forms of the masks that a model needs in a batch."""
 
     def __init__(self) -> None:
         self.new: list[Form] = []
@@ -97,12 +97,12 @@ _seen: weakref.WeakKeyDictionary[Prepared, _Seen] = weakref.WeakKeyDictionary()
 
 
 def note(prepared: Prepared, form: Form) -> None:
-    """Keeps the form of a mask that the model asks for, before its layers run."""
+    """Keeps the form of a mask that the model needs, before its layers run."""
     _seen.setdefault(prepared, _Seen()).new.append(form)
 
 
 def begin_layers(prepared: Prepared) -> None:
-    """Makes the masks asked for since the last first layer those of the layers that follow."""
+    """Makes the masks noted since the last first layer those of the layers that follow."""
     seen = _seen.setdefault(prepared, _Seen())
     if seen.new:
         seen.forms = tuple(seen.new)
@@ -119,7 +119,7 @@ def form_for(prepared: Prepared, kind: str, window: int | None) -> Form | None:
 
 @functools.lru_cache(maxsize=8)
 def _in_blocks(plan: _core.Plan, mask: int, rank: int) -> np.ndarray:
-    """Returns whether each of a rank's tokens attends a later token, or is attended by an earlier."""
+    """Returns whether each of a rank's tokens attends a later one, or is attended by an earlier."""
     change = np.zeros(plan.num_tokens + 1, dtype=np.int64)
     for q_begin, q_end, k_begin, k_end, low, high in plan.mask(mask).bands:
         least, most = max(low if low is not None else 1, 1), plan.num_tokens if high is None else high
@@ -158,9 +158,10 @@ def check_reach(prepared: Prepared, name: str, kind: str, window: int | None, is
         window = window or form.window or form.chunk
     back = min(longest, window or longest) - 1
     expected = (-back, 0 if is_causal else back)
-    has_blocks = form is not None and form.blocks is not None
-    low = min(offsets[0], expected[0]) if has_blocks and form.whole_blocks else expected[0]  # type: ignore[union-attr]
-    high = max(offsets[1], 0) if has_blocks else expected[1]
+    low, high = expected
+    if form is not None and form.blocks is not None:
+        low = min(offsets[0], low) if form.whole_blocks else low
+        high = max(offsets[1], 0)
     if offsets != (low, high):
         rule = f"a window of {window}" if window else "causal" if is_causal else "full"
         both_ways = " both ways" if window and not is_causal else ""

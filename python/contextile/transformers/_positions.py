@@ -44,7 +44,7 @@ def counted(positions: Tensor | None, of_encoder: Tensor | None = None) -> Itera
             return output
         chosen = of_encoder if of_encoder is not None and _is_in_encoder() else positions
         given = inspect.signature(type(module).forward).bind(module, *arguments, **others).arguments
-        given["position_ids"] = chosen.to(module.weight.device)  # type: ignore[union-attr, operator]
+        given["position_ids"] = chosen.to(next(module.parameters()).device)
         return type(module).forward(**given)
 
     handle: torch.utils.hooks.RemovableHandle = register_module_forward_hook(hook, with_kwargs=True)
