@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 namespace contextile {
 namespace {
 
-constexpr double kForget = 0.9;         // weight of the steps so far when one is added
-constexpr double kDecodeForget = 0.75;  // the same for steps without prompts
-constexpr double kSingular = 1e-6;      // of the fit's determinant, relative
+constexpr double kForget = 0.9;          // weight of the steps so far when one is added
+constexpr std::size_t kMostDecodes = 9;  // steps without prompts that count
+constexpr double kSingular = 1e-6;       // of the fit's determinant, relative
 
 }  // namespace
 
@@ -29,8 +30,7 @@ void StepTimes::add(double seconds, const StepContents& contents) {
   // Steps of few tokens of prompts are hardly longer than those without.
   if (contents.prompt_tokens == 0 ||
       (decode_s_ == 0 && contents.prompt_tokens <= StepLimit::kLeast)) {
-    decode_s_ =
-        decode_s_ == 0 ? seconds : kDecodeForget * decode_s_ + (1 - kDecodeForget) * seconds;
+    add_decode(seconds);
   }
   if (contents.prompt_tokens == 0) return;
   const auto tokens = static_cast<double>(contents.prompt_tokens);
@@ -41,6 +41,16 @@ void StepTimes::add(double seconds, const StepContents& contents) {
   pairs_pairs_ = kForget * pairs_pairs_ + pairs * pairs;
   tokens_s_ = kForget * tokens_s_ + tokens * more_s;
   pairs_s_ = kForget * pairs_s_ + pairs * more_s;
+}
+
+// A median, because a step that the machine held up says little.
+void StepTimes::add_decode(double seconds) {
+  if (decodes_s_.size() == kMostDecodes) decodes_s_.erase(decodes_s_.begin());
+  decodes_s_.push_back(seconds);
+  std::vector<double> sorted = decodes_s_;
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  decode_s_ = *middle;
 }
 
 StepLimit StepTimes::limit(double pace) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "contextile/serving/engine.h"
 
@@ -26,7 +27,10 @@ class StepTimes {
   [[nodiscard]] StepLimit limit(double pace) const;
 
  private:
-  double decode_s_ = 0;  // of a step without prompts; 0: none was seen
+  void add_decode(double seconds);
+
+  std::vector<double> decodes_s_;  // of the last steps without prompts
+  double decode_s_ = 0;            // their median; 0: none was seen
   // Sums of the fit, in which older steps weigh less.
   double tokens_tokens_ = 0;
   double tokens_pairs_ = 0;
