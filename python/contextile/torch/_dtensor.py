@@ -84,7 +84,7 @@ def _register() -> None:
         sharded, replicated = (None, None) if sink is None else (first, whole)
         unset = [None] * len(terms)
         return [
-            # out, lse, saved, made_by from q, k, v, sink, three numbers and the terms, which are not set
+            # out, lse, saved, made_by from q, k, v, sink, three numbers and terms, which are unset
             ([heads, heads, whole, whole], [heads, heads, heads, sharded, None, None, None, *unset]),
             ([whole] * 4, [whole, whole, whole, replicated, None, None, None, *unset]),
         ]
@@ -94,8 +94,8 @@ def _register() -> None:
         sharded, replicated = (None, None) if sink is None else (first, whole)
         unset = [None] * len(terms)
         return [
-            # dq, dk, dv, dsink, dtable from dout, q, k, v, sink, out, lse, saved, made_by, two numbers
-            # and the terms, which are not set
+            # dq, dk, dv, dsink, dtable from dout, q, k, v, sink, out, lse, saved, made_by, two
+            # numbers and terms, which are unset
             (
                 [heads, heads, heads, first, whole],
                 [heads] * 4 + [sharded, heads, heads, whole, whole, None, None, *unset],
