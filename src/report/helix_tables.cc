@@ -183,7 +183,7 @@ Table helix_loss_table(const HelixStudy& study) {
           helix_crossover(study.model, study.hardware, devices, batch, study.hop_b, longest);
       std::string verdict = fmt::format("loses up to {} tokens", longest);
       if (crossover && *crossover <= shortest) {
-        verdict = fmt::format("pays from {} tokens on", shortest);
+        verdict = fmt::format("pays from {} tokens on", *crossover);
       } else if (crossover) {
         verdict = fmt::format("loses below {} tokens", *crossover);
       }

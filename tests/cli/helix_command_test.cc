@@ -73,6 +73,9 @@ TEST_F(HelixCommand, FindsWhereSharingTokensLoses) {
   const json many = row(losses, {{"devices", 64}, {"batch", 8}});
   const auto crossover = many.at("crossover_tokens").get<std::int64_t>();
   EXPECT_EQ(many.at("verdict"), "loses below " + std::to_string(crossover) + " tokens");
+  const json longer =
+      row(document({"--contexts", "1M"}).at("losses"), {{"devices", 64}, {"batch", 8}});
+  EXPECT_EQ(longer.at("verdict"), "pays from " + std::to_string(crossover) + " tokens on");
   EXPECT_LT(many.at("others_s"), many.at("sharing_s"));
   for (const json& loss : losses) {
     EXPECT_NEAR(loss.at("loss").get<double>(),
