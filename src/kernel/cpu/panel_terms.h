@@ -82,7 +82,6 @@ template <class V, int kVectors>
       drawn = group;
       const std::int32_t* __restrict heads = lanes.heads;
       const std::int32_t* __restrict tokens = lanes.tokens;
-#pragma GCC ivdep
       for (int i = 0; i < kWidth; ++i) {
         const PhiloxWords some = dropout_words(dropout, heads[i], tokens[i], group);
         words[0][i] = some.word[0];
