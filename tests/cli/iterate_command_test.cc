@@ -122,7 +122,7 @@ TEST_F(IterateCommand, SortsStrategiesByTime) {
     EXPECT_LE(rows[i].at("time_s"), rows[i + 1].at("time_s"));
   }
   // Eight ranks cannot split four KV heads.
-  EXPECT_EQ(rows[3].at("strategy"), "hybrid:head_parallel=8");
+  EXPECT_EQ(rows[3].at("strategy"), "hybrid");
   EXPECT_EQ(rows[3].at("verdict"), "impossible");
   EXPECT_THAT(rows[3].at("reason").get<std::string>(), HasSubstr("KV heads (4), found 8"));
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 5);
