@@ -131,7 +131,8 @@ def gather_what_does_not_fit():
         r"gather_last: expected \d+ tokens in dimension 0, found \d+" if rank == 1 else "expected every rank's own tokens.*on rank 1",
         lambda: gather_last(wrong, plan=plan),
     )
-    found = "expected one plan, shape, dtype and loss= on all ranks, found others on rank"
+    found = "expected one plan, shape, dtype, loss= and tokens on all ranks, found others on rank"
+    refused(found, lambda: gather_rows(mine, [3, rank], plan=plan))
     refused(found, lambda: collect(dispatch(random(257, 4), plan=other, rank=rank) if rank else mine, plan=other if rank else plan))
     refused(found, lambda: document_sums(mine if rank else mine[:, :2], plan=plan))
     refused(found, lambda: collect(mine, plan=plan, loss="share" if rank else "same"))

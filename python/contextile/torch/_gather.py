@@ -51,10 +51,12 @@ def _gathered(mine: Tensor, group: Any, size: int) -> list[Tensor]:
     return parts
 
 
-def _meet(call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str) -> tuple[_Meeting, Tensor]:
+def _meet(
+    call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str, wanted: Tensor | None = None
+) -> tuple[_Meeting, Tensor]:
     """Returns the ranks and this rank's rows [local tokens, ...]. Collective.
 
-    If a rank's tensor, plan or call does not fit, all ranks raise InvalidArgument.
+    If a rank's tensor, plan, call or wanted tokens do not fit, all ranks raise InvalidArgument.
     """
     if loss not in _LOSSES:
         raise _core.InvalidArgument(f"loss: expected {' or '.join(_LOSSES)}, found {loss!r:.80}")
@@ -66,6 +68,7 @@ def _meet(call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, los
     expected = plan.num_local_tokens(rank)
     fits = rows.shape[0] == expected
     kind = zlib.crc32(f"{call} {tuple(rows.shape[1:])} {rows.dtype} {loss}".encode())
+    kind = zlib.crc32(b"" if wanted is None else wanted.numpy().tobytes(), kind)
     words = [expected if fits else -1, int(plan.digest[:15], 16), kind, int(plan.slice_of is not None)]
     found = [part.tolist() for part in _gathered(torch.tensor(words, device=tensor.device), group, size)]
     if not fits:
@@ -75,7 +78,7 @@ def _meet(call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, los
             raise _core.InvalidArgument(f"{call}: expected every rank's own tokens, found others on rank {other}")
         if its_words[1:] != words[1:]:
             raise _core.InvalidArgument(
-                f"{call}: expected one plan, shape, dtype and loss= on all ranks, found others on rank {other} than on {rank}"
+                f"{call}: expected one plan, shape, dtype, loss= and tokens on all ranks, found others on rank {other} than on {rank}"
             )
     return _Meeting(plan, group, rank, [one[0] for one in found], plan.slice_of is not None, loss), rows
 
@@ -218,7 +221,7 @@ def collect(
 
 
 def _gathered_rows(call: str, tensor: Tensor, tokens: Tensor, plan: _core.Plan, group: Any, dim: int, loss: str) -> Tensor:
-    meeting, rows = _meet(call, tensor, dim, plan, group, loss)
+    meeting, rows = _meet(call, tensor, dim, plan, group, loss, tokens)
     mine = torch.from_numpy(plan.local_tokens(meeting.rank))
     ascending, order = mine.sort()
     at = torch.searchsorted(ascending, tokens).clamp(max=max(len(mine) - 1, 0))

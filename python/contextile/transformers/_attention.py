@@ -17,10 +17,11 @@ from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._models import model_in_call, ordered_part
 from contextile.torch._sides import Sides, cross_attention
+from contextile.transformers._bias import bias_of_layer
 from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
 from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
+from contextile.transformers._pooled import pooling, pools_by_plan
 from contextile.transformers._positions import counted
-from contextile.transformers._bias import bias_of_layer
 
 _FULL = "full"
 _SLIDING = "sliding"
@@ -157,8 +158,6 @@ def use(
     before = _executor, _check_masks, _check_positions, _positions, _sides
     _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
     by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
-    from contextile.transformers._pooled import pooling
-
     try:
         with pooling(executor), counted(*by_side):
             yield executor
@@ -390,8 +389,6 @@ def check_model(prepared: Prepared) -> None:
             f"model: expected one in which attention alone mixes tokens, found {name} with {ordered}, which would run over this "
             "rank's tokens in the order in which it holds them"
         )
-    from contextile.transformers._pooled import pools_by_plan
-
     pools = pools_by_plan(model)
     if name.endswith(_POOLS) and not pools:
         raise _core.InvalidArgument(
