@@ -25,7 +25,7 @@ def run_example(name, num_ranks, out, *words):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", EXAMPLES / f"{name}.py",
          out, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=600,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -143,24 +143,60 @@ def test_lora_adapters_are_those_of_one_process(tmp_path):
     check_same(run_example("lora", 2, tmp_path / "out.pt"), **one)
 
 
-def test_dpo_steps_are_those_of_one_process(tmp_path):
-    tiny = needs("transformers")
+def dpo_alone(policy, loss_of):
+    """Losses and parameters of the steps of dpo.py in one process."""
     import dpo
 
-    policy, reference = tiny.make_model(), tiny.make_model()
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        loss = loss_of(dpo.make_pairs(step))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": losses, "parameters": policy.state_dict()}
+
+
+def plain_dpo():
+    import dpo
+    import tiny
+
+    policy, reference = tiny.make_model(), tiny.make_model()
 
     def log_probs(model, document):
         logits = model(document[None], use_cache=False).logits[0]
         return -functional.cross_entropy(logits[29:-1], document[30:], reduction="sum")
 
-    losses = []
-    for step in range(3):
-        documents = dpo.make_pairs(step)
+    def loss_of(documents):
         gains = torch.stack([log_probs(policy, d) - log_probs(reference, d).detach() for d in documents])
-        loss = -functional.logsigmoid(dpo.BETA * (gains[:2] - gains[2:])).mean()
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    check_same(run_example("dpo", 2, tmp_path / "out.pt"), losses, policy.state_dict())
+        return -functional.logsigmoid(dpo.BETA * (gains[:2] - gains[2:])).mean()
+
+    return dpo_alone(policy, loss_of)
+
+
+def test_dpo_steps_are_those_of_one_process(tmp_path):
+    needs("transformers")
+    check_same(run_example("dpo", 2, tmp_path / "out.pt"), **plain_dpo())
+
+
+def test_dpo_steps_are_those_of_trl(tmp_path):
+    tiny = needs("accelerate", "transformers", "datasets", "trl")
+    import dpo
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    args = DPOConfig(tmp_path, beta=dpo.BETA, bf16=False, **{**tiny.SETTINGS, "ddp_backend": None})
+    trainer = DPOTrainer(
+        tiny.make_model(), tiny.make_model(), args, processing_class=tiny.make_tokenizer(),
+        train_dataset=Dataset.from_list([{"prompt": "5 6", "chosen": "7 8", "rejected": "9"}]),
+    )  # fmt: skip
+
+    def loss_of(documents):
+        ids = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+        place, lengths = torch.arange(ids.shape[1])[None], torch.tensor([[len(document)] for document in documents])
+        is_token = place < lengths
+        inputs = {"input_ids": ids, "attention_mask": is_token.long(), "completion_mask": (is_token & (place >= 30)).long()}
+        return trainer.compute_loss(trainer.model, inputs)
+
+    check_same(plain_dpo(), **dpo_alone(trainer.model, loss_of))

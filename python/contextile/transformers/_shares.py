@@ -61,15 +61,15 @@ def documents_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def _check_names(inputs: Mapping[str, Any]) -> None:
-    missing = [name for name in ("input_ids", "labels") if inputs.get(name) is None]
-    if missing:
-        raise _core.InvalidArgument(f"batch: expected input_ids and labels, found no {missing[0]}")
     odd = [name for name, value in inputs.items() if value is not None and name not in (*_TAKEN, *_REPEATED)]
     if odd:
         raise _core.InvalidArgument(
             f"batch: expected {', '.join(_TAKEN)}, found {', '.join(odd)}, which no rank would get its part of; leave it out in "
             "the collator"
         )
+    missing = [name for name in ("input_ids", "labels") if inputs.get(name) is None]
+    if missing:
+        raise _core.InvalidArgument(f"batch: expected input_ids and labels, found no {missing[0]}")
 
 
 def _begins(positions: Tensor, is_token: Tensor, rows_begin: Tensor) -> Tensor:
