@@ -208,3 +208,23 @@ def test_batch_of_asks_the_layers():
     assert cth.batch_of(make("OPTForCausalLM", "eager"))["scale"] == 1.0
     bert = cth.batch_of(make("ModernBertForMaskedLM", "eager"))["mask"]
     assert bert["sliding"][0]([40]).offsets == (-8, 8) and bert["full"] == ("full", 1)
+
+
+def test_results_of_one_token_are_refused():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**ENCODER, **NO_DROPOUT)
+    tokens = torch.randint(3, 97, (64,))
+    for keeps, part in ((False, None), (True, "found BertModel with pooler")):
+        model = transformers.BertModel(config, add_pooling_layer=keeps).eval()
+        model.set_attn_implementation(cth.register())
+        executor = Executor(ct.inproc_group(1)[0])
+        plan = ct.plan([30, 34], cluster="local:1x1", strategy="zigzag", **cth.batch_of(model))
+        executor.prepare(plan)
+        local = local_batch(tokens, plan=plan, rank=0)
+        call = {"input_ids": local.tokens[None], "position_ids": local.positions[None]}
+        if part is None:
+            with cth.use(executor):
+                assert model(**call).last_hidden_state.shape == (1, 64, 32)
+        else:
+            with pytest.raises(ct.InvalidArgument, match=part), cth.use(executor):
+                model(**call)

@@ -19,6 +19,9 @@ from contextile.torch._layout import digest_behind
 _ORDERED = re.compile(
     "Mamba|SSM|R[wW][kK][vV]|[xm]LSTM|Recurrent|RgLru|DeltaNet|ShortConv|LightningAttention|LinearAttention|Hyena|Retention"
 )
+# Modules that take one token of a document, by their place or their type.
+_POOLING = re.compile(r"(^|\.)(pooler|sequence_summary)$")
+_POOLING_TYPES = re.compile(r"^(\w*CLIP|Siglip2?|Tips\w*)Text(Model|Transformer)")
 # They see patches or frames, not the tokens of the batch.
 _TOWERS = ("vision", "visual", "audio", "speech", "image")
 
@@ -73,3 +76,18 @@ def ordered_part(model: nn.Module) -> str | None:
     The modules are those that the model has at the first call.
     """
     return _ordered_part(weakref.ref(model))
+
+
+@functools.lru_cache(maxsize=64)
+def _pooled_part(model: weakref.ref[Any]) -> str | None:
+    for name, module in model().named_modules():
+        kind = type(module).__name__
+        is_pooling = _POOLING.search(name) or _POOLING_TYPES.search(kind)
+        if is_pooling and not any(tower in name.lower() for tower in _TOWERS):
+            return f"{name} ({kind})" if name else kind
+    return None
+
+
+def pooled_part(model: nn.Module) -> str | None:
+    """Returns the name of a part that takes one token for a document, if the model has one."""
+    return _pooled_part(weakref.ref(model))

@@ -15,7 +15,7 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
-from contextile.torch._models import model_in_call, ordered_part
+from contextile.torch._models import model_in_call, ordered_part, pooled_part
 from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers._bias import bias_of_layer
 from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
@@ -395,6 +395,12 @@ def check_model(prepared: Prepared) -> None:
             f"model: expected one with an output for every token, or transformers' generic head of classification inside "
             f"contextile.transformers.use, found {name}, which pools those of this rank alone; run the model below its head and "
             "pool by gather_last or collect"
+        )
+    pooled = pooled_part(model)
+    if pooled is not None:
+        raise _core.InvalidArgument(
+            f"model: expected one with an output for every token, found {name} with {pooled}, which takes one token of this rank for "
+            "the whole document; leave it out (add_pooling_layer=False) and pool what collect returns"
         )
     more = next((value for key, value in arguments.items() if key == "kwargs" and isinstance(value, dict)), {})
     if arguments.get("labels") is not None and not pools and (

@@ -92,7 +92,7 @@ def image_masks(
         )
     asks = any(layer.has_blocks for layer in layers)
     if block_ids is None and not asks:
-        raise _core.InvalidArgument(f"model: expected one in which the tokens of an image attend both ways, found causal layers")
+        raise _core.InvalidArgument("model: expected one in which the tokens of an image attend both ways, found causal layers")
     found: dict[str, tuple[Any, int]] = {}
     for kind in sorted({layer.kind for layer in layers}):
         same = [layer for layer in layers if layer.kind == kind]

@@ -7,7 +7,6 @@ import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from contextile import _core

@@ -40,7 +40,7 @@ def counted(positions: Tensor | None, of_encoder: Tensor | None = None) -> Itera
         return
 
     def hook(module: nn.Module, arguments: Any, others: dict[str, Any], output: Any) -> Any:
-        if not _takes_positions(type(module)):
+        if not _takes_positions(type(module)) or module.padding_idx is not None:
             return output
         chosen = of_encoder if of_encoder is not None and _is_in_encoder() else positions
         given = inspect.signature(type(module).forward).bind(module, *arguments, **others).arguments
