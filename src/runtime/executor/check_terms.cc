@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -11,7 +10,8 @@
 namespace contextile {
 namespace {
 
-constexpr std::int64_t kMostCells = std::numeric_limits<std::int32_t>::max();
+// Offsets and cells of tables are int32 numbers in kernels, and so are sums of two of them.
+constexpr std::int64_t kMostCells = std::int64_t{1} << 30;
 
 void check_table(std::string_view where, std::int64_t q_heads, const ScoreTerms& terms) {
   const auto num_buckets = static_cast<std::int64_t>(terms.num_buckets);
@@ -22,6 +22,9 @@ void check_table(std::string_view where, std::int64_t q_heads, const ScoreTerms&
       !terms.buckets.empty() && std::cmp_less_equal(terms.buckets.size(), kMostCells / q_heads),
       "{}: expected buckets of 1 to {} offsets, found {}", where, kMostCells / q_heads,
       terms.buckets.size());
+  CONTEXTILE_CHECK(terms.first_offset >= -kMostCells && terms.first_offset <= kMostCells,
+                   "{}: expected a first offset of {} to {}, found {}", where, -kMostCells,
+                   kMostCells, terms.first_offset);
   const auto bad = std::ranges::find_if(
       terms.buckets, [&](std::int32_t bucket) { return bucket < 0 || bucket >= num_buckets; });
   CONTEXTILE_CHECK(bad == terms.buckets.end(), "{}: expected buckets below {}, found {}", where,
