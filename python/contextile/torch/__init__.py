@@ -26,6 +26,7 @@ from contextile.torch._data import DataLoader
 from contextile.torch._documents import Piece
 from contextile.torch._executor import Executor
 from contextile.torch._gather import collect, document_sums, gather_last, gather_rows, token_log_probs
+from contextile.torch._gathered import gather_layers
 from contextile.torch._group import make_transport
 from contextile.torch._layout import LocalBatch, dispatch, local_batch
 from contextile.torch._packing import Packed, pack
@@ -37,14 +38,25 @@ from contextile.torch._score_mod import ScoreMod, from_score_mod
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
 from contextile.torch._shares import Round, Step
 from contextile.torch._sides import Sides, cross_attention
+from contextile.torch._states import causal_conv, linear_attention, ssd_scan
+from contextile.torch._token_layout import (
+    Chunks,
+    Part,
+    TokenLayout,
+    WholeDocuments,
+    chunks_of,
+    documents_of,
+)
 
 __all__ = [
     "Alibi",
     "CallTimes",
+    "Chunks",
     "DataLoader",
     "Executor",
     "LocalBatch",
     "Packed",
+    "Part",
     "Piece",
     "PingPong",
     "Pool",
@@ -59,22 +71,30 @@ __all__ = [
     "Softcap",
     "Step",
     "Tick",
+    "TokenLayout",
+    "WholeDocuments",
     "alibi",
     "attention",
+    "causal_conv",
     "checkpoint_contexts",
+    "chunks_of",
     "collect",
     "cross_attention",
     "dispatch",
     "document_sums",
+    "documents_of",
     "from_score_mod",
     "gather_last",
+    "gather_layers",
     "gather_lengths",
     "gather_rows",
+    "linear_attention",
     "local_batch",
     "make_transport",
     "pack",
     "relative_bias",
     "replace_attention",
+    "ssd_scan",
     "t5_bias",
     "ticks",
     "token_log_probs",

@@ -73,6 +73,7 @@ class Prepared:
         self.plans = (plan,)
         # The last position_ids that were found correct.
         self.positions_checked: weakref.ref[torch.Tensor] | None = None
+        self.layouts: dict[str, Any] = {}  # of layers that need tokens in order, by name
         self.rules = {
             name: Rules(
                 plan.num_local_tokens(rank),
@@ -256,6 +257,7 @@ class Executor:
             raise _core.InvalidArgument(
                 f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
             )
+        self.has_transport = isinstance(group, _core.Transport)  # made from one, without a group
         self._group = None if isinstance(group, _core.Transport) else group
         self._device, self._gpu = _open(device, gpu, timeout)
         with self._guard():

@@ -26,6 +26,14 @@ _POOLING_TYPES = re.compile(r"^(\w*CLIP|Siglip2?|Tips\w*)Text(Model|Transformer)
 _TOWERS = ("vision", "visual", "audio", "speech", "image")
 
 
+GATHERED = "_contextile_gathered"  # where gather_layers keeps what it needs, in a module
+
+
+def is_gathered(module: nn.Module) -> bool:
+    """Returns whether ``gather_layers`` took a module over."""
+    return GATHERED in module.__dict__
+
+
 def _forwards() -> Iterator[dict[str, Any]]:
     """Yields the local variables of each forward that is computing, innermost first."""
     frame = sys._getframe(1)
@@ -59,23 +67,28 @@ def check_batch(plans: tuple[_core.Plan, ...]) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _ordered_part(model: weakref.ref[Any]) -> str | None:
-    for name, module in model().named_modules():
-        if any(tower in name.lower() for tower in _TOWERS):
+def _ordered_part(model: weakref.ref[Any], covered: frozenset[type]) -> str | None:
+    modules = list(model().named_modules())
+    # Layers that run in order by themselves, with all that they contain.
+    done = [f"{name}." for name, module in modules if type(module) in covered or is_gathered(module)]
+    for name, module in modules:
+        if f"{name}.".startswith(tuple(done)) or any(tower in name.lower() for tower in _TOWERS):
             continue
-        is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
         kind = type(module).__name__
-        if is_convolution or isinstance(module, nn.RNNBase) or _ORDERED.search(kind):
+        is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        is_named = _ORDERED.search(kind) and not any(place.startswith(f"{name}.") for place in done)
+        if is_convolution or isinstance(module, nn.RNNBase) or is_named:
             return f"{name} ({kind})" if name else kind
     return None
 
 
-def ordered_part(model: nn.Module) -> str | None:
+def ordered_part(model: nn.Module, covered: frozenset[type] = frozenset()) -> str | None:
     """Returns the name of a part that depends on the order of tokens, if the model has one.
 
-    The modules are those that the model has at the first call.
+    The modules are those that the model has at the first call. Covered types are left out, as are
+    layers that ``gather_layers`` took over.
     """
-    return _ordered_part(weakref.ref(model))
+    return _ordered_part(weakref.ref(model), covered)
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,3 +104,8 @@ def _pooled_part(model: weakref.ref[Any]) -> str | None:
 def pooled_part(model: nn.Module) -> str | None:
     """Returns the name of a part that takes one token for a document, if the model has one."""
     return _pooled_part(weakref.ref(model))
+
+
+def forget_parts() -> None:
+    """Forgets the parts that were found, because modules have changed."""
+    _ordered_part.cache_clear()

@@ -19,7 +19,8 @@ as in data parallelism.
 ``cth.generate(model, input_ids, …)`` is ``model.generate`` with a cache that ranks share by tokens.
 """
 
-from contextile.transformers._attention import batch_of, register, use
+from contextile.transformers._attention import register, use
+from contextile.transformers._batch import batch_of
 from contextile.transformers._generate import ShardedCache, generate
 from contextile.transformers._images import image_masks, local_images
 from contextile.transformers._trainer import TrainerMixin

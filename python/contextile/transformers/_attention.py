@@ -17,15 +17,14 @@ from contextile.torch import Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._models import model_in_call, ordered_part, pooled_part
 from contextile.torch._sides import Sides, cross_attention
+from contextile.transformers import _linear
+from contextile.transformers._batch import CHUNKED, FULL, SLIDING, text_config
 from contextile.transformers._bias import bias_of_layer
-from contextile.transformers._layers import described, is_causal_of, kind_of, layers_of
+from contextile.transformers._layers import is_causal_of, kind_of
 from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
 from contextile.transformers._pooled import pooling, pools_by_plan
 from contextile.transformers._positions import counted
 
-_FULL = "full"
-_SLIDING = "sliding"
-_CHUNKED = "chunked"
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
 _check_masks = True
@@ -33,6 +32,7 @@ _check_positions = True
 _positions: Tensor | None = None
 _sides: Sides | None = None
 _calls = 0  # number of calls of layers since the process began
+_last_layer: tuple[float, type] = (math.inf, object)  # number and type of the layer called last
 
 
 def register(name: str = "contextile") -> str:
@@ -151,15 +151,16 @@ def use(
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    global _executor, _check_masks, _check_positions, _positions, _sides
+    global _executor, _check_masks, _check_positions, _positions, _sides, _last_layer
     before_calls = _calls
     if sides is not None:
         check_sides(_prepared(executor), sides)
     before = _executor, _check_masks, _check_positions, _positions, _sides
     _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
     by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
+    _last_layer = math.inf, object
     try:
-        with pooling(executor), counted(*by_side):
+        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered):
             yield executor
     finally:
         _executor, _check_masks, _check_positions, _positions, _sides = before
@@ -168,136 +169,6 @@ def use(
             "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
             "model that uses the attention interface), found no call of a layer"
         )
-
-
-def _text_config(model: Any) -> Any:
-    config = getattr(model, "config", model)
-    get = getattr(config, "get_text_config", None)
-    return get() if get is not None else config
-
-
-def _windows(config: Any) -> dict[str, tuple[str, int]]:
-    """Returns the masks of a model's layers by name, with the number of layers."""
-    num_layers = config.num_hidden_layers
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    chunk = getattr(config, "attention_chunk_size", None)
-    unknown = sorted(set(kinds or []) - {"full_attention", "sliding_attention", *(["chunked_attention"] if chunk else [])})
-    if unknown:
-        raise _core.InvalidArgument(
-            f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}"
-        )
-    if chunk and "chunked_attention" in (kinds or []):
-        rules = {_FULL: ("causal", kinds.count("full_attention")), _CHUNKED: (f"chunked:{chunk}", kinds.count("chunked_attention"))}
-        return {name: rule for name, rule in rules.items() if rule[1] > 0}
-    window = getattr(config, "sliding_window", None)
-    if not window or getattr(config, "use_sliding_window", True) is False:
-        return {_FULL: ("causal", num_layers)}
-    if kinds is None:
-        return {_SLIDING: (f"sliding_window:{window}", num_layers)}
-    rules = {_FULL: ("causal", kinds.count("full_attention")), _SLIDING: (f"sliding_window:{window}", kinds.count("sliding_attention"))}
-    return {name: rule for name, rule in rules.items() if rule[1] > 0}
-
-
-def _check_attention_of(config: Any) -> None:
-    """Raises unless a configuration describes one kind of attention with heads."""
-    kind = getattr(config, "model_type", type(config).__name__)
-    for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"):
-        if not isinstance(getattr(config, name, None), int):
-            raise _core.InvalidArgument(
-                f"model: expected a decoder of attention layers, found {kind}, whose configuration has no whole number {name}"
-            )
-    # Layers of two shapes need two plans; these are the names under which configurations keep the
-    # second.
-    for name, first in (
-        ("global_head_dim", "head_dim"),
-        ("num_global_key_value_heads", "num_key_value_heads"),
-        ("swa_head_dim", "head_dim"),
-        ("swa_num_attention_heads", "num_attention_heads"),
-        ("swa_num_key_value_heads", "num_key_value_heads"),
-        ("swa_v_head_dim", "v_head_dim"),
-    ):
-        other = getattr(config, name, None)
-        if other is not None and other != getattr(config, first, other):
-            raise _core.InvalidArgument(
-                f"model: expected layers of one shape, found {kind} with {first} {getattr(config, first)} and {name} {other}"
-            )
-
-
-def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
-    """Returns the arguments of ``contextile.plan`` that describe a model.
-
-    They are the masks ``full`` and ``sliding`` with the number of layers of each, heads,
-    dimensions, dtype, scale, softcap and sinks.
-
-    Parameters
-    ----------
-    model
-        A model or its configuration.
-    **changes
-        Arguments that replace those found: ``mask={"full": …}``, ``dtype=…``.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    InvalidArgument
-        Layers have another kind of attention than full and sliding.
-
-    Examples
-    --------
-    >>> from contextile.transformers import batch_of
-    >>> from transformers import MistralConfig
-    >>> config = MistralConfig(num_hidden_layers=2, sliding_window=64)
-    >>> found = batch_of(config, dtype="bf16")
-    >>> found["mask"], found["heads"]
-    ({'sliding': ('sliding_window:64', 2)}, (32, 8))
-    """
-    config = _text_config(model)
-    try:
-        return {**_found_in(model, config, changes), **changes}
-    except _core.Error:
-        raise
-    except Exception as error:  # configurations raise what they like where layers differ
-        kind = getattr(config, "model_type", type(config).__name__)
-        raise _core.InvalidArgument(
-            f"model: expected a decoder whose layers have one shape of attention, found {kind}: {error}"
-        ) from error
-
-
-def _found_in(model: Any, config: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
-    if layers is not None:
-        if "mask" not in changes and any(layer.kind == "cross" for layer in layers):
-            raise _core.InvalidArgument(
-                "model: expected mask=, for the model has an encoder and a decoder: batch_of(model, **masks.encoder_decoder(…))"
-            )
-        if "mask" not in changes:
-            _windows(config)  # refuses layers that attend in another way
-        return {**described(layers), "dtype": getattr(model, "dtype", torch.float32)}
-    _check_attention_of(config)
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
-    dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None) or torch.float32
-    found = {
-        "mask": changes["mask"] if "mask" in changes else _windows(config),
-        "heads": (heads, getattr(config, "num_key_value_heads", None) or heads),
-        "head_dim": head_dim,
-        "value_dim": getattr(config, "v_head_dim", None) or head_dim,
-        "dtype": dtype,
-    }
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    if scalar is not None:
-        found["scale"] = float(scalar) ** -0.5
-    elif getattr(config, "attention_multiplier", None) is not None:
-        found["scale"] = float(config.attention_multiplier)
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    if softcap:
-        found["softcap"] = float(softcap)
-    if getattr(config, "model_type", "") == "gpt_oss":
-        found["sink"] = True
-    return found
 
 
 def _prepared(executor: Executor | None) -> Prepared:
@@ -366,7 +237,7 @@ def _check_tower(layer: Any) -> None:
     from transformers import PreTrainedModel
 
     model, _ = model_in_call(PreTrainedModel) or (None, None)
-    own, text = getattr(layer, "config", None), _text_config(model)
+    own, text = getattr(layer, "config", None), text_config(model)
     if text is not getattr(model, "config", None) and own is not None and type(own) is not type(text):
         raise _core.InvalidArgument(
             f"attention: expected a layer of the text model, found {type(layer).__name__} of another part, whose tokens are not the "
@@ -383,11 +254,11 @@ def check_model(prepared: Prepared) -> None:
         return  # a part of a model, or layers that are recomputed in backward
     model, arguments = found
     name = type(model).__name__
-    ordered = ordered_part(model)
+    ordered = ordered_part(model, _linear.covered_types())
     if ordered is not None:
         raise _core.InvalidArgument(
             f"model: expected one in which attention alone mixes tokens, found {name} with {ordered}, which would run over this "
-            "rank's tokens in the order in which it holds them"
+            "rank's tokens in the order in which it holds them (contextile.torch.gather_layers gives it whole documents)"
         )
     pools = pools_by_plan(model)
     if name.endswith(_POOLS) and not pools:
@@ -469,7 +340,7 @@ def _name_for(
             "attention: expected use(executor, sides=…) with a plan for masks.encoder_decoder, for the model has an encoder and a "
             "decoder, found none"
         )
-    if kind not in names and len(names) == 1 and names[0] not in (_SLIDING, _FULL, _CHUNKED):
+    if kind not in names and len(names) == 1 and names[0] not in (SLIDING, FULL, CHUNKED):
         return names[0]
     prepared.call_of(kind)
     shape = (query.shape[1], key.shape[1]), (query.shape[3], value.shape[3])
@@ -480,6 +351,32 @@ def _name_for(
             if (rules.heads, rules.dims, rules.has_sink) == (*shape, s_aux is not None) and is_scale:
                 return name
     return kind
+
+
+def _begin(module: Any) -> tuple[Prepared, bool]:
+    """Counts a call of a layer. Returns the plan, and whether the layer is the first of a forward.
+
+    It is the first where layers are numbered; all are where they are not.
+    """
+    global _calls, _last_layer
+    _calls += 1
+    prepared = _prepared(_executor)
+    if torch.compiler.is_compiling():
+        return prepared, False
+    layer = getattr(module, "layer_idx", None) or 0
+    is_first = not layer or layer < _last_layer[0] or _last_layer == (layer, type(module))
+    _last_layer = layer, type(module)
+    if is_first:
+        begin_layers(prepared)
+    return prepared, is_first
+
+
+def _begin_ordered(module: Any) -> tuple[Executor, Prepared]:
+    """Returns the executor and the plan for a layer that runs in order. Checks the model."""
+    prepared, is_first = _begin(module)
+    if is_first:
+        check_model(prepared)
+    return cast(Executor, _executor), prepared
 
 
 def _attend(
@@ -501,14 +398,9 @@ def _attend(
     Takes query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] and returns
     [1, tokens, q_heads, value_dim].
     """
-    global _calls
-    _calls += 1
-    prepared = _prepared(_executor)
+    prepared, is_first = _begin(module)
     is_compiling = torch.compiler.is_compiling()
-    # True once in a forward, where layers are numbered.
-    is_first = not is_compiling and not getattr(module, "layer_idx", 0)
     if is_first:
-        begin_layers(prepared)
         _check_tower(module)
     is_causal = is_causal_of(module, other)
     kind = kind_of(module, sliding_window, is_causal)

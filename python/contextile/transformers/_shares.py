@@ -14,7 +14,7 @@ from contextile import _core
 from contextile._planning import plan as make_plan
 from contextile.torch import Executor, local_batch
 from contextile.torch._group import cluster_of
-from contextile.transformers._attention import batch_of
+from contextile.transformers._batch import batch_of
 
 IGNORED = -100  # the label of tokens that predict nothing
 _TAKEN = ("input_ids", "labels", "attention_mask", "position_ids")
