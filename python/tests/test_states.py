@@ -84,7 +84,7 @@ def test_tokens_move_to_chunks_and_documents_and_back(num_ranks):
 
 
 def test_nothing_moves_from_a_contiguous_home():
-    plan = plan_of([20, 3, 70, 1, 2, 24], 4, home="contiguous", num_ranks=4)
+    plan = plan_of([20, 3, 70, 1, 2, 24], 4, home="contiguous")
     chunks = Chunks.of_plan(plan)
     assert chunks.moved_tokens == [0, 0, 0, 0]
     assert "            0\n" in chunks.report(64) + "\n"

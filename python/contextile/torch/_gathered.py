@@ -17,7 +17,7 @@ from contextile.torch._token_layout import documents_of
 
 
 class _Gathered:
-    """What a gathered layer keeps: its executor, and the forward that it had."""
+    """The executor of a gathered layer, and the forward that it had."""
 
     def __init__(self, executor: Executor, name: str, forward: Any) -> None:
         self.executor, self.name, self.forward = executor, name, forward
@@ -49,8 +49,8 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     outs = [run(moved, part.begin, part.end) for part in layout.parts]
     if not outs:
-        # Parameters need gradients on every rank, so a rank without documents computes one token, of
-        # which nothing is kept.
+        # Parameters need gradients on every rank, so a rank without documents computes one token,
+        # of which nothing is kept.
         padded = [torch.zeros_like(x[:, :1]) if there else x for x, there in zip(given, moves)]
         outs = [run(padded, 0, 1)[:, :0] + 0 * moved[0].sum()]
     return layout.scatter(torch.cat(outs, dim=1), dim=1)

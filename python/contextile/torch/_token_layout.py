@@ -69,7 +69,7 @@ def _as_bytes(rows: Tensor) -> Tensor:
 
 
 def peers_of(executor: Executor) -> Peers:
-    """Returns the peers of an executor. Raises InvalidArgument if only a transport connects them."""
+    """Returns the peers of an executor. Raises InvalidArgument if it has only a transport."""
     if executor.size > 1 and executor.has_transport:
         raise _core.InvalidArgument(
             "executor: expected one of a torch.distributed group, over which layers in order move tokens and states; found one "
@@ -103,7 +103,7 @@ def _tokens(ranges: Ranges) -> np.ndarray:
 
 
 class _Way(NamedTuple):
-    """One rank's rows to send, and where its rows come from, on the way from one layout to another."""
+    """The rows that a rank sends, and those it takes, on the way from a layout to another."""
 
     send: Tensor  # rows that leave, by destination
     send_counts: list[int]
@@ -130,7 +130,7 @@ def _way(rank: int, size: int, start: _Order, goal: _Order) -> _Way:
 
 
 class TokenLayout:
-    """Where tokens lie while layers compute that need them in order.
+    """Places of tokens while layers compute that need them in order.
 
     A rank brings its rows of a plan to the layout with ``gather``, and those of a result back with
     ``scatter``. Both are collective and differentiable, and only tokens move whose rank differs.
@@ -349,9 +349,9 @@ class Chunks(TokenLayout):
         return any(low < high for low, high in (self.tail_before(r, width) for r in range(self.peers.size)))
 
     def spread(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns index tensors that put ``width`` zeros before every part but the first, and undo it.
+        """Returns indices that put ``width`` zeros before every part but the first, and undo it.
 
-        The first reads [tail + chunk + 1] rows, of which the last is 0. The second reads the result.
+        The first index [tail + chunk + 1] rows, of which the last is 0, the second their result.
         """
         key = (width, device)
         if key not in self._spreads:

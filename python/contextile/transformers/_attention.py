@@ -138,11 +138,11 @@ def use(
     ------
     InvalidArgument
         In the first layer, if the model computes something outside attention that depends on the
-        order of tokens: recurrent or convolutional layers, another pooling head, or its own loss of
-        ``labels``. In a layer, if it does not fit the plan: another shape, scale, softcap or mask,
-        an attention mask, dropout, a batch above 1, positions other than this rank's, or an argument
-        that would be dropped. On leaving, if no layer attended: the model then attended on each rank
-        alone.
+        order of tokens: recurrent or convolutional layers that pass no states between ranks, another
+        pooling head, or its own loss of ``labels``. In a layer, if it does not fit the plan: another
+        shape, scale, softcap or mask, an attention mask, dropout, a batch above 1, positions other
+        than this rank's, or an argument that would be dropped. On leaving, if no layer attended: the
+        model then attended on each rank alone.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Runs the linear and convolutional layers of Hugging Face models on chunks of the batch in order.
 
-The layers of one family all call the same functions of their modules: a causal convolution and a
-chunked recurrence. Inside ``use``, these functions pass states between ranks, and the layers' forward
+Layers of all families call functions of the same names: a causal convolution, and a chunked
+recurrence. Inside ``use``, these functions pass states between ranks, and the layers' forward
 brings tokens to chunks and back.
 """
 
@@ -37,7 +37,7 @@ class _Family(NamedTuple):
     others: tuple[str, ...] = ()  # classes that sound like such layers, and attend
 
 
-_FAMILIES = {
+FAMILIES = {
     "bailing_hybrid": _Family("bailing_hybrid", "BailingHybridDeltaAttention", _KDA),
     "bamba": _Family("bamba", "BambaMixer", _SSD),
     "falcon_h1": _Family("falcon_h1", "FalconH1Mixer", _SSD),
@@ -70,7 +70,7 @@ _depth = 0  # of run_in_order
 
 def _modules() -> Iterator[tuple[_Family, Any]]:
     """Yields the families whose modules are loaded, and the modules."""
-    for family in _FAMILIES.values():
+    for family in FAMILIES.values():
         module = sys.modules.get(f"transformers.models.{family.module}.modeling_{family.module}")
         if module is not None and hasattr(module, family.layer):
             yield family, module
@@ -89,7 +89,7 @@ def covers(model: Any, config: Any) -> bool:
     """Returns whether all layers of a model that need tokens in order get them."""
     if isinstance(model, nn.Module):
         return ordered_part(model, _layer_types()) is None
-    return getattr(config, "model_type", "") in _FAMILIES
+    return getattr(config, "model_type", "") in FAMILIES
 
 
 # --------------------------------------------------------------------------------------- functions
@@ -157,7 +157,7 @@ def _no_fused(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> Tensor:
-    """Returns the hidden states of a layer's call. Raises InvalidArgument for what it would drop."""
+    """Returns the hidden states of a layer's call. Refuses arguments that would be dropped."""
     given = {**dict(zip(("hidden_states", "cache", "attention_mask"), args)), **kwargs}
     for cache in ("cache", "cache_params", "past_key_values"):
         if given.get(cache) is not None:
