@@ -155,22 +155,45 @@ struct DecoderPart {
 // Throws InvalidArgument that names the sizes which do not divide each other.
 void check_decoder_part(const DecoderConfig& config, const DecoderPart& part);
 
-// A rank's weights, fp32, matrices [outputs, inputs].
+// Elements of a matrix, row by row, in fp32 or in bf16.
+class WeightElements {
+ public:
+  WeightElements() = default;
+  explicit WeightElements(std::vector<float> values) : f32_(std::move(values)) {}
+  explicit WeightElements(std::vector<std::uint16_t> bits) : bf16_(std::move(bits)) {}
+
+  [[nodiscard]] bool is_bf16() const { return !bf16_.empty(); }
+  [[nodiscard]] std::size_t size() const { return is_bf16() ? bf16_.size() : f32_.size(); }
+  [[nodiscard]] std::int64_t size_bytes() const;
+  [[nodiscard]] std::span<const float> f32() const { return f32_; }
+  [[nodiscard]] std::span<const std::uint16_t> bf16() const { return bf16_; }
+  // Returns elements [first, first + values.size()) as fp32, and writes one, rounded to the dtype.
+  void read(std::size_t first, std::span<float> values) const;
+  void set(std::size_t i, float value);
+  [[nodiscard]] std::vector<float> values() const;
+
+  friend bool operator==(const WeightElements&, const WeightElements&) = default;
+
+ private:
+  std::vector<float> f32_;
+  std::vector<std::uint16_t> bf16_;
+};
+
+// A rank's weights. Matrices are [outputs, inputs], in bf16 where the files have them so; they are
+// widened a few rows at a time when they are multiplied. Everything else is fp32.
 struct DecoderWeights {
   struct Layer {
-    std::vector<float> attention_norm;
-    std::vector<float> q, q_bias, q_norm;
-    std::vector<float> k, k_bias, k_norm;
-    std::vector<float> v, v_bias;
-    std::vector<float> o, o_bias;
-    std::vector<float> ffn_norm;
-    std::vector<float> gate, up, down;
+    std::vector<float> attention_norm, ffn_norm;
+    std::vector<float> q_bias, k_bias, v_bias, o_bias;
+    std::vector<float> q_norm, k_norm;
+    WeightElements q, k, v, o;
+    WeightElements gate, up, down;
   };
   DecoderPart part;
-  std::vector<float> embeddings;  // of all tokens
+  WeightElements embeddings;  // of all tokens
   std::vector<Layer> layers;
   std::vector<float> norm;
-  std::vector<float> logits;  // of this rank's tokens
+  WeightElements logits;  // of this rank's tokens
 
   [[nodiscard]] std::int64_t size_bytes() const;
 };
@@ -180,7 +203,7 @@ struct DecoderWeights {
 [[nodiscard]] DecoderWeights random_weights(const DecoderConfig& config, const DecoderPart& part,
                                             std::uint64_t seed);
 // Loads a rank's part of model.safetensors, or of the files that model.safetensors.index.json
-// lists, of f32, bf16 or f16. Throws IoError, and InvalidArgument that names the file and the
+// lists, of f32, bf16 or f16 (widened to fp32). Throws IoError, and InvalidArgument that names the file and the
 // tensor.
 [[nodiscard]] DecoderWeights load_weights(const std::string& folder, const DecoderConfig& config,
                                           const DecoderPart& part);

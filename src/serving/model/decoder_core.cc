@@ -74,12 +74,12 @@ void DecoderCore::check_token(std::int32_t token) const {
 }
 
 Floats DecoderCore::embed(std::span<const std::int32_t> tokens) const {
-  Floats x;
-  x.reserve(tokens.size() * hidden());
+  Floats x(tokens.size() * hidden());
+  std::size_t at = 0;
   for (const std::int32_t token : tokens) {
-    const auto row = std::span(weights_.embeddings)
-                         .subspan(static_cast<std::size_t>(token) * hidden(), hidden());
-    x.insert(x.end(), row.begin(), row.end());
+    weights_.embeddings.read(static_cast<std::size_t>(token) * hidden(),
+                             std::span(x).subspan(at, hidden()));
+    at += hidden();
   }
   return x;
 }

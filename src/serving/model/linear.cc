@@ -3,7 +3,9 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <vector>
 
+#include "base/half.h"
 #include "base/parallel_for.h"
 
 namespace contextile {
@@ -20,8 +22,51 @@ void use_one_thread_a_call() {
 
 }  // namespace
 
-WeightsView weights_view(std::span<const float> values_OI, std::int64_t inputs) {
-  return {values_OI.data(), static_cast<std::int64_t>(values_OI.size()) / inputs, inputs, inputs};
+namespace {
+
+// y = x · Wᵀ for `outputs` rows of weights in fp32; y has rows of `y_stride` elements.
+void multiply_run(std::span<const float> x, std::int64_t rows, const float* weights,
+                  std::int64_t stride, std::int64_t outputs, std::int64_t inputs, float* y,
+                  std::int64_t y_stride) {
+  const auto k = static_cast<blasint>(inputs);
+  const auto n = static_cast<blasint>(outputs);
+  const auto lda = static_cast<blasint>(stride);
+  if (rows == 1) {
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1, weights, lda, x.data(), 1, 0, y, 1);
+  } else {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), n, k, 1,
+                x.data(), k, weights, lda, 0, y, static_cast<blasint>(y_stride));
+  }
+}
+
+// The same for bf16. For one row of x, so few outputs are widened at a time that they stay in a
+// core's cache.
+void multiply_bf16_run(std::span<const float> x, std::int64_t rows, const std::uint16_t* weights,
+                       std::int64_t stride, std::int64_t outputs, std::int64_t inputs, float* y,
+                       std::int64_t y_stride) {
+  constexpr std::int64_t kCachedElements = 32'768;
+  const std::int64_t most =
+      rows == 1 ? std::clamp<std::int64_t>(kCachedElements / inputs, 1, outputs) : outputs;
+  thread_local std::vector<float> wide;
+  wide.resize(static_cast<std::size_t>(most * inputs));
+  for (std::int64_t first = 0; first < outputs; first += most) {
+    const std::int64_t count = std::min(most, outputs - first);
+    for (std::int64_t o = 0; o < count; ++o) {
+      const std::uint16_t* from = weights + (first + o) * stride;
+      float* to = wide.data() + o * inputs;
+      for (std::int64_t i = 0; i < inputs; ++i) to[i] = bf16_to_float(from[i]);
+    }
+    multiply_run(x, rows, wide.data(), inputs, count, inputs, y + first, y_stride);
+  }
+}
+
+}  // namespace
+
+WeightsView weights_view(const WeightElements& elements_OI, std::int64_t inputs) {
+  const auto size = static_cast<std::int64_t>(elements_OI.size());
+  const bool is_bf16 = elements_OI.is_bf16();
+  return {is_bf16 ? nullptr : elements_OI.f32().data(),
+          is_bf16 ? elements_OI.bf16().data() : nullptr, size / inputs, inputs, inputs};
 }
 
 void multiply(std::span<const float> x_NI, const WeightsView& weights, std::span<float> y_NO) {
@@ -36,17 +81,13 @@ void multiply(std::span<const float> x_NI, const WeightsView& weights, std::span
   parallel_for(std::int64_t{0}, runs, [&](std::int64_t run) {
     const std::int64_t first = run * kOutputsOfRun;
     const std::int64_t count = std::min(kOutputsOfRun, weights.outputs - first);
-    const float* part = weights.data + first * weights.stride;
-    const auto k = static_cast<blasint>(weights.inputs);
-    const auto n = static_cast<blasint>(count);
-    const auto stride = static_cast<blasint>(weights.stride);
-    if (rows == 1) {
-      cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1, part, stride, x_NI.data(), 1, 0,
-                  y_NO.data() + first, 1);
+    float* y = y_NO.data() + first;
+    if (weights.bf16 != nullptr) {
+      multiply_bf16_run(x_NI, rows, weights.bf16 + first * weights.stride, weights.stride, count,
+                        weights.inputs, y, weights.outputs);
     } else {
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), n, k, 1,
-                  x_NI.data(), k, part, stride, 0, y_NO.data() + first,
-                  static_cast<blasint>(weights.outputs));
+      multiply_run(x_NI, rows, weights.f32 + first * weights.stride, weights.stride, count,
+                   weights.inputs, y, weights.outputs);
     }
   });
 }

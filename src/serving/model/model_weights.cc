@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
+#include "base/half.h"
 #include "contextile/serving/decoder_model.h"
 #include "serving/model/tensor_source.h"
 
@@ -32,23 +35,40 @@ class WeightReader {
   }
 
  private:
-  [[nodiscard]] static Range all(std::int64_t count) { return {0, count}; }
-
-  [[nodiscard]] std::vector<float> matrix(const std::string& name, std::int64_t rows,
-                                          std::int64_t columns, Range row_range,
-                                          Range column_range) const {
-    const MatrixPart part = {name, rows, columns, row_range, column_range};
-    std::vector<float> values(static_cast<std::size_t>(part.size()));
-    source_.read(part, values);
+  static void check_finite(const std::string& name, std::span<const float> values) {
     for (const float value : values) {
       CONTEXTILE_CHECK(std::isfinite(value), "weights, {}: expected finite numbers, found {}", name,
                        value);
     }
-    return values;
+  }
+  [[nodiscard]] static Range all(std::int64_t count) { return {0, count}; }
+
+  [[nodiscard]] WeightElements matrix(const std::string& name, std::int64_t rows,
+                                      std::int64_t columns, Range row_range,
+                                      Range column_range) const {
+    const MatrixPart part = {name, rows, columns, row_range, column_range};
+    const auto count = static_cast<std::size_t>(part.size());
+    if (!source_.is_bf16(name)) {
+      std::vector<float> values(count);
+      source_.read(part, values);
+      check_finite(name, values);
+      return WeightElements(std::move(values));
+    }
+    std::vector<std::uint16_t> bits(count);
+    source_.read_bf16(part, bits);
+    for (const std::uint16_t element : bits) {
+      const float value = bf16_to_float(element);
+      check_finite(name, {&value, 1});
+    }
+    return WeightElements(std::move(bits));
   }
   [[nodiscard]] std::vector<float> vector(const std::string& name, std::int64_t size,
                                           Range range) const {
-    return matrix(name, size, 0, range, {0, 1});
+    const MatrixPart part = {name, size, 0, range, {0, 1}};
+    std::vector<float> values(static_cast<std::size_t>(part.size()));
+    source_.read(part, values);
+    check_finite(name, values);
+    return values;
   }
   [[nodiscard]] std::vector<float> vector(const std::string& name, std::int64_t size) const {
     return vector(name, size, all(size));
@@ -98,17 +118,47 @@ class WeightReader {
 
 }  // namespace
 
+std::int64_t WeightElements::size_bytes() const {
+  return static_cast<std::int64_t>(f32_.size() * sizeof(float) +
+                                   bf16_.size() * sizeof(std::uint16_t));
+}
+
+void WeightElements::read(std::size_t first, std::span<float> values) const {
+  if (!is_bf16()) {
+    std::copy_n(f32_.begin() + static_cast<std::ptrdiff_t>(first), values.size(), values.begin());
+    return;
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = bf16_to_float(bf16_[first + i]);
+}
+
+void WeightElements::set(std::size_t i, float value) {
+  if (is_bf16()) {
+    bf16_[i] = float_to_bf16(value);
+  } else {
+    f32_[i] = value;
+  }
+}
+
+std::vector<float> WeightElements::values() const {
+  std::vector<float> all(size());
+  read(0, all);
+  return all;
+}
+
 std::int64_t DecoderWeights::size_bytes() const {
-  std::size_t count = embeddings.size() + norm.size() + logits.size();
+  std::int64_t bytes = embeddings.size_bytes() + logits.size_bytes();
+  std::size_t floats = norm.size();
   for (const Layer& layer : layers) {
-    for (const auto* values :
-         {&layer.attention_norm, &layer.q, &layer.q_bias, &layer.q_norm, &layer.k, &layer.k_bias,
-          &layer.k_norm, &layer.v, &layer.v_bias, &layer.o, &layer.o_bias, &layer.ffn_norm,
-          &layer.gate, &layer.up, &layer.down}) {
-      count += values->size();
+    for (const auto* matrix :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      bytes += matrix->size_bytes();
+    }
+    for (const auto* values : {&layer.attention_norm, &layer.ffn_norm, &layer.q_bias, &layer.k_bias,
+                               &layer.v_bias, &layer.o_bias, &layer.q_norm, &layer.k_norm}) {
+      floats += values->size();
     }
   }
-  return static_cast<std::int64_t>(count * sizeof(float));
+  return bytes + static_cast<std::int64_t>(floats * sizeof(float));
 }
 
 DecoderWeights random_weights(const DecoderConfig& config, const DecoderPart& part,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/check.h"
 #include "serving/model/tensor_source.h"
 
 namespace contextile {
@@ -29,6 +30,10 @@ class RandomSource final : public TensorSource {
   explicit RandomSource(std::uint64_t seed) : seed_(seed) {}
 
   [[nodiscard]] bool contains(const std::string&) const override { return true; }
+  [[nodiscard]] bool is_bf16(const std::string&) const override { return false; }
+  void read_bf16(const MatrixPart& part, std::span<std::uint16_t>) const override {
+    fail_argument("random weights, {}: expected fp32, found a request for bf16", part.name);
+  }
 
   void read(const MatrixPart& part, std::span<float> out) const override {
     const bool is_vector = part.columns == 0;

@@ -140,21 +140,23 @@ class SafetensorsSource final : public TensorSource {
     return places_.contains(name);
   }
 
+  [[nodiscard]] bool is_bf16(const std::string& name) const override {
+    const auto found = places_.find(name);
+    return found != places_.end() && found->second.tensor->element == Element::kBf16;
+  }
+
   void read(const MatrixPart& part, std::span<float> out) const override {
-    const auto found = places_.find(part.name);
-    CONTEXTILE_CHECK(found != places_.end(), "{}: expected a tensor {}, found none",
-                     files_.front()->path(), part.name);
-    const StoredTensor& tensor = *found->second.tensor;
-    check_tensor(*found->second.file, tensor, part);
-    const std::int64_t element_bytes = bytes_of(*tensor.element);
-    const std::int64_t row_length = std::max<std::int64_t>(part.columns, 1);
-    std::size_t i = 0;
-    for (std::int64_t row = part.row_range.begin; row < part.row_range.end; ++row) {
-      for (std::int64_t c = part.column_range.begin; c < part.column_range.end; ++c) {
-        const auto at = static_cast<std::size_t>((row * row_length + c) * element_bytes);
-        out[i++] = float_at(tensor.bytes, at, *tensor.element);
-      }
-    }
+    const StoredTensor& tensor = tensor_of(part);
+    for_each_element(part, bytes_of(*tensor.element), [&](std::size_t i, std::size_t at) {
+      out[i] = float_at(tensor.bytes, at, *tensor.element);
+    });
+  }
+
+  void read_bf16(const MatrixPart& part, std::span<std::uint16_t> out) const override {
+    const StoredTensor& tensor = tensor_of(part);
+    for_each_element(part, 2, [&](std::size_t i, std::size_t at) {
+      out[i] = static_cast<std::uint16_t>(get(tensor.bytes, at, 2));
+    });
   }
 
  private:
@@ -162,6 +164,27 @@ class SafetensorsSource final : public TensorSource {
     const SafetensorsFile* file;
     const StoredTensor* tensor;
   };
+
+  [[nodiscard]] const StoredTensor& tensor_of(const MatrixPart& part) const {
+    const auto found = places_.find(part.name);
+    CONTEXTILE_CHECK(found != places_.end(), "{}: expected a tensor {}, found none",
+                     files_.front()->path(), part.name);
+    check_tensor(*found->second.file, *found->second.tensor, part);
+    return *found->second.tensor;
+  }
+
+  // take(i, at): the i-th element of the part has its bytes at `at`.
+  template <typename Take>
+  static void for_each_element(const MatrixPart& part, std::int64_t element_bytes,
+                               const Take& take) {
+    const std::int64_t row_length = std::max<std::int64_t>(part.columns, 1);
+    std::size_t i = 0;
+    for (std::int64_t row = part.row_range.begin; row < part.row_range.end; ++row) {
+      for (std::int64_t c = part.column_range.begin; c < part.column_range.end; ++c) {
+        take(i++, static_cast<std::size_t>((row * row_length + c) * element_bytes));
+      }
+    }
+  }
 
   static void check_tensor(const SafetensorsFile& file, const StoredTensor& tensor,
                            const MatrixPart& part) {

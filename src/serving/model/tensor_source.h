@@ -25,8 +25,11 @@ class TensorSource {
  public:
   virtual ~TensorSource() = default;
   [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
-  // `out` is row-major and has as many elements as the part.
+  // True if the elements are stored as bf16.
+  [[nodiscard]] virtual bool is_bf16(const std::string& name) const = 0;
+  // `out` is row-major and has as many elements as the part. The second is for bf16 alone.
   virtual void read(const MatrixPart& part, std::span<float> out) const = 0;
+  virtual void read_bf16(const MatrixPart& part, std::span<std::uint16_t> out) const = 0;
 };
 
 // Normally distributed with the variance 1 / columns. Vectors are 1 if their name ends in

@@ -260,7 +260,7 @@ TEST(Engine, WhatCannotBeSampledFailsAlone) {
   const DecoderConfig config = small();
   run_inproc(1, [&](Transport& transport) {
     DecoderWeights weights = random_weights(config, {}, 7);
-    weights.embeddings[5 * 32] = std::nanf("");
+    weights.embeddings.set(5 * 32, std::nanf(""));
     DecoderOptions decoder;
     decoder.layout = {1, 1, 4};
     decoder.num_pages = 20;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "contextile/serving/decoder_model.h"
 #include "serving/model/reference_decoder.h"
 #include "serving/model/small_decoders.h"
@@ -200,15 +201,67 @@ TEST(Decoder, RanksHoldPartsOfTheSameWeights) {
   for (std::int32_t r = 0; r < 3; ++r) {
     const DecoderWeights part = random_weights(config, {Rank(r), 3}, 3);
     inner += static_cast<std::int64_t>(part.layers[1].down.size());
-    gate.insert(gate.end(), part.layers[1].gate.begin(), part.layers[1].gate.end());
-    logits.insert(logits.end(), part.logits.begin(), part.logits.end());
+    const std::vector<float> its_gate = part.layers[1].gate.values();
+    gate.insert(gate.end(), its_gate.begin(), its_gate.end());
+    const std::vector<float> its_logits = part.logits.values();
+    logits.insert(logits.end(), its_logits.begin(), its_logits.end());
     EXPECT_EQ(part.layers[1].q, whole.layers[1].q);
   }
-  EXPECT_EQ(gate, whole.layers[1].gate);
-  EXPECT_EQ(logits, whole.logits);
+  EXPECT_EQ(gate, whole.layers[1].gate.values());
+  EXPECT_EQ(logits, whole.logits.values());
   EXPECT_EQ(inner, static_cast<std::int64_t>(whole.layers[1].down.size()));
   EXPECT_EQ(whole.size_bytes(), 4 * (num_parameters(config)));
   EXPECT_NE(random_weights(config, {}, 4).logits, whole.logits);
+}
+
+// Rounds the matrices to bf16, and keeps them as such or widened again.
+DecoderWeights rounded(DecoderWeights weights, bool widened) {
+  const auto round = [widened](WeightElements& elements) {
+    std::vector<std::uint16_t> bits;
+    for (const float value : elements.values()) bits.push_back(float_to_bf16(value));
+    const WeightElements narrow(std::move(bits));
+    elements = widened ? WeightElements(narrow.values()) : narrow;
+  };
+  round(weights.embeddings);
+  round(weights.logits);
+  for (DecoderWeights::Layer& layer : weights.layers) {
+    for (auto* matrix :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      round(*matrix);
+    }
+  }
+  return weights;
+}
+
+TEST(Decoder, WeightsOfBf16AreMultipliedAsTheyAre) {
+  const DecoderConfig config = small();
+  const std::vector<std::int32_t> tokens = prompt(21, config.vocab_size);
+  run_inproc(2, [&](Transport& transport) {
+    DecoderOptions options;
+    options.layout = {2, 1, 4};
+    options.num_pages = 4;
+    const std::vector<PageId> table = {PageId(0), PageId(1), PageId(2)};
+    std::vector<std::vector<float>> logits;
+    for (const bool widened : {false, true}) {
+      const DecoderWeights weights =
+          rounded(random_weights(config, {transport.rank(), 2, true, 2}, 5), widened);
+      EXPECT_EQ(weights.layers[0].gate.size_bytes(), (widened ? 4 : 2) * 50 * 48);
+      DecoderRank rank(transport, config, weights, options);
+      for (const Range some : {Range{0, 20}, Range{20, 21}}) {
+        const StepRequest request = {
+            std::span(tokens).subspan(static_cast<std::size_t>(some.begin),
+                                      static_cast<std::size_t>(some.size())),
+            some.begin, table, true};
+        const HostTensor found = rank.forward(std::span(&request, 1));
+        logits.emplace_back(found.values<float>().begin(), found.values<float>().end());
+      }
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      for (std::size_t v = 0; v < logits[i].size(); ++v) {
+        EXPECT_NEAR(logits[i][v], logits[i + 2][v], 2e-6);
+      }
+    }
+  });
 }
 
 TEST(Decoder, RandomWeightsAreNormal) {
@@ -216,7 +269,7 @@ TEST(Decoder, RandomWeightsAreNormal) {
   const DecoderWeights weights = random_weights(config, {}, 3);
   double sum = 0;
   double squares = 0;
-  for (const float x : weights.layers[0].gate) {
+  for (const float x : weights.layers[0].gate.values()) {
     sum += x;
     squares += x * x;
   }

@@ -23,7 +23,8 @@ class ReferenceDecoder {
   [[nodiscard]] std::vector<double> logits(std::span<const std::int32_t> tokens) const {
     std::vector<Row> x;
     for (const std::int32_t token : tokens) {
-      const auto first = weights_.embeddings.begin() + std::int64_t{token} * config_.hidden_size;
+      const std::vector<float> all = weights_.embeddings.values();
+      const auto first = all.begin() + std::int64_t{token} * config_.hidden_size;
       x.emplace_back(first, first + config_.hidden_size);
     }
     for (std::int32_t i = 0; i < config_.num_layers; ++i) {
@@ -36,7 +37,8 @@ class ReferenceDecoder {
  private:
   using Row = std::vector<double>;
 
-  [[nodiscard]] static Row times(std::span<const float> matrix, const Row& x) {
+  [[nodiscard]] static Row times(const WeightElements& elements, const Row& x) {
+    const std::vector<float> matrix = elements.values();
     Row y(matrix.size() / x.size(), 0);
     for (std::size_t o = 0; o < y.size(); ++o) {
       for (std::size_t i = 0; i < x.size(); ++i) y[o] += x[i] * matrix[o * x.size() + i];
@@ -56,7 +58,7 @@ class ReferenceDecoder {
   }
 
   // Queries or keys of a token, by head.
-  [[nodiscard]] std::vector<Row> heads(const Row& x, std::span<const float> matrix,
+  [[nodiscard]] std::vector<Row> heads(const Row& x, const WeightElements& matrix,
                                        std::span<const float> bias, std::span<const float> norm,
                                        std::int64_t position, bool turns) const {
     Row all = times(matrix, x);
