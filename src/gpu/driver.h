@@ -92,8 +92,7 @@ class Driver {
 
   // These four run in the order of the stream. `from` is read before `write` returns.
   virtual void write(Stream stream, std::byte* to, std::span<const std::byte> from) = 0;
-  // Copies rows of one length: both sides have the same row length and number of rows.
-  virtual void copy(Stream stream, const Rows& to, const Rows& from) = 0;
+  virtual void copy(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) = 0;
   virtual void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) = 0;
   // Launches a kernel. `arguments` is the kernel's only parameter and is read before `launch`
   // returns. Only drivers that check the order of work call `access`.

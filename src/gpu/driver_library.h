@@ -17,23 +17,6 @@ namespace contextile::cuda {
 // carry the version of the symbol.
 using Result = int;
 using DevicePointer = unsigned long long;  // NOLINT(google-runtime-int): the driver's type
-struct Copy2D {
-  std::size_t from_x = 0, from_y = 0;
-  int from_kind = kDevice;
-  const void* from_host = nullptr;
-  DevicePointer from = 0;
-  void* from_array = nullptr;
-  std::size_t from_pitch = 0;
-  std::size_t to_x = 0, to_y = 0;
-  int to_kind = kDevice;
-  void* to_host = nullptr;
-  DevicePointer to = 0;
-  void* to_array = nullptr;
-  std::size_t to_pitch = 0;
-  std::size_t width = 0, height = 0;
-
-  static constexpr int kDevice = 2;
-};
 // CUmemPoolProps.
 struct PoolProperties {
   int allocation = 1;  // pinned
@@ -44,7 +27,6 @@ struct PoolProperties {
   std::size_t largest = 0;  // as the system has it
   std::array<unsigned char, 56> reserved{};
 };
-static_assert(sizeof(Copy2D) == 128);
 static_assert(sizeof(PoolProperties) == 88);
 constexpr Result kSuccess = 0;
 constexpr Result kNotFound = 500;
@@ -106,7 +88,6 @@ class Library {
     find(to_device, "cuMemcpyHtoDAsync_v2");
     find(to_host, "cuMemcpyDtoH_v2");
     find(copy, "cuMemcpyDtoDAsync_v2");
-    find(copy_2d, "cuMemcpy2DAsync_v2");
     find(fill, "cuMemsetD8Async");
     find(launch, "cuLaunchKernel");
     find(encode_map, "cuTensorMapEncodeTiled");
@@ -163,7 +144,6 @@ class Library {
   Result (*to_device)(DevicePointer, const void*, std::size_t, void*) = nullptr;
   Result (*to_host)(void*, DevicePointer, std::size_t) = nullptr;
   Result (*copy)(DevicePointer, DevicePointer, std::size_t, void*) = nullptr;
-  Result (*copy_2d)(const Copy2D*, void*) = nullptr;
   Result (*fill)(DevicePointer, unsigned char, std::size_t, void*) = nullptr;
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**) = nullptr;

@@ -169,25 +169,11 @@ class GpuDriver : public Driver {
     const std::lock_guard lock(mutex_);
     (is_kept ? capture_.chunks : chunks_).push_back(chunk);
   }
-  void copy(Stream stream, const Rows& to, const Rows& from) override {
+  void copy(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) override {
     const Current current(*this);
     const auto mine = turn();
-    const auto width = static_cast<std::size_t>(to.row_bytes);
-    if (to.num_rows == 1 ||
-        (to.stride_bytes == to.row_bytes && from.stride_bytes == to.row_bytes)) {
-      check("cuMemcpyDtoDAsync",
-            cuda_.copy(pointer_to(to.data), pointer_to(from.data),
-                       width * static_cast<std::size_t>(to.num_rows), handle(stream)));
-      return;
-    }
-    Copy2D copy;
-    copy.from = pointer_to(from.data);
-    copy.from_pitch = static_cast<std::size_t>(from.stride_bytes);
-    copy.to = pointer_to(to.data);
-    copy.to_pitch = static_cast<std::size_t>(to.stride_bytes);
-    copy.width = width;
-    copy.height = static_cast<std::size_t>(to.num_rows);
-    check("cuMemcpy2DAsync", cuda_.copy_2d(&copy, handle(stream)));
+    check("cuMemcpyDtoDAsync", cuda_.copy(pointer_to(to), pointer_to(from),
+                                          static_cast<std::size_t>(bytes), handle(stream)));
   }
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override {
     const Current current(*this);

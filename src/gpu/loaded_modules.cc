@@ -12,6 +12,15 @@
 #include "contextile/base.h"
 
 namespace contextile::cuda {
+namespace {
+
+// Errors of modules that the driver does not know.
+constexpr Result kInvalidImage = 200;
+constexpr Result kUnsupportedPtx = 222;
+constexpr const char* kNeedsDriver =
+    ", which needs a driver of the major version of the CUDA toolkit that compiled it, or newer";
+
+}  // namespace
 
 void LoadedModules::load(const std::string& name, const std::string& file) {
   std::error_code error;
@@ -35,7 +44,9 @@ void LoadedModules::load(const std::string& name, const std::string& file) {
   const std::string with_end(reinterpret_cast<const char*>(image.bytes().data()),
                              image.bytes().size());
   void* module = nullptr;
-  check_(file, cuda_.load_module(&module, with_end.c_str()));
+  const Result result = cuda_.load_module(&module, with_end.c_str());
+  const bool is_unknown = result == kInvalidImage || result == kUnsupportedPtx;
+  check_(is_unknown ? file + kNeedsDriver : file, result);
   modules_[name] = module;
   load_functions(module);
 }

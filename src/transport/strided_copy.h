@@ -15,7 +15,6 @@ class SegmentCursor {
   explicit SegmentCursor(std::span<const Segment> segments) : segments_(segments) { skip_empty(); }
 
   [[nodiscard]] bool done() const { return segment_ == segments_.size(); }
-  [[nodiscard]] std::size_t segment() const { return segment_; }  // number of the segment at data()
   [[nodiscard]] std::byte* data() const;
   // Number of contiguous bytes from data() on.
   [[nodiscard]] std::int64_t run_bytes() const;

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/rng.h"
 #include "contextile/advanced/gpu.h"
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
@@ -31,6 +33,9 @@
 #include "support/batches.h"
 #include "support/device_calls.h"
 #include "support/message_of.h"
+#include "support/strided_case.h"
+#include "transport/cuda/run_copies.h"
+#include "transport/strided_copy.h"
 
 namespace contextile::cuda {
 namespace {
@@ -152,6 +157,33 @@ TEST_F(PtxDevice, RunsPlansOfFourRanksWithGraphs) {
     for (std::uint64_t seed = 0; seed < 2; ++seed) {
       EXPECT_TRUE(results_of(calls, seed) == results_of(expected, seed)) << seed;
     }
+  }
+}
+
+// Accesses of every width. The device checks all addresses.
+TEST_F(PtxDevice, CopiesMessagesAsTheHostDoes) {
+  const std::unique_ptr<Driver> gpu = open_ptx_device();
+  const Stream stream = gpu->create_stream();
+  for (const std::int64_t width : {16, 12, 2, 1}) {
+    Rng rng(static_cast<std::uint64_t>(width));
+    const SegmentPlaces source(rng, 3000 * width, width);
+    const SegmentPlaces target(rng, 3000 * width, width);
+    std::vector<std::byte> from(static_cast<std::size_t>(source.size_bytes()));
+    for (std::byte& byte : from) byte = static_cast<std::byte>(rng.next() & 0xff);
+    std::vector<std::byte> expected(static_cast<std::size_t>(target.size_bytes()));
+    std::byte* const to_copy = gpu->allocate(source.size_bytes());
+    std::byte* const copied = gpu->allocate(target.size_bytes());
+    gpu->write(stream, to_copy, from);
+    gpu->write(stream, copied, expected);
+    RunCopies copies(*gpu, stream);
+    copies.add(source.in(to_copy), target.in(copied));
+    copies.flush();
+    std::vector<std::byte> found(expected.size());
+    gpu->read(stream, found, copied);
+    copy_segments(source.in(from.data()), target.in(expected.data()));
+    EXPECT_EQ(found, expected) << width;
+    gpu->free(to_copy);
+    gpu->free(copied);
   }
 }
 

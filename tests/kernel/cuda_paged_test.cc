@@ -230,7 +230,7 @@ TEST_F(PagedOnADevice, WritingAKeyThatIsSeenMeanwhileIsARace) {
 
 TEST_F(PagedOnADevice, TakingResultsMeanwhileIsARace) {
   attend();
-  driver_.copy(streams_.moves, {q_, 64, 1, 0}, {o_, 64, 1, 0});
+  driver_.copy(streams_.moves, q_, o_, 64);
   driver_.synchronize(streams_.moves);
   driver_.synchronize(streams_.compute);
   EXPECT_THAT(driver_.races(), Not(IsEmpty()));

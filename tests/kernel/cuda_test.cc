@@ -318,10 +318,12 @@ TEST(CudaTables, ALaunchEndsWhereASlotStartsAnewOrMeetsOtherRows) {
 }
 
 TEST(CudaTables, TakeWhatTheDeviceCanLoad) {
-  const auto found = [](Dtype dtype, std::int32_t dim, std::int64_t token_stride) {
+  const auto found = [](Dtype dtype, std::int32_t dim, std::int64_t token_stride,
+                        std::int64_t tokens = 2, std::int64_t head_stride = 8,
+                        std::int32_t heads = 1) {
     std::vector<std::uint16_t> array(4096);
     ForwardTile tile;
-    const TensorView view{array.data(), dtype, 2, 1, dim, token_stride, token_stride};
+    const TensorView view{array.data(), dtype, tokens, heads, dim, token_stride, head_stride};
     tile.q_NHD = tile.k_MHD = tile.v_MHD = view;
     try {
       return device_tiles(std::span<const ForwardTile>(&tile, 1)).size() == 1 ? std::string("taken")
@@ -337,6 +339,10 @@ TEST(CudaTables, TakeWhatTheDeviceCanLoad) {
   EXPECT_EQ(found(Dtype::kBf16, 256, 256), "taken");
   EXPECT_NE(found(Dtype::kBf16, 264, 264).find("found 264"), std::string::npos);
   EXPECT_NE(found(Dtype::kBf16, 64, 65).find("16 bytes"), std::string::npos);
+  // PyTorch gives any stride to a dimension of size one.
+  EXPECT_EQ(found(Dtype::kBf16, 64, 65, 1), "taken");
+  EXPECT_EQ(found(Dtype::kBf16, 64, 64, 2, 65), "taken");
+  EXPECT_NE(found(Dtype::kBf16, 64, 64, 2, 65, 2).find("16 bytes"), std::string::npos);
 }
 
 }  // namespace

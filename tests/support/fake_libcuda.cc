@@ -115,6 +115,9 @@ Result with_report(Result result) {
 }
 
 int num_missed_functions = 0;
+int num_copies = 0;
+int num_launches = 0;
+int num_loaded_functions = 0;
 
 }  // namespace
 
@@ -165,6 +168,25 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
 // Number of searches for a function in a module that lacks it. compute-sanitizer counts them as
 // errors.
 int contextileFakeMissedFunctions() { return num_missed_functions; }
+// Numbers of copies within the device, and of launches of kernels.
+int contextileFakeCopies() { return num_copies; }
+int contextileFakeLaunches() { return num_launches; }
+// Number of functions that were loaded before a launch asked for them.
+int contextileFakeLoadedFunctions() { return num_loaded_functions; }
+// Every module has one function.
+Result cuModuleGetFunctionCount(unsigned* count, void* /*module*/) {
+  *count = 1;
+  return kSuccess;
+}
+Result cuModuleEnumerateFunctions(void** functions, unsigned count, void* module) {
+  if (count != 1) return kInvalidValue;
+  *functions = module;
+  return kSuccess;
+}
+Result cuFuncLoad(void* /*function*/) {
+  ++num_loaded_functions;
+  return kSuccess;
+}
 Result cuFuncSetAttribute(void* function, int attribute, int value) {
   return set_function(function, attribute, value);
 }
@@ -210,10 +232,8 @@ Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
   return to_host(to, from, bytes);
 }
 Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, void* stream) {
+  ++num_copies;
   return copy(to, from, bytes, stream);
-}
-Result cuMemcpy2DAsync_v2(const contextile::cuda::Copy2D* rows, void* stream) {
-  return copy_2d(rows, stream);
 }
 Result cuMemsetD8Async(DevicePointer to, unsigned char value, std::size_t bytes, void* stream) {
   return fill(to, value, bytes, stream);
@@ -228,6 +248,7 @@ Result cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* dat
 Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads,
                       unsigned threads_y, unsigned threads_z, unsigned shared, void* stream,
                       void** arguments, void** extra) {
+  ++num_launches;
   return with_report(
       launch(function, x, y, z, threads, threads_y, threads_z, shared, stream, arguments, extra));
 }

@@ -13,6 +13,7 @@
 
 #include "base/half.h"
 #include "kernel/cuda/layout.h"
+#include "kernel/cuda/paired_sums.h"
 #include "kernel/cuda/tile_steps.h"
 
 namespace contextile::cuda {
@@ -141,6 +142,15 @@ class HostCta {
     for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
       for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
     }
+  }
+  void halve_sums(PerLane<PairedSum>& sums) {
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) sums[i].add(sums[i + half]);
+    }
+  }
+  template <typename T>
+  [[nodiscard]] static T broadcast(const std::array<T, kLanes>& numbers, int lane) {
+    return numbers.at(static_cast<std::size_t>(lane));
   }
   [[nodiscard]] static bool any_lane(const PerLane<bool>& values) {
     return std::ranges::any_of(values, [](bool value) { return value; });

@@ -279,12 +279,13 @@ void HostDriver::write(Stream stream, std::byte* to, std::span<const std::byte> 
       });
 }
 
-void HostDriver::copy(Stream stream, const Rows& to, const Rows& from) {
+void HostDriver::copy(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
-  CONTEXTILE_CHECK(to.row_bytes == from.row_bytes && to.num_rows == from.num_rows,
-                   "copy: expected equal rows, found {} x {} and {} x {}", to.num_rows,
-                   to.row_bytes, from.num_rows, from.row_bytes);
-  add("copy", stream, {.reads = {from}, .writes = {to}}, [to, from] { copy_rows(to, from); });
+  CONTEXTILE_CHECK(bytes > 0, "copy: expected bytes, found none");
+  add("copy", stream,
+      {.reads = {{const_cast<std::byte*>(from), bytes, 1, bytes}},
+       .writes = {{to, bytes, 1, bytes}}},
+      [=] { std::memmove(to, from, static_cast<std::size_t>(bytes)); });
 }
 
 void HostDriver::fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) {

@@ -44,7 +44,7 @@ class HostDriver : public Driver {
   void record(Event event, Stream stream) override;
   void wait(Stream stream, Event event) override;
   void write(Stream stream, std::byte* to, std::span<const std::byte> from) override;
-  void copy(Stream stream, const Rows& to, const Rows& from) override;
+  void copy(Stream stream, std::byte* to, const std::byte* from, std::int64_t bytes) override;
   void fill(Stream stream, std::byte* to, std::uint8_t value, std::int64_t bytes) override;
   void launch(Stream stream, const Grid& grid, std::span<const std::byte> arguments,
               const std::function<Access()>& access) override;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/parallel_for.h"
+#include "kernel/cuda/copy_call.h"
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/mma_backward.h"
 #include "kernel/cuda/mma_forward.h"

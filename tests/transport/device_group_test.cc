@@ -151,6 +151,32 @@ TEST(DeviceGroup, MovesWhatEveryTransportMoves) {
   }
 }
 
+// Every rank sends a message of strided rows to each of two peers: one kernel packs both, and one
+// unpacks what it receives.
+TEST(DeviceGroup, OneKernelPacksAllMessagesOfALaunch) {
+  HostDriver driver(HostDriver::Mode::kRecorded);
+  CommunicatorRanks ranks(driver);
+  const auto group = ranks.make_group(3);
+  std::byte* const memory = driver.allocate(3 * 512);
+  run_inproc(group, [&](Transport& transport) {
+    Patient patient(transport, ranks.kernel(transport.rank()));
+    std::byte* next = memory + transport.rank().index() * 512;
+    std::vector<Message> messages[2];
+    for (std::vector<Message>& way : messages) {
+      for (std::int32_t peer = 0; peer < 3; ++peer) {
+        if (Rank{peer} == transport.rank()) continue;
+        way.push_back({Rank{peer}, {{next, 16, 4, 32}}});
+        next += 128;
+      }
+    }
+    patient.wait(patient.launch(messages[0], messages[1]));
+  });
+  EXPECT_EQ(driver.count("rows_copy"), 3 * 2);
+  EXPECT_EQ(driver.count("copy"), 0);
+  EXPECT_THAT(driver.races(), IsEmpty());
+  driver.free(memory);
+}
+
 // Runs rank 0 alone with a launch to rank 1 that nothing meets. Returns the error of a later
 // launch.
 std::string lonely_launch(CommunicatorRanks& ranks) {

@@ -11,8 +11,6 @@
 namespace contextile::emulated {
 namespace {
 
-constexpr std::size_t kLargestPitch = (std::size_t{1} << 31) - 1;
-
 void* host(DevicePointer pointer) { return reinterpret_cast<void*>(pointer); }
 
 // Memory begins as NaN.
@@ -31,20 +29,6 @@ Result release(DevicePointer pointer) {
   if (device().allocations.erase(static_cast<std::uintptr_t>(pointer)) == 0) return kInvalidValue;
   std::free(host(pointer));
   return kSuccess;
-}
-
-// Both sides are in one allocation, from the first row to the last.
-bool is_valid(const cuda::Copy2D& copy) {
-  constexpr int kKind = cuda::Copy2D::kDevice;
-  if (copy.from_kind != kKind || copy.to_kind != kKind || copy.from_x != 0 || copy.from_y != 0 ||
-      copy.to_x != 0 || copy.to_y != 0 || copy.height == 0 || copy.width > copy.from_pitch ||
-      copy.width > copy.to_pitch || copy.from_pitch > kLargestPitch ||
-      copy.to_pitch > kLargestPitch) {
-    return false;
-  }
-  const std::size_t behind = copy.height - 1;
-  return is_memory(copy.from, behind * copy.from_pitch + copy.width) &&
-         is_memory(copy.to, behind * copy.to_pitch + copy.width);
 }
 
 bool is_multiple(const void* place, std::uintptr_t of) {
@@ -135,20 +119,6 @@ Result copy(DevicePointer to, DevicePointer from, std::size_t bytes, void* strea
     }
     return on_stream(stream, [=] {
       std::memmove(host(to), host(from), bytes);
-      return kSuccess;
-    });
-  });
-}
-
-Result copy_2d(const cuda::Copy2D* copy, void* stream) {
-  return guarded([&] {
-    if (!is_stream(stream) || !is_valid(*copy)) return kInvalidValue;
-    return on_stream(stream, [all = *copy] {
-      if (!is_valid(all)) return kInvalidValue;  // freed since it was captured
-      for (std::size_t row = 0; row < all.height; ++row) {
-        std::memmove(host(all.to + row * all.to_pitch), host(all.from + row * all.from_pitch),
-                     all.width);
-      }
       return kSuccess;
     });
   });

@@ -59,7 +59,6 @@ void* find_function(const char* symbol) {
       {"cuMemcpyHtoDAsync_v2", address(to_device)},
       {"cuMemcpyDtoH_v2", address(to_host)},
       {"cuMemcpyDtoDAsync_v2", address(copy)},
-      {"cuMemcpy2DAsync_v2", address(copy_2d)},
       {"cuMemsetD8Async", address(fill)},
       {"cuLaunchKernel", address(launch)},
       {"cuTensorMapEncodeTiled", address(encode_map)},

@@ -38,7 +38,6 @@ Result free_host(void* memory);
 Result to_device(DevicePointer to, const void* from, std::size_t bytes, void* stream);
 Result to_host(void* to, DevicePointer from, std::size_t bytes);
 Result copy(DevicePointer to, DevicePointer from, std::size_t bytes, void* stream);
-Result copy_2d(const cuda::Copy2D* copy, void* stream);
 Result fill(DevicePointer to, unsigned char value, std::size_t bytes, void* stream);
 // Tensors of 16-bit elements and three dimensions, the kind of map that kernels read.
 Result encode_map(void* map, int type, std::uint32_t rank, void* data, const std::uint64_t* sizes,

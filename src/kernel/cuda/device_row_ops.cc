@@ -26,12 +26,21 @@ RowType type_of(Dtype dtype) {
   fail_argument("cuda rows: expected f32, bf16 or f16, found {}", static_cast<int>(dtype));
 }
 
+// Returns true if all rows begin at multiples of the bytes of a chunk.
+bool is_wide(const TensorView& view) {
+  const std::int64_t chunk = kChunk * bytes_per_element(view.dtype);
+  const bool begins =
+      reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(chunk) == 0;
+  return begins && (view.tokens <= 1 || view.token_stride % kChunk == 0) &&
+         (view.heads <= 1 || view.head_stride % kChunk == 0);
+}
+
 RowsView rows_view(const TensorView& view) {
   const auto element = static_cast<std::uintptr_t>(bytes_per_element(view.dtype));
   CONTEXTILE_CHECK(reinterpret_cast<std::uintptr_t>(view.data) % element == 0,
                    "cuda rows: expected elements at multiples of {} bytes, found {}", element,
                    view.data);
-  return {view.data, view.token_stride, view.head_stride, type_of(view.dtype)};
+  return {view.data, view.token_stride, view.head_stride, type_of(view.dtype), is_wide(view)};
 }
 StatsView stats_view(const RowStats& stats) {
   return {stats.data, stats.token_stride, stats.head_stride};

@@ -43,7 +43,8 @@
   X(rows_fill, FillList)          \
   X(rows_sink, SinkCall)          \
   X(rows_round, RoundCall)        \
-  X(rows_place, PlaceCall)
+  X(rows_place, PlaceCall)        \
+  X(rows_copy, CopyCall)
 
 namespace contextile::cuda {
 

@@ -24,6 +24,25 @@ inline constexpr int kWarps = 4;  // of a CTA; each owns 16 of its rows
 inline constexpr int kThreads = kLanes * kWarps;
 inline constexpr int kOwnedRows = 16 * kWarps;
 
+// Returns the pointer as one that the compiler knows to be in global memory, not in shared.
+template <typename T>
+CONTEXTILE_HD T* in_global_memory(T* place) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(place));
+#endif
+  return place;
+}
+
+// Numbers that one access reads or writes, at a multiple of their size.
+template <int kCount>
+struct alignas(kCount * sizeof(float)) Floats {
+  float x[kCount];
+};
+template <int kCount>
+CONTEXTILE_HD bool is_at_multiple_of(const float* place) {
+  return reinterpret_cast<std::uintptr_t>(place) % sizeof(Floats<kCount>) == 0;
+}
+
 // The type of inputs and weights.
 enum class Number : std::uint8_t { kBf16, kF16 };
 

@@ -24,21 +24,59 @@ struct BackwardRows {
   typename Cta::template PerLane<Sums<has_second(kGradient) ? kValueDim / 8 : 1>> second;  // dV
 };
 
-// Loads LSE (in units of log2(e)) and delta of query row `begin + at`. A row that attends nothing,
-// or is beyond the end, gets weights exp2(s - inf) = 0.
+inline constexpr int kStatsAtOnce = 4;  // rows
+
+// Loads numbers of the query rows [row, row + 4) of one KV head that are below `end`: by one access
+// if they lie next to each other, as those of the heads of a token do.
+CONTEXTILE_HD Floats<kStatsAtOnce> load_stats_of(const DeviceRows<float>& stats, std::int32_t heads,
+                                                 int kv_head, std::int32_t row, std::int32_t end) {
+  const std::int64_t step = heads == 1 ? stats.token_stride : stats.head_stride;
+  const bool is_one_token = heads == 1 || row % heads + kStatsAtOnce <= heads;
+  const float* const first = in_global_memory(stats.at(row, heads, kv_head));
+  if (step == 1 && is_one_token && row + kStatsAtOnce <= end &&
+      is_at_multiple_of<kStatsAtOnce>(first)) {
+    return *reinterpret_cast<const Floats<kStatsAtOnce>*>(first);
+  }
+  Floats<kStatsAtOnce> all;
+  CONTEXTILE_UNROLL
+  for (int i = 0; i < kStatsAtOnce; ++i) {
+    all.x[i] = row + i < end ? *in_global_memory(stats.at(row + i, heads, kv_head)) : 0;
+  }
+  return all;
+}
+
+// Puts LSE, in units of log2(e), and delta of a query row at their place. A row that attends
+// nothing, or is beyond the end, has an LSE of -inf, and gets weights exp2(s - inf) = 0.
+CONTEXTILE_HD void put_row_stats(float lse, float delta, int at, float* stats) {
+  stats[at] = lse == -INFINITY ? INFINITY : lse * kLog2OfE;
+  stats[kOwnedRows + at] = lse == -INFINITY ? 0 : delta;
+}
+
+// Loads the statistics of query row `begin + at`, with few registers.
 CONTEXTILE_HD void load_row_stats(const Launch& launch, const DeviceTile& tile, int kv_head,
                                   std::int32_t begin, std::int32_t end, int at, float* stats) {
   const std::int32_t row = begin + at;
-  const float lse = row < end ? *tile.lse.at(row, launch.heads, kv_head) : -INFINITY;
-  stats[at] = lse == -INFINITY ? INFINITY : lse * kLog2OfE;
-  stats[kOwnedRows + at] = lse == -INFINITY ? 0 : *tile.delta.at(row, launch.heads, kv_head);
+  const bool present = row < end;
+  const float lse =
+      present ? *in_global_memory(tile.lse.at(row, launch.heads, kv_head)) : -INFINITY;
+  const float delta = present ? *in_global_memory(tile.delta.at(row, launch.heads, kv_head)) : 0;
+  put_row_stats(lse, delta, at, stats);
 }
 
+// Loads those of all rows of a block. A thread has four.
 template <typename Cta>
 CONTEXTILE_HD void load_stats(Cta& cta, const Launch& launch, const DeviceTile& tile, int kv_head,
                               std::int32_t begin, std::int32_t end, float* stats) {
   cta.each_thread([&](int thread) {
-    if (thread < kOwnedRows) load_row_stats(launch, tile, kv_head, begin, end, thread, stats);
+    const int at = thread * kStatsAtOnce;
+    if (at >= kOwnedRows) return;
+    const auto lse = load_stats_of(tile.lse, launch.heads, kv_head, begin + at, end);
+    const auto delta = load_stats_of(tile.delta, launch.heads, kv_head, begin + at, end);
+    CONTEXTILE_UNROLL
+    for (int i = 0; i < kStatsAtOnce; ++i) {
+      const bool present = begin + at + i < end;
+      put_row_stats(present ? lse.x[i] : -INFINITY, delta.x[i], at + i, stats);
+    }
   });
 }
 
@@ -91,21 +129,19 @@ CONTEXTILE_HD void write_gradient(Cta& cta, const OwnedBlock& owned, int warp_ro
                                   const DeviceRows<float>& slot, std::int32_t heads, int kv_head,
                                   std::int32_t dim, float scale,
                                   typename Cta::template PerLane<Sums<kDim / 8>>& gradient) {
+  const float keep = owned.init ? 0 : 1;
   cta.each_lane([&](int lane) {
     CONTEXTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const std::int32_t row = owned.begin + warp_row + lane / 4 + half * 8;
       if (row >= owned.end) continue;
-      float* const out = slot.at(row, heads, kv_head);
+      float* const out = in_global_memory(slot.at(row, heads, kv_head));
+      const bool is_wide = is_at_multiple_of<2>(out);
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kDim / 8; ++tile) {
-        CONTEXTILE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int col = tile * 8 + place_in_sum(lane, i).col;
-          if (col >= dim) continue;
-          const float part = scale * gradient[lane].x[tile][half * 2 + i];
-          out[col] = owned.init ? part : out[col] + part;
-        }
+        const int col = tile * 8 + place_in_sum(lane, 0).col;
+        const float* const sums = &gradient[lane].x[tile][half * 2];
+        if (col < dim) put_pair(out + col, is_wide, keep, scale * sums[0], scale * sums[1]);
       }
     }
   });

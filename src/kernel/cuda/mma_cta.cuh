@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernel/cuda/layout.h"
+#include "kernel/cuda/paired_sums.h"
 #include "kernel/cuda/tile_steps.h"
 
 namespace contextile::cuda {
@@ -129,12 +130,24 @@ class MmaCta {
     return y;
   }
 
-  // Leaves the sum of all lanes in lane 0: the upper half of the lanes is added to the lower half
+  // Leave the sum of all lanes in lane 0: the upper half of the lanes is added to the lower half
   // until one lane is left.
   __device__ __forceinline__ void halve_sums(PerLane<double>& sums) {
     for (int half = kLanes / 2; half > 0; half /= 2) {
       sums.part += __shfl_down_sync(kAllLanes, sums.part, half);
     }
+  }
+  __device__ __forceinline__ void halve_sums(PerLane<PairedSum>& sums) {
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+      sums.part.add({__shfl_down_sync(kAllLanes, sums.part.high, half),
+                     __shfl_down_sync(kAllLanes, sums.part.low, half),
+                     __shfl_down_sync(kAllLanes, sums.part.size, half)});
+    }
+  }
+  // Returns one lane's number to all.
+  template <typename T>
+  [[nodiscard]] __device__ __forceinline__ T broadcast(const PerLane<T>& number, int lane) {
+    return __shfl_sync(kAllLanes, number.part, lane);
   }
   [[nodiscard]] __device__ __forceinline__ bool any_lane(const PerLane<bool>& value) {
     return __any_sync(kAllLanes, value.part) != 0;

@@ -92,6 +92,7 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
                               int warp_row, const Rows& rows,
                               const typename Cta::template PerLane<Sums<kValueDim / 8>>& out) {
   const DeviceTile& slot = launch.tiles[owned.tile];
+  const std::int32_t value_dim = launch.value_dim;
   // Every lane of a quad reads the LSE of its rows before one of them writes it.
   typename Cta::template PerLane<RowMerge> merges[2];
   cta.each_lane([&](int lane) {
@@ -111,17 +112,15 @@ CONTEXTILE_HD void write_rows(Cta& cta, const Launch& launch, const OwnedBlock& 
       const std::int32_t row = owned.begin + warp_row + lane / 4 + half * 8;
       if (row >= owned.end) continue;
       const RowMerge& merge = merges[half][lane];
-      float* const o = slot.o.at(row, launch.heads, kv_head);
+      float* const o = in_global_memory(slot.o.at(row, launch.heads, kv_head));
+      const bool is_wide = is_at_multiple_of<2>(o);
       if (lane % 4 == 0) *slot.lse.at(row, launch.heads, kv_head) = merge.lse;
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kValueDim / 8; ++tile) {
-        CONTEXTILE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int col = tile * 8 + place_in_sum(lane, i).col;
-          if (col >= launch.value_dim) continue;
-          const float part = merge.weight * out[lane].x[tile][half * 2 + i];
-          o[col] = merge.keep == 0 ? part : merge.keep * o[col] + part;
-        }
+        const int col = tile * 8 + place_in_sum(lane, 0).col;
+        const float* const sums = &out[lane].x[tile][half * 2];
+        if (col >= value_dim) continue;
+        put_pair(o + col, is_wide, merge.keep, merge.weight * sums[0], merge.weight * sums[1]);
       }
     }
   });

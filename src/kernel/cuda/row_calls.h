@@ -1,150 +1,23 @@
-// The row operations of a device: a warp for each row, element d in lane d modulo 32, several calls
-// per launch. They are compiled without fusing multiply and add, so they give the same bits as on
-// the CPU.
+// The row operations of a device: a warp for each row, several calls per launch. They are compiled
+// without fusing multiply and add, so they give the same bits as on the CPU. Sums of elements are
+// of fp32 (paired_sums.h), and of fp64 where that leaves their rounding undecided.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
-#include "base/half.h"
 #include "kernel/cpu/row_math.h"
+#include "kernel/cuda/held_rows.h"
 #include "kernel/cuda/layout.h"
+#include "kernel/cuda/merge_call.h"
+#include "kernel/cuda/paired_sums.h"
+#include "kernel/cuda/row_views.h"
 
 namespace contextile::cuda {
 
-inline constexpr int kMaxRowDim = 256;
-inline constexpr int kRowParts = kMaxRowDim / kLanes;  // elements of a row in one lane
-inline constexpr int kParameterBytes = 4096;           // of a launch
-inline constexpr float kEmptyLse = -INFINITY;
-
-enum class RowType : std::uint8_t { kF32, kBf16, kF16 };
-
-// Rows of heads, token by token. Strides count elements.
-struct RowsView {
-  void* data = nullptr;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
-  RowType type = RowType::kF32;
-
-  [[nodiscard]] CONTEXTILE_HD std::int64_t at(std::int64_t token, std::int32_t head) const {
-    return token * token_stride + head * head_stride;
-  }
-  [[nodiscard]] CONTEXTILE_HD float load(std::int64_t element) const {
-    if (type == RowType::kF32) return static_cast<const float*>(data)[element];
-    const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[element];
-    return type == RowType::kBf16 ? bf16_to_float(bits) : f16_to_float(bits);
-  }
-  CONTEXTILE_HD void store(std::int64_t element, float value) const {
-    if (type == RowType::kF32) {
-      static_cast<float*>(data)[element] = value;
-      return;
-    }
-    static_cast<std::uint16_t*>(data)[element] =
-        type == RowType::kBf16 ? float_to_bf16(value) : float_to_f16(value);
-  }
-};
-
-struct StatsView {
-  float* data = nullptr;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
-
-  [[nodiscard]] CONTEXTILE_HD float& at(std::int64_t token, std::int32_t head) const {
-    return data[token * token_stride + head * head_stride];
-  }
-};
-
-struct PartialView {
-  RowsView o;
-  StatsView lse;
-};
-
-// The rows of a call, and the row of each warp.
-struct RowShape {
-  std::int64_t tokens = 0;
-  std::int32_t heads = 0;
-  std::int32_t dim = 0;
-
-  [[nodiscard]] CONTEXTILE_HD std::int64_t num_rows() const { return tokens * heads; }
-  [[nodiscard]] CONTEXTILE_HD std::int64_t token(std::int64_t row) const { return row / heads; }
-  [[nodiscard]] CONTEXTILE_HD std::int32_t head(std::int64_t row) const {
-    return static_cast<std::int32_t>(row % heads);
-  }
-};
-
-// The sources of a call. They are among those that go with its list or, if they are many, in device
-// memory.
-template <typename Source>
-struct Sources {
-  const Source* far = nullptr;
-  std::int32_t first = 0;
-  std::int32_t count = 0;
-
-  [[nodiscard]] CONTEXTILE_HD const Source& at(std::int32_t s, const Source* near) const {
-    return far == nullptr ? near[first + s] : far[s];
-  }
-};
-
-// A lane's elements of a row in fp64.
-struct LaneSums {
-  double x[kRowParts] = {};
-};
-
-template <typename Work>
-CONTEXTILE_HD void each_element(int lane, std::int32_t dim, const Work& work) {
-  CONTEXTILE_UNROLL
-  for (int part = 0; part < kRowParts; ++part) {
-    const int d = part * kLanes + lane;
-    if (d < dim) work(part, d);
-  }
-}
+inline constexpr int kParameterBytes = 4096;  // of a launch
 
 // ------------------------------------------------------------------------------------- calls
-
-// Sets dst to the merge of the sources in order. dst may be among them.
-struct MergeCall {
-  RowShape shape;
-  PartialView dst;
-  Sources<PartialView> sources;
-
-  template <typename Cta>
-  CONTEXTILE_HD void run(Cta& cta, std::int64_t row, const PartialView* near) const {
-    const std::int64_t n = shape.token(row);
-    const std::int32_t h = shape.head(row);
-    double top = static_cast<double>(sources.at(0, near).lse.at(n, h));
-    for (std::int32_t s = 1; s < sources.count; ++s) {
-      const auto lse = static_cast<double>(sources.at(s, near).lse.at(n, h));
-      top = lse > top ? lse : top;
-    }
-    if (top < -1e300) top = 0;
-    double sum = 0;
-    for (std::int32_t s = 0; s < sources.count; ++s) {
-      sum += exp_of_negative(static_cast<double>(sources.at(s, near).lse.at(n, h)) - top);
-    }
-    const double scale = sum == 0 ? 0.0 : 1 / sum;
-    typename Cta::template PerLane<LaneSums> merged;
-    cta.each_lane([&](int lane) {
-      LaneSums& sums = merged[lane];
-      for (int part = 0; part < kRowParts; ++part) sums.x[part] = sum == 0 ? 0.0 : -0.0;
-      for (std::int32_t s = 0; s < sources.count; ++s) {
-        const double weight =
-            exp_of_negative(static_cast<double>(sources.at(s, near).lse.at(n, h)) - top) * scale;
-        if (weight == 0) continue;  // the memory of an empty row is never read
-        const RowsView& o = sources.at(s, near).o;
-        each_element(lane, shape.dim, [&](int part, int d) {
-          sums.x[part] += weight * static_cast<double>(o.load(o.at(n, h) + d));
-        });
-      }
-    });
-    const double lse = sum == 0 ? static_cast<double>(kEmptyLse) : top + log_of(sum);
-    cta.sync_warp();  // every lane has read the LSE of the row
-    cta.each_lane([&](int lane) {
-      each_element(lane, shape.dim, [&](int part, int d) {
-        dst.o.store(dst.o.at(n, h) + d, static_cast<float>(merged[lane].x[part]));
-      });
-      if (lane == 0) dst.lse.at(n, h) = static_cast<float>(lse);
-    });
-  }
-};
 
 // Sets dst to the sum of the sources in order. dst may be among them.
 struct SumCall {
@@ -157,20 +30,48 @@ struct SumCall {
     const std::int64_t n = shape.token(row);
     const std::int32_t h = shape.head(row);
     cta.each_lane([&](int lane) {
-      each_element(lane, shape.dim, [&](int, int d) {
+      HeldSums<PlainSum> sums;
+      for (std::int32_t s = 0; s < sources.count; ++s) {
+        const RowsView& source = sources.at(s, near);
+        each_held_chunk(lane, shape.dim, [&](int chunk, std::int32_t d, int count) {
+          float x[kChunk];
+          source.load_chunk(source.at(n, h) + d, count, x);
+          CONTEXTILE_UNROLL
+          for (int i = 0; i < kChunk; ++i) {
+            if (i < count) sums.x[chunk][i].add(x[i]);
+          }
+        });
+      }
+      HeldFloats rounded;
+      if (!decide(lane, shape.dim, sources.count, sums, rounded)) {
+        sum_in_fp64(lane, near, n, h, rounded);
+      }
+      each_held_chunk(lane, shape.dim, [&](int chunk, std::int32_t d, int count) {
+        dst.store_chunk(dst.at(n, h) + d, count, rounded.x[chunk]);
+      });
+    });
+  }
+
+ private:
+  CONTEXTILE_HD void sum_in_fp64(int lane, const RowsView* near, std::int64_t n, std::int32_t h,
+                                 HeldFloats& rounded) const {
+    each_held_chunk(lane, shape.dim, [&](int chunk, std::int32_t d, int count) {
+      CONTEXTILE_UNROLL
+      for (int i = 0; i < kChunk; ++i) {
+        if (i >= count) continue;
         double sum = -0.0;  // so that a sum of negative zeros is a negative zero
         for (std::int32_t s = 0; s < sources.count; ++s) {
           const RowsView& source = sources.at(s, near);
-          sum += static_cast<double>(source.load(source.at(n, h) + d));
+          sum += static_cast<double>(source.load(source.at(n, h) + d + i));
         }
-        dst.store(dst.at(n, h) + d, static_cast<float>(sum));
-      });
+        rounded.x[chunk][i] = static_cast<float>(sum);
+      }
     });
   }
 };
 
-// Sets delta to rowsum(dO ∘ O): element d is added to sum d modulo 32, then the number of sums is
-// halved until one is left.
+// Sets delta to rowsum(dO ∘ O). In fp64, element d is added to sum d modulo 32, then the number of
+// sums is halved until one is left.
 struct DeltaCall {
   RowShape shape;
   RowsView dout, out;
@@ -180,18 +81,51 @@ struct DeltaCall {
   CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
     const std::int64_t n = shape.token(row);
     const std::int32_t h = shape.head(row);
+    const std::int64_t dout_at = dout.at(n, h);
+    const std::int64_t out_at = out.at(n, h);
+    typename Cta::template PerLane<PairedSum> sums;
+    cta.each_lane([&](int lane) {
+      sums[lane] = {};
+      each_chunk(lane, shape.dim, [&](std::int32_t d, int count) {
+        float a[kChunk];
+        float b[kChunk];
+        dout.load_chunk(dout_at + d, count, a);
+        out.load_chunk(out_at + d, count, b);
+        CONTEXTILE_UNROLL
+        for (int i = 0; i < kChunk; ++i) {
+          if (i < count) sums[lane].add_product(a[i], b[i]);
+        }
+      });
+    });
+    cta.halve_sums(sums);
+    const int terms = (shape.dim + kChunksOfWarp - 1) / kChunksOfWarp * kChunk + 2 * kLevels;
+    typename Cta::template PerLane<float> rounded;
+    typename Cta::template PerLane<bool> undecided;
+    cta.each_lane([&](int lane) {
+      undecided[lane] = lane == 0 && !sums[lane].decides(terms, rounded[lane]);
+    });
+    if (cta.any_lane(undecided)) sum_in_fp64(cta, dout_at, out_at, rounded);
+    cta.each_lane([&](int lane) {
+      if (lane == 0) delta.at(n, h) = rounded[lane];
+    });
+  }
+
+ private:
+  static constexpr int kLevels = 5;  // of 32 sums that are halved
+
+  template <typename Cta>
+  CONTEXTILE_HD void sum_in_fp64(Cta& cta, std::int64_t dout_at, std::int64_t out_at,
+                                 typename Cta::template PerLane<float>& rounded) const {
     typename Cta::template PerLane<double> sums;
     cta.each_lane([&](int lane) {
       sums[lane] = 0;
       for (int d = lane; d < shape.dim; d += kLanes) {
-        sums[lane] += static_cast<double>(dout.load(dout.at(n, h) + d)) *
-                      static_cast<double>(out.load(out.at(n, h) + d));
+        sums[lane] +=
+            static_cast<double>(dout.load(dout_at + d)) * static_cast<double>(out.load(out_at + d));
       }
     });
     cta.halve_sums(sums);
-    cta.each_lane([&](int lane) {
-      if (lane == 0) delta.at(n, h) = static_cast<float>(sums[lane]);
-    });
+    cta.each_lane([&](int lane) { rounded[lane] = static_cast<float>(sums[lane]); });
   }
 };
 
@@ -205,18 +139,34 @@ struct ConvertCall {
     const std::int64_t to = dst.at(shape.token(row), shape.head(row));
     const std::int64_t from = src.at(shape.token(row), shape.head(row));
     cta.each_lane([&](int lane) {
-      for (int d = lane; d < shape.dim; d += kLanes) {
-        if (dst.type != src.type) {
-          dst.store(to + d, src.load(from + d));
-        } else if (dst.type == RowType::kF32) {
-          static_cast<std::uint32_t*>(dst.data)[to + d] =
-              static_cast<const std::uint32_t*>(src.data)[from + d];
-        } else {
-          static_cast<std::uint16_t*>(dst.data)[to + d] =
-              static_cast<const std::uint16_t*>(src.data)[from + d];
-        }
-      }
+      each_chunk(lane, shape.dim, [&](std::int32_t d, int count) {
+        if (dst.type == src.type) return copy_chunk(to + d, from + d, count);
+        float x[kChunk];
+        src.load_chunk(from + d, count, x);
+        dst.store_chunk(to + d, count, x);
+      });
     });
+  }
+
+ private:
+  template <typename Word>
+  CONTEXTILE_HD void copy_words(std::int64_t to, std::int64_t from, int count) const {
+    for (int i = 0; i < count; ++i) {
+      static_cast<Word*>(dst.data)[to + i] = static_cast<const Word*>(src.data)[from + i];
+    }
+  }
+  template <typename Word, typename Chunk>
+  CONTEXTILE_HD void copy_chunk_of(std::int64_t to, std::int64_t from, int count) const {
+    if (count < kChunk || !dst.is_wide || !src.is_wide) return copy_words<Word>(to, from, count);
+    *reinterpret_cast<Chunk*>(static_cast<Word*>(dst.data) + to) =
+        *reinterpret_cast<const Chunk*>(static_cast<const Word*>(src.data) + from);
+  }
+  CONTEXTILE_HD void copy_chunk(std::int64_t to, std::int64_t from, int count) const {
+    if (dst.type == RowType::kF32) {
+      copy_chunk_of<std::uint32_t, FourWords>(to, from, count);
+    } else {
+      copy_chunk_of<std::uint16_t, FourHalves>(to, from, count);
+    }
   }
 };
 
@@ -245,18 +195,31 @@ struct FinishCall {
       final_lse = sum == 0 ? kEmptyLse : static_cast<float>(top + log_of(sum));
       if (sum != 0) weight *= 1 / sum;
     }
+    const FloatPair pair = pair_of(weight);
     cta.sync_warp();  // `lse` may be the memory of `accumulated.lse`
     cta.each_lane([&](int lane) {
-      for (int d = lane; d < shape.dim; d += kLanes) {
-        float value = 0;
+      each_chunk(lane, shape.dim, [&](std::int32_t d, int count) {
+        float x[kChunk] = {};
         if (held != kEmptyLse) {
-          value = accumulated.o.load(accumulated.o.at(n, h) + d);
-          if (sink_H != nullptr) value = static_cast<float>(weight * static_cast<double>(value));
+          accumulated.o.load_chunk(accumulated.o.at(n, h) + d, count, x);
+          CONTEXTILE_UNROLL
+          for (int i = 0; i < kChunk; ++i) {
+            if (i < count && sink_H != nullptr) x[i] = weighted(weight, pair, x[i]);
+          }
         }
-        out.store(out.at(n, h) + d, value);
-      }
+        out.store_chunk(out.at(n, h) + d, count, x);
+      });
       if (lane == 0) lse.at(n, h) = final_lse;
     });
+  }
+
+ private:
+  CONTEXTILE_HD static float weighted(double weight, const FloatPair& pair, float x) {
+    PairedSum product;
+    product.add_product(pair, x);
+    float rounded = 0;
+    if (weight >= kLeastPair && product.decides(1, rounded)) return rounded;
+    return static_cast<float>(weight * static_cast<double>(x));
   }
 };
 
@@ -269,7 +232,9 @@ struct FillCall {
   CONTEXTILE_HD void run(Cta& cta, std::int64_t row) const {
     const std::int64_t to = dst.at(shape.token(row), shape.head(row));
     cta.each_lane([&](int lane) {
-      for (int d = lane; d < shape.dim; d += kLanes) dst.store(to + d, value);
+      const float x[kChunk] = {value, value, value, value};
+      each_chunk(lane, shape.dim,
+                 [&](std::int32_t d, int count) { dst.store_chunk(to + d, count, x); });
     });
   }
 };

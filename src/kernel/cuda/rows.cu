@@ -1,6 +1,7 @@
 // Row operations: a warp for each row. Compiled with -fmad=false, so that they give the same bits
 // as CPUs.
 
+#include "kernel/cuda/copy_call.h"
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/mma_cta.cuh"
 #include "kernel/cuda/place_call.h"

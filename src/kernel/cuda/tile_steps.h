@@ -45,6 +45,25 @@ CONTEXTILE_HD void load_rows(Cta& cta, std::uint16_t* shared,
   });
 }
 
+// Sets two neighboring numbers to keep · held + part, without reading them if `keep` is 0.
+// `is_wide`: they are at a multiple of their size.
+CONTEXTILE_HD void put_pair(float* held, bool is_wide, float keep, float first, float second) {
+  if (is_wide) {
+    auto* const pair = reinterpret_cast<Floats<2>*>(held);
+    Floats<2> old = {};
+    if (keep != 0) old = *pair;
+    *pair = {{keep * old.x[0] + first, keep * old.x[1] + second}};
+  } else {
+    float old[2] = {};
+    if (keep != 0) {
+      old[0] = held[0];
+      old[1] = held[1];
+    }
+    held[0] = keep * old[0] + first;
+    held[1] = keep * old[1] + second;
+  }
+}
+
 // Reads the 16 x 16 left factor whose corner is (row, col).
 template <int kDim, typename Cta>
 CONTEXTILE_HD void read_left(Cta& cta, const std::uint16_t* shared, int row, int col,

@@ -149,10 +149,9 @@ class DeviceGroup : public Transport {
     for (const PostedEnd& end : ends) {
       (end.is_send ? sends : recvs).push_back(bytes_of(end, packed));
     }
+    copy_all(packed, Way::kIntoPacked);
     if (!sends.empty() || !recvs.empty()) communicator_->exchange(streams_.moves, sends, recvs);
-    for (const Packed& message : packed) {
-      if (!message.end->is_send) copy(message, {}, message.end->segments);
-    }
+    copy_all(packed, Way::kOutOfPacked);
     // One use is for `wait`, the other for the watcher.
     const Event done = events_.take(2);
     driver_.record(done, streams_.moves);
@@ -168,17 +167,25 @@ class DeviceGroup : public Transport {
     }
     packed.push_back(
         {&end, std::make_unique<StreamMemory>(driver_, streams_.moves, end.size_bytes)});
-    if (end.is_send) copy(packed.back(), end.segments, {});
     return {end.peer, packed.back().memory->data(), end.size_bytes};
   }
 
-  // Copies between the segments of a message and its packed memory. The list that is not empty
-  // holds the segments.
-  void copy(const Packed& message, std::span<const Segment> from, std::span<const Segment> to) {
-    const std::int64_t bytes = message.end->size_bytes;
-    const Segment all{message.memory->data(), bytes, 1, bytes};
-    copy_on_stream(driver_, streams_.moves, from.empty() ? std::span(&all, 1) : from,
-                   to.empty() ? std::span(&all, 1) : to);
+  // Copies all sends into their packed memory, or all receives out of it.
+  enum class Way : std::uint8_t { kIntoPacked, kOutOfPacked };
+  void copy_all(std::span<const Packed> packed, Way way) {
+    RunCopies copies(driver_, streams_.moves);
+    for (const Packed& message : packed) {
+      if (message.end->is_send != (way == Way::kIntoPacked)) continue;
+      const std::int64_t bytes = message.end->size_bytes;
+      const Segment all{message.memory->data(), bytes, 1, bytes};
+      const std::span<const Segment> segments = message.end->segments;
+      if (message.end->is_send) {
+        copies.add(segments, {&all, 1});
+      } else {
+        copies.add({&all, 1}, segments);
+      }
+    }
+    copies.flush();
   }
 
   void check(const std::string& operation) {

@@ -39,7 +39,9 @@ class StreamMover : public SegmentMover {
       const std::lock_guard lock(mutexes_[receiver.index()]);
       for (const std::int64_t ready : {send_ready, recv_ready})
         driver_.wait(stream, event_of(ready));
-      copy_on_stream(driver_, stream, send.segments, recv.segments);
+      RunCopies copies(driver_, stream);
+      copies.add(send.segments, recv.segments);
+      copies.flush();
       driver_.record(moved, stream);
     }
     for (const std::int64_t ready : {send_ready, recv_ready}) events_.release(event_of(ready));

@@ -183,10 +183,10 @@ TEST_P(Captures, KeepWorkOfStreamsThatJoinAndDoItAgain) {
   driver.fill(first, near.data(), 7, 1);
   driver.record(fork, first);
   driver.wait(second, fork);
-  driver.copy(second, {memory, 1, 1, 1}, {near.data(), 1, 1, 1});
+  driver.copy(second, memory, near.data(), 1);
   driver.record(join, second);
   driver.wait(first, join);
-  driver.copy(first, {memory + 1, 1, 1, 1}, {memory, 1, 1, 1});
+  driver.copy(first, memory + 1, memory, 1);
   const cuda::Graph graph = driver.end_capture(first);
   const auto read = [&] {
     std::vector<std::byte> bytes(2);

@@ -74,7 +74,7 @@ class Framework {
       executor_.forward(0, tensors);
       if (guards.end) ranks_.end_before(rank_, mine);
       const TensorView kept = rows(shape_.dtype, shape_.q_heads, shape_.value_dim);
-      driver_.copy(stream_, all(kept), all(tensors.out_THD));
+      driver_.copy(stream_, all(kept).data, all(tensors.out_THD).data, all(kept).row_bytes);
       for (const TensorView& view : {tensors.q_THD, tensors.k_THD, tensors.v_THD, tensors.out_THD})
         driver_.free_on(stream_, static_cast<std::byte*>(view.data));
       driver_.free_on(stream_, reinterpret_cast<std::byte*>(tensors.lse_TH.data));

@@ -46,9 +46,9 @@ struct Given {
 
 Given given_to(const HostDriver& driver) {
   return {driver.count("forward_") + driver.count("backward_"),
-          driver.count("rows_"),
+          driver.count("rows_") - driver.count("rows_copy"),
           driver.count("write"),
-          driver.count("copy"),
+          driver.count("copy") + driver.count("rows_copy"),
           driver.count("allocate"),
           driver.count("record") + driver.count("wait")};
 }
