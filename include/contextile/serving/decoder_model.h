@@ -203,8 +203,8 @@ struct DecoderWeights {
 [[nodiscard]] DecoderWeights random_weights(const DecoderConfig& config, const DecoderPart& part,
                                             std::uint64_t seed);
 // Loads a rank's part of model.safetensors, or of the files that model.safetensors.index.json
-// lists, of f32, bf16 or f16 (widened to fp32). Throws IoError, and InvalidArgument that names the file and the
-// tensor.
+// lists, of f32, bf16 or f16 (widened to fp32). Throws IoError, and InvalidArgument that names the
+// file and the tensor.
 [[nodiscard]] DecoderWeights load_weights(const std::string& folder, const DecoderConfig& config,
                                           const DecoderPart& part);
 
