@@ -33,9 +33,10 @@ def _windows(model: Any, config: Any) -> dict[str, tuple[str, int]]:
         masks = {**masks, **_MASKS_IN_ORDER}
     unknown = sorted(set(kinds or []) - masks.keys())
     if unknown:
+        remedy = "; give a model whose linear layers compute on whole documents (contextile.torch.gather_layers)"
         raise _core.InvalidArgument(
-            f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}; give a model whose "
-            "linear layers compute on whole documents (contextile.torch.gather_layers)"
+            f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}"
+            + (remedy if _MASKS_IN_ORDER.keys() & unknown else "")
         )
     window = getattr(config, "sliding_window", None)
     has_window = bool(window) and getattr(config, "use_sliding_window", True) is not False
