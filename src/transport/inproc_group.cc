@@ -59,11 +59,7 @@ std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
     state(rank).launches.emplace(launch->ticket, launch);
     for (const Transfer& transfer : ready) begin_copy(transfer);
   }
-  for (const Transfer& transfer : ready) {
-    const std::int64_t moved = copy(transfer);
-    const Lock lock(mutex_);
-    finish_copy(transfer, moved);
-  }
+  copy_all(ready);
   return launch->ticket;
 }
 
@@ -121,6 +117,29 @@ std::int64_t InprocGroup::copy(const Transfer& transfer) {
   return 0;
 }
 
+void InprocGroup::copy_all(std::span<const Transfer> ready) {
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    std::int64_t moved = 0;
+    try {
+      moved = copy(ready[i]);
+    } catch (const std::exception& error) {
+      const Lock lock(mutex_);
+      for (const Transfer& transfer : ready.subspan(i)) drop_copy(transfer);
+      set_failure(ready[i].send.launch->rank,
+                  fmt::format("a message was not moved: {}", error.what()));
+      throw;
+    }
+    const Lock lock(mutex_);
+    finish_copy(ready[i], moved);
+  }
+}
+
+void InprocGroup::drop_copy(const Transfer& transfer) {
+  for (const EndOfLaunch* side : {&transfer.send, &transfer.recv}) {
+    --state(side->launch->rank).num_copies;
+  }
+}
+
 void InprocGroup::finish_copy(const Transfer& transfer, std::int64_t moved) {
   last_moved_ = Clock::now();
   state(transfer.send.launch->rank).sent_bytes += transfer.send.end().size_bytes;
@@ -151,9 +170,11 @@ void InprocGroup::run_delayed() {
     delayed_.pop();
     begin_copy(transfer);
     lock.unlock();
-    const std::int64_t moved = copy(transfer);
+    try {
+      copy_all({&transfer, 1});
+    } catch (const std::exception&) {  // the group has failed, which all ranks hear of
+    }
     lock.lock();
-    finish_copy(transfer, moved);
   }
 }
 

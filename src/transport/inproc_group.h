@@ -124,6 +124,10 @@ class InprocGroup {
   void begin_copy(const Transfer& transfer);
   std::int64_t copy(const Transfer& transfer);
   void finish_copy(const Transfer& transfer, std::int64_t moved);
+  void drop_copy(const Transfer& transfer);  // one that was begun and failed
+  // Copies transfers that were begun; without the lock. If one fails, the group fails with it, and
+  // its error is thrown.
+  void copy_all(std::span<const Transfer> ready);
   void run_delayed();
   void set_failure(Rank rank, std::string text);
   void drain(Lock& lock, Rank rank);
