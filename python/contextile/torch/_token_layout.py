@@ -300,6 +300,9 @@ class Chunks(TokenLayout):
         ...                heads=(4, 2), head_dim=32)
         >>> chunks = Chunks.of_plan(plan)
         >>> print(chunks.report(2 * 1024, layers=3))
+        rank  tokens moved  bytes per step
+           0            30          737280
+           1            30          737280
         """
         check_documents(plan)
         return cls(_homes(plan), plan.sequences, Peers(rank, plan.num_devices, None))
