@@ -184,7 +184,9 @@ def test_bytes_are_counted_and_states_do_not_grow():
 
 # --------------------------------------------------------------------------- layers on documents
 
-JAMBA = {"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 6, "mamba_d_conv": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False, **EXPERTS}
+JAMBA = {
+    "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 6, "mamba_d_conv": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False, **EXPERTS,
+}  # fmt: skip
 
 
 def train_on_documents():
