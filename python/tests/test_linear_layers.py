@@ -41,7 +41,7 @@ MODELS = {
     "qwen3_next": {**DELTA, **EXPERTS, "layer_types": MIXED},
     "qwen3_5_text": {**DELTA, "layer_types": MIXED},
     "qwen3_5_moe_text": {**DELTA, **EXPERTS, "layer_types": MIXED},
-    "olmo_hybrid": {**DELTA, "layer_types": MIXED},
+    "olmo_hybrid": {**DELTA, "rms_norm_eps": 1e-3, "layer_types": MIXED},
     "lara_mini": {**DELTA, "layer_types": MIXED},
     "kimi_linear": {**DELTA, **EXPERTS, "linear_num_heads": 4, "linear_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": None,
                     "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 4, "layer_types": MIXED},
