@@ -228,3 +228,15 @@ def test_results_of_one_token_are_refused():
         else:
             with pytest.raises(ct.InvalidArgument, match=part), cth.use(executor):
                 model(**call)
+
+
+def test_embeddings_of_neighbours_are_refused():
+    config = transformers.MobileBertConfig(**ENCODER, **NO_DROPOUT, true_hidden_size=32, intra_bottleneck_size=32, embedding_size=32)
+    model = transformers.MobileBertForMaskedLM(config).eval()
+    model.set_attn_implementation(cth.register())
+    executor = Executor(ct.inproc_group(1)[0])
+    batch = cth.batch_of(model)
+    executor.prepare(ct.plan([64], cluster="local:1x1", strategy="zigzag", **batch))
+    tokens = {"input_ids": torch.ones(1, 64, dtype=torch.int64), "position_ids": torch.arange(64)[None]}
+    with pytest.raises(ct.InvalidArgument, match="attention alone mixes tokens.*MobileBertEmbeddings"), cth.use(executor):
+        model(**tokens)
