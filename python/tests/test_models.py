@@ -230,7 +230,7 @@ def test_results_of_one_token_are_refused():
                 model(**call)
 
 
-def test_embeddings_of_neighbours_are_refused():
+def test_embeddings_of_neighbors_are_refused():
     config = transformers.MobileBertConfig(**ENCODER, **NO_DROPOUT, true_hidden_size=32, intra_bottleneck_size=32, embedding_size=32)
     model = transformers.MobileBertForMaskedLM(config).eval()
     model.set_attn_implementation(cth.register())

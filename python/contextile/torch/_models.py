@@ -76,7 +76,8 @@ def _ordered_part(model: weakref.ref[Any], covered: frozenset[type]) -> str | No
             continue
         kind = type(module).__name__
         is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        is_convolution = is_convolution or getattr(module, "trigram_input", False)  # MobileBERT's embeddings
+        # MobileBERT's embeddings join each token's with its neighbors'.
+        is_convolution = is_convolution or getattr(module, "trigram_input", False)
         is_named = _ORDERED.search(kind) and not any(place.startswith(f"{name}.") for place in done)
         if is_convolution or isinstance(module, nn.RNNBase) or is_named:
             return f"{name} ({kind})" if name else kind
