@@ -1,6 +1,8 @@
 #include "runtime/executor/call_check.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,16 +15,9 @@ namespace contextile {
 namespace {
 
 bool agree(const CallTag& a, const CallTag& b) {
+  if (a.direction == CallTag::kPrepare) return b.direction == CallTag::kPrepare;
   return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
          (a.number == b.number || a.number == 0 || b.number == 0);
-}
-
-std::string text_of(const CallTag& tag) {
-  const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
-  return fmt::format(
-      "{} {} of plan {}, mask {}",
-      is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
-      tag.number, digest_text(tag.plan), tag.mask);
 }
 
 Message message_of(std::int32_t peer, CallTag& tag) {
@@ -31,6 +26,17 @@ Message message_of(std::int32_t peer, CallTag& tag) {
 }
 
 }  // namespace
+
+std::string text_of(const CallTag& tag) {
+  if (tag.direction == CallTag::kPrepare) {
+    return fmt::format("prepare of plan {}", digest_text(tag.plan));
+  }
+  const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
+  return fmt::format(
+      "{} {} of plan {}, mask {}",
+      is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
+      tag.number, digest_text(tag.plan), tag.mask);
+}
 
 CallCheck::CallCheck(Transport& transport, const CallTag& mine)
     : transport_(transport), mine_(mine) {
@@ -43,12 +49,22 @@ CallCheck::CallCheck(Transport& transport, const CallTag& mine)
 }
 
 void CallCheck::wait() {
-  const std::int32_t size = transport_.size();
-  if (size == 1) return;
+  if (transport_.size() == 1) return;
   transport_.wait(ticket_);
+  if (const auto found = difference()) throw InvalidArgument(*found);
+}
+
+bool CallCheck::has_come() const {
+  return std::ranges::none_of(transport_.open_transfers(), [this](const OpenTransfer& open) {
+    return open.ticket == ticket_ && !open.is_send;
+  });
+}
+
+std::optional<std::string> CallCheck::difference() const {
+  const std::int32_t size = transport_.size();
+  if (size == 1 || !has_come() || agree(mine_, theirs_)) return std::nullopt;
   const std::int32_t rank = transport_.rank().value;
-  CONTEXTILE_CHECK(
-      agree(mine_, theirs_),
+  return fmt::format(
       "call: expected all ranks in the same one, found rank {} in {} and rank {} in {}", rank,
       text_of(mine_), (rank + size - 1) % size, text_of(theirs_));
 }

@@ -232,6 +232,17 @@ void check_identities(std::span<const PlanIdentity> plans) {
   }
 }
 
+// Throws InvalidArgument if a neighbour is in a call.
+void check_all_prepare(Transport& transport, std::uint64_t plan) {
+  CallCheck check(transport, {.plan = plan, .direction = CallTag::kPrepare});
+  try {
+    check.wait();
+  } catch (const InvalidArgument& error) {
+    transport.abort(error.what());
+    throw;
+  }
+}
+
 // Every rank throws the same when plans differ. Returns true if any rank has only a slice.
 bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
   const std::vector<std::vector<std::byte>> all =
@@ -258,6 +269,7 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
   recorder.forget_plan();
   state.recorded(plan.get(), [&] {
     const bool any_slice = recorder.step({"exchange"}, [&] {
+      check_all_prepare(state.transport.control(), plan->digest);
       return check_same_plan(state.transport.control(), identity_of(*plan));
     });
     state.collectively([&] {

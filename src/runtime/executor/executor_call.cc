@@ -202,8 +202,12 @@ void Executor::Handle::Call::guarded(const Work& work) {
   try {
     work();
   } catch (const std::exception& error) {
-    tools_->transport.abort(error.what());
+    // Ranks in different calls send messages of different sizes, which the transport refuses first.
+    const std::optional<std::string> difference =
+        check_ == nullptr ? std::nullopt : check_->difference();
+    tools_->transport.abort(difference ? std::string_view(*difference) : error.what());
     under_way_ = false;
+    if (difference) throw InvalidArgument(*difference);
     throw;
   }
 }

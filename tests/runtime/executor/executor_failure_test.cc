@@ -208,6 +208,57 @@ TEST(Executor, ACallThatOneRankMakesOtherwiseIsReportedOnEveryRank) {
   }
 }
 
+// The errors in which two ranks end that do different things, both prepared for the plan.
+std::vector<std::string> ends_of(const PlanPtr& plan,
+                                 const std::function<void(Executor&, LayerTensors&, Rank)>& body) {
+  std::vector<std::string> ends(2);
+  run_inproc(2, [&](Transport& transport) {
+    const Rank rank = transport.rank();
+    Executor executor(transport, *kernels().front());
+    executor.prepare(plan);
+    LayerTensors layer(inputs_of(*plan, 0), plan->shape, local_tokens(*plan, rank));
+    try {
+      body(executor, layer, rank);
+    } catch (const InvalidArgument& error) {
+      ends[rank.index()] = error.what();
+    }
+  });
+  return ends;
+}
+
+TEST(Executor, ARankInPrepareAndOneInACallSayWhichEachIsIn) {
+  const PlanPtr plan = shared(example_plan());
+  EXPECT_THAT(ends_of(plan,
+                      [&](Executor& executor, LayerTensors&, Rank rank) {
+                        if (rank == Rank{0}) {
+                          executor.prepare(plan);
+                        } else {
+                          executor.check_same_call({Direction::kBackward, 0, 7});
+                        }
+                      }),
+              Each(AllOf(HasSubstr("expected all ranks in the same one, found rank "),
+                         HasSubstr("rank 0 in prepare of plan "),
+                         HasSubstr("rank 1 in backward 7 of plan "))));
+}
+
+// Messages of other sizes fail in the transport, which knows no calls.
+TEST(Executor, CallsWithMessagesOfOtherSizesSayWhichEachRankIsIn) {
+  EXPECT_THAT(
+      ends_of(shared(example_plan()),
+              [](Executor& executor, LayerTensors& layer, Rank rank) {
+                if (rank == Rank{0}) {
+                  static_cast<void>(executor.finish(executor.begin_forward(0, layer.forward(), 7)));
+                  return;
+                }
+                std::vector<std::byte> saved(static_cast<std::size_t>(executor.saved_bytes(0)));
+                BackwardTensors tensors = layer.backward();
+                tensors.saved = saved;
+                static_cast<void>(executor.finish(executor.begin_backward(0, tensors, Saved(), 5)));
+              }),
+      Each(AllOf(HasSubstr("rank 0 in forward 7 of plan "),
+                 HasSubstr("rank 1 in backward 5 of plan "))));
+}
+
 TEST(Executor, ACallIsComparedOnlyOnceThereIsAPlan) {
   const std::string message = failure_of<InvalidArgument>(
       [](Transport& transport) {
@@ -283,7 +334,7 @@ TEST(Executor, HandlesAreFinishedInOrderAndNeverDropped) {
   EXPECT_THAT(run([](Executor& executor, LayerTensors& layer) {
                 Executor::Handle first = executor.begin_forward(0, layer.forward());
                 Executor::Handle second = executor.begin_forward(0, layer.forward());
-                static_cast<void>(executor.finish(std::move(second)));
+                executor.finish(std::move(second));
               }),
               HasSubstr("expected the handle begun as number 0, found number 1"));
   EXPECT_THAT(run([](Executor& executor, LayerTensors& layer) {
