@@ -28,7 +28,17 @@ constexpr FrameFormat kFormat{.magic = kMagic,
                               .name = "a plan file",
                               .noun = "file"};
 
+// Throws InvalidPlan, with the files to give instead, on what plan --schedule writes next to them.
+void refuse_schedule(std::span<const std::uint8_t> bytes, std::string_view file) {
+  constexpr std::string_view kBegin = "{\n \"format\": \"contextile schedule\"";
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!text.starts_with(kBegin)) return;
+  fail_plan("{0}: expected a plan file, found a schedule; its plans are {1}.0, {1}.1, ...", file,
+            file == "standard input" ? "FILE" : file);
+}
+
 PlanFileHeader read_header(std::span<const std::uint8_t> bytes, std::string_view file) {
+  refuse_schedule(bytes, file);
   check_frame_header(bytes, kFormat, file);
   const std::uint64_t header_bytes = get(bytes, kHeaderBytesAt, 4);
   if (header_bytes != PlanFileHeader::kBytes) {
@@ -83,6 +93,7 @@ std::vector<SectionView> read_table(std::span<const std::uint8_t> bytes, std::ui
 }  // namespace
 
 std::uint64_t stated_file_bytes(std::span<const std::uint8_t> first, std::string_view file) {
+  refuse_schedule(first, file);
   check_frame_begin(first, kFormat, file);
   return first.size() < PlanFileHeader::kBytes ? PlanFileHeader::kBytes : get(first, kFileBytesAt);
 }
