@@ -85,10 +85,9 @@ struct PlannedSchedule {
 
 // The same as plan_schedule, for callers with no use for plans that do not verify: throws
 // CheckFailed with the micro-batch, the number of violations and the first one.
-[[nodiscard]] PlannedSchedule plan_and_check_schedule(const Workload& workload,
-                                                      const Cluster& cluster,
-                                                      const StrategyChoice& choice,
-                                                      const PlanOptions& options = {});
+[[nodiscard]] PlannedSchedule plan_and_check_schedule(
+    const Workload& workload, const Cluster& cluster, const StrategyChoice& choice,
+    const PlanOptions& options = {}, const std::optional<StrategyChoice>& attention = {});
 
 // The work of one rank, and the tokens and memory that it holds.
 struct ScheduledRank {

@@ -103,12 +103,19 @@ class SchedulePlanner {
 
   void plan_one(Wanted& wanted, const StrategyChoice& attention, SchedulePlan& plan) const {
     try {
-      plan.planned = plan_checked_batch(wanted.workload, wanted.cluster, attention, options_);
+      const StrategyChoice& inside = is_for_many(wanted, attention) ? alone_ : attention;
+      plan.planned = plan_checked_batch(wanted.workload, wanted.cluster, inside, options_);
     } catch (const InvalidArgument& error) {
       fail_argument("schedule, {}: {}", wanted.text, error.what());
     }
     plan.cluster = std::move(wanted.cluster);
     wanted.workload = {};
+  }
+
+  // Returns true for a group of one rank if the strategy has to split heads or tokens.
+  [[nodiscard]] bool is_for_many(const Wanted& wanted, const StrategyChoice& attention) const {
+    return wanted.cluster.num_devices() == 1 &&
+           unsupported_reason(wanted.workload, wanted.cluster, attention, options_).has_value();
   }
 
   // Returns the index of the micro-batch's plan.
@@ -124,6 +131,7 @@ class SchedulePlanner {
   const SequenceParts parts_;
   const Cluster& cluster_;
   PlanOptions options_;
+  const StrategyChoice alone_ = {"zigzag"};
   std::map<std::vector<std::int64_t>, std::size_t> known_;
   std::vector<Wanted> wanted_;
 };
@@ -205,8 +213,9 @@ PlannedSchedule plan_schedule(const Workload& workload, const Cluster& cluster,
 }
 
 PlannedSchedule plan_and_check_schedule(const Workload& workload, const Cluster& cluster,
-                                        const StrategyChoice& choice, const PlanOptions& options) {
-  PlannedSchedule schedule = plan_schedule(workload, cluster, choice, options);
+                                        const StrategyChoice& choice, const PlanOptions& options,
+                                        const std::optional<StrategyChoice>& attention) {
+  PlannedSchedule schedule = plan_schedule(workload, cluster, choice, options, attention);
   for (std::size_t i = 0; i < schedule.plans.size(); ++i) {
     const VerifyReport& verified = schedule.plans[i].planned.verified;
     if (verified.ok()) continue;

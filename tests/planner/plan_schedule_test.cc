@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -121,6 +122,23 @@ TEST(PlanSchedule, TakesAnotherStrategyInsideTheGroups) {
                                StrategyChoice{"hybrid", {{"head_parallel", "4"}}}),
               testing::AllOf(HasSubstr("schedule, sequence 0 on ranks 0 to 3"),
                              HasSubstr("KV heads (2), found 4")));
+}
+
+TEST(PlanSchedule, GroupsOfOneRankNeedNoStrategyForMany) {
+  const Workload batch = default_batch_of({9000, 100, 100, 100});
+  const Cluster cluster = cluster_of("dgx-h200", 1, 4);
+  const StrategyChoice inside = {"hybrid", {{"head_parallel", "2"}}};
+  const PlannedSchedule schedule = plan_schedule(batch, cluster, {"megatron_dynamic"}, {}, inside);
+  EXPECT_TRUE(schedule.ok());
+  std::set<std::string> of_one;
+  std::set<std::string> of_many;
+  for (const SchedulePlan& plan : schedule.plans) {
+    (plan.cluster.num_devices() == 1 ? of_one : of_many).insert(plan.planned.plan->strategy);
+  }
+  EXPECT_THAT(of_one, testing::ElementsAre("zigzag"));
+  EXPECT_THAT(of_many, testing::ElementsAre("hybrid"));
+  EXPECT_THAT(schedule_message(batch, cluster, {"megatron_dynamic"}, {{"hybrid", {{"x", "2"}}}}),
+              HasSubstr("option"));
 }
 
 TEST(PlanSchedule, ByteScaleSendsGradientsInF32AsItsOnePlanDoes) {

@@ -72,6 +72,8 @@ struct StepSetting {
   // ranks in rounds, and the rounds are the step's micro-batches. Its option `cap` is then by
   // default an even share of the largest micro-batch: what a rank of a static group holds.
   bool one_plan = false;
+  // Strategy inside the groups of a schedule; unset: that of the original, a zigzag ring.
+  std::optional<StrategyChoice> group_strategy = std::nullopt;
 };
 // Returns true if the setting's strategy schedules the step's micro-batches. Pools of kSamePhase
 // and ping-pong need one plan.

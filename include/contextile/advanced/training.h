@@ -350,8 +350,8 @@ struct TrainingStep {
   IterationOptions options;
   std::vector<std::vector<MicroBatchWork>> replicas;  // sizes.dp of pipeline.micro_batches each
   // With kSamePhase: attention of forward tick t (and of backward tick t, whose micro-batches are
-  // the same) on all stages together; [replica][tick][part], stages + micro_batches - 1 ticks. A
-  // same-phase step has 1 chunk a stage.
+  // the same) on all stages together; [replica][tick][part], stages + chunks · micro_batches - 1
+  // ticks.
   std::vector<std::vector<std::vector<MicroBatchAttention>>> ticks;
 };
 

@@ -71,10 +71,6 @@ void hold_nothing(TrainingStep& step) {
 }
 
 std::optional<std::string> pipeline_problem(const PipelineShape& shape) {
-  if (shape.schedule == PipelineSchedule::kSamePhase && shape.chunks != 1) {
-    return fmt::format("pipeline same_phase: expected 1 chunk a stage to predict, found {}",
-                       shape.chunks);
-  }
   try {
     check_pipeline(shape);
   } catch (const InvalidArgument& error) {
@@ -188,8 +184,8 @@ TrainingStep StepPlanner::even_step(const StepSetting& setting) const {
         even_micro_batch(tokens_of(job_.micro_batches[k]), setting.sizes.cp));
   }
   if (setting.schedule == PipelineSchedule::kSamePhase) {
-    const auto ticks =
-        static_cast<std::size_t>(step.pipeline.stages + step.pipeline.micro_batches - 1);
+    const auto ticks = static_cast<std::size_t>(
+        step.pipeline.stages + step.pipeline.micro_batches * step.pipeline.chunks - 1);
     step.ticks.assign(dp, {ticks, std::vector<MicroBatchAttention>(1)});
   }
   return step;
@@ -206,23 +202,26 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
     lengths.insert(lengths.end(), micro_batch.begin(), micro_batch.end());
   }
   choice.options.try_emplace("cap", fmt::format("{}", (largest + cp - 1) / cp));
-  const Key key{choice_text(choice),
-                ranks.nodes,
-                ranks.devices_per_node,
-                ranks.inter_gbytes_per_s_per_node,
-                tp,
-                "schedule"};
+  const std::string inside =
+      setting.group_strategy ? ", " + choice_text(*setting.group_strategy) : "";
+  const Key key{choice_text(choice) + inside,      ranks.nodes, ranks.devices_per_node,
+                ranks.inter_gbytes_per_s_per_node, tp,          "schedule"};
   const auto known = rounds_.find(key);
   if (known != rounds_.end()) return known->second;
   notice_(fmt::format("{}, TP {}, {} x {}: schedule", choice_text(choice), tp, ranks.nodes,
                       ranks.devices_per_node));
   const Workload workload = make_workload(lengths, attention_shape_of(job_.model, tp), masks_);
   PlannedRounds planned;
-  planned.unsupported = unscheduled_reason(workload, ranks, choice, job_.plan);
-  if (!planned.unsupported) {
-    const PlannedSchedule schedule = plan_and_check_schedule(workload, ranks, choice, job_.plan);
+  try {
+    const PlannedSchedule schedule =
+        plan_and_check_schedule(workload, ranks, choice, job_.plan, setting.group_strategy);
     planned.rounds = round_parts(schedule, tp);
     planned.unpipelined = pipeline_reason(schedule);
+  } catch (const InvalidArgument& error) {
+    // Asking first would decide on groups twice.
+    planned.unsupported = unscheduled_reason(workload, ranks, choice, job_.plan);
+    if (!planned.unsupported && !setting.group_strategy) throw;
+    if (!planned.unsupported) planned.unsupported = error.what();  // of a group
   }
   return rounds_.emplace(key, std::move(planned)).first->second;
 }

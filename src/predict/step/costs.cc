@@ -60,6 +60,14 @@ double RingCost::us(double bytes) const {
 StepCosts::StepCosts(const TrainingStep& step)
     : step_(step), weights_(weights_of(step.model)), flops_(linear_flops_of(step.model)) {
   check();
+  if (step.pipeline.schedule == PipelineSchedule::kSamePhase) {
+    tick_of_stage_0_.resize(place_in_order(step.pipeline.micro_batches, 0));
+    for (const PipelineTick& tick : pipeline_ticks(step.pipeline)) {
+      const std::optional<PipelineStep>& first = tick.steps.front();
+      if (!first || first->direction != Direction::kForward) continue;
+      tick_of_stage_0_[place_in_order(first->micro_batch, first->chunk)] = tick.number;
+    }
+  }
   const Cluster& cluster = step.cluster;
   const double share = step.options.collective_share;
   tensor_ring_ = {step.sizes.tp, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
@@ -103,10 +111,7 @@ void StepCosts::check() const {
     }
   }
   if (pipeline.schedule != PipelineSchedule::kSamePhase) return;
-  CONTEXTILE_CHECK(pipeline.chunks == 1,
-                   "training step, same phase: expected 1 chunk a stage, found {}",
-                   pipeline.chunks);
-  const std::int32_t num_ticks = pipeline.stages + pipeline.micro_batches - 1;
+  const std::int32_t num_ticks = pipeline.stages + pipeline.micro_batches * pipeline.chunks - 1;
   CONTEXTILE_CHECK(step_.ticks.size() == step_.replicas.size(),
                    "training step, same phase: expected ticks of {} replicas, found {}",
                    step_.replicas.size(), step_.ticks.size());
@@ -268,22 +273,29 @@ double StepCosts::ping_pong_us(Direction direction, const Place& place) const {
 }
 
 const MicroBatchAttention& StepCosts::attention_of(Direction direction, std::int32_t replica,
-                                                   std::int32_t stage, std::int32_t micro_batch,
+                                                   std::int32_t virtual_stage,
+                                                   std::int32_t micro_batch,
                                                    std::size_t part) const {
   const auto d = static_cast<std::size_t>(replica);
   if (step_.pipeline.schedule != PipelineSchedule::kSamePhase) {
     return step_.replicas[d][static_cast<std::size_t>(micro_batch)].parts[part].attention;
   }
-  const std::int32_t behind =
-      direction == Direction::kForward ? stage : step_.pipeline.stages - 1 - stage;
-  return step_.ticks[d][static_cast<std::size_t>(micro_batch + behind)][part];
+  // Backward goes through stages and chunks in reverse; its tick t has the micro-batches of forward
+  // tick t.
+  const std::int32_t stages = step_.pipeline.stages;
+  const std::int32_t chunks = step_.pipeline.chunks;
+  const bool forward = direction == Direction::kForward;
+  const std::int32_t stage = virtual_stage % stages;
+  const std::int32_t chunk = virtual_stage / stages;
+  const std::size_t place = place_in_order(micro_batch, forward ? chunk : chunks - 1 - chunk);
+  const std::int32_t behind = forward ? stage : stages - 1 - stage;
+  return step_.ticks[d][static_cast<std::size_t>(tick_of_stage_0_[place] + behind)][part];
 }
 
 const AttentionTimes& StepCosts::attention_times(Direction direction, const Place& place,
                                                  std::size_t part) const {
   const MicroBatchAttention& attention =
-      attention_of(direction, place.replica, place.virtual_stage % step_.pipeline.stages,
-                   place.micro_batch, part);
+      attention_of(direction, place.replica, place.virtual_stage, place.micro_batch, part);
   return direction == Direction::kForward ? attention.forward : attention.backward;
 }
 

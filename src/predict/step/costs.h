@@ -59,7 +59,7 @@ class StepCosts {
 
   // Attention of one part: of the micro-batch itself, or with kSamePhase of its tick.
   [[nodiscard]] const MicroBatchAttention& attention_of(Direction direction, std::int32_t replica,
-                                                        std::int32_t stage,
+                                                        std::int32_t virtual_stage,
                                                         std::int32_t micro_batch,
                                                         std::size_t part) const;
 
@@ -116,7 +116,14 @@ class StepCosts {
   [[nodiscard]] double tensor_parallel_us(std::int64_t tokens) const;
   [[nodiscard]] double elementwise_us(double elements_per_token, std::int64_t tokens) const;
 
+  // Index of a chunk of a micro-batch among the forwards of a stage.
+  [[nodiscard]] std::size_t place_in_order(std::int32_t micro_batch, std::int32_t chunk) const {
+    return static_cast<std::size_t>(micro_batch * step_.pipeline.chunks + chunk);
+  }
+
   const TrainingStep& step_;
+  // With kSamePhase: number of the tick in which stage 0 runs a forward, by place_in_order.
+  std::vector<std::int32_t> tick_of_stage_0_;
   ModelWeights weights_;
   LinearFlops flops_;
   RingCost tensor_ring_;

@@ -61,13 +61,19 @@ class StageMemoryCount {
     memory_.optimizer_bytes = rounded(kOptimizerBytes * weights / shards);
   }
 
+  [[nodiscard]] std::int32_t virtual_stage(std::int32_t chunk) const {
+    return chunk * step_.pipeline.stages + stage_;
+  }
+
   // Bytes that attention of a micro-batch keeps for backward, one layer.
-  [[nodiscard]] double retained_bytes(std::int32_t replica, std::int32_t micro_batch) const {
+  [[nodiscard]] double retained_bytes(std::int32_t replica, std::int32_t micro_batch,
+                                      std::int32_t chunk) const {
     const MicroBatchWork& batch = batch_of(replica, micro_batch);
     double bytes = 0;
     for (std::size_t i = 0; i < batch.parts.size(); ++i) {
       bytes += static_cast<double>(
-          costs_.attention_of(Direction::kForward, replica, stage_, micro_batch, i).retained_bytes);
+          costs_.attention_of(Direction::kForward, replica, virtual_stage(chunk), micro_batch, i)
+              .retained_bytes);
     }
     return bytes;
   }
@@ -83,13 +89,13 @@ class StageMemoryCount {
         static_cast<std::int32_t>(peak_in_flight(order, [](const PipelineStep&) { return 1.0; }));
     double most = 0;
     for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
-      most = std::max(
-          most, peak_in_flight(order, [&](const PipelineStep& step) {
-            const double tokens = static_cast<double>(batch_of(d, step.micro_batch).held_tokens());
-            double bytes = tokens * per_token(step_.options.recompute);
-            if (!full()) bytes += retained_bytes(d, step.micro_batch);
-            return bytes * costs_.layers_of(step.chunk * step_.pipeline.stages + stage_);
-          }));
+      most = std::max(most, peak_in_flight(order, [&](const PipelineStep& step) {
+                        const double tokens =
+                            static_cast<double>(batch_of(d, step.micro_batch).held_tokens());
+                        double bytes = tokens * per_token(step_.options.recompute);
+                        if (!full()) bytes += retained_bytes(d, step.micro_batch, step.chunk);
+                        return bytes * costs_.layers_of(virtual_stage(step.chunk));
+                      }));
     }
     memory_.activations_bytes = rounded(most);
   }
@@ -98,7 +104,9 @@ class StageMemoryCount {
     double logits = 0;
     double layer = 0;
     for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
-      for (std::int32_t i = 0; i < step_.pipeline.micro_batches; ++i) {
+      for (std::int32_t at = 0; at < step_.pipeline.micro_batches * step_.pipeline.chunks; ++at) {
+        const std::int32_t i = at / step_.pipeline.chunks;
+        const std::int32_t chunk = at % step_.pipeline.chunks;
         const MicroBatchWork& batch = batch_of(d, i);
         std::int64_t staging = 0;
         for (std::size_t part = 0; part < batch.parts.size(); ++part) {
@@ -106,7 +114,7 @@ class StageMemoryCount {
                                         step_.model.vocabulary * kLogitBytes / step_.sizes.tp);
           for (const Direction direction : kDirections) {
             const std::int64_t bytes =
-                costs_.attention_of(direction, d, stage_, i, part).staging_bytes;
+                costs_.attention_of(direction, d, virtual_stage(chunk), i, part).staging_bytes;
             staging = std::max(staging, bytes);
           }
         }
@@ -115,7 +123,7 @@ class StageMemoryCount {
                                            staging * static_cast<std::int64_t>(batch.parts.size()));
         layer =
             std::max(layer, static_cast<double>(batch.held_tokens()) * per_token(Recompute::kNone) +
-                                retained_bytes(d, i));
+                                retained_bytes(d, i, chunk));
       }
     }
     const bool last = stage_ + 1 == step_.pipeline.stages;

@@ -68,16 +68,20 @@ TEST_F(PingPongSteps, KeepDocumentsWholeWhereTheMaskNeedsIt) {
   EXPECT_EQ(notices_.size(), 1U);
 }
 
-TEST_F(PingPongSteps, AreNotPredictedForSeveralChunksInTheSamePhase) {
+TEST_F(PingPongSteps, HaveAPlanForEveryTickOfSeveralChunks) {
   job_.micro_batches = {{4096}, {4096}};
-  StepPlanner planner(job_, [](const std::string&) {});
-  const StepOutcome outcome = planner.predict({.sizes = {.tp = 1, .cp = 2, .dp = 1, .pp = 2},
-                                               .schedule = PipelineSchedule::kSamePhase,
-                                               .chunks = 2,
-                                               .nano_batches = NanoBatches::kPingPong,
-                                               .strategy = {"distca", {}}});
-  EXPECT_EQ(outcome.verdict, Verdict::kImpossible);
-  EXPECT_THAT(outcome.reason, HasSubstr("expected 1 chunk a stage to predict, found 2"));
+  for (const std::int32_t chunks : {1, 2}) {
+    notices_.clear();
+    StepPlanner planner(job_, [&](const std::string& what) { notices_.push_back(what); });
+    const StepOutcome outcome = planner.predict({.sizes = {.tp = 1, .cp = 2, .dp = 1, .pp = 2},
+                                                 .schedule = PipelineSchedule::kSamePhase,
+                                                 .chunks = chunks,
+                                                 .nano_batches = NanoBatches::kPingPong,
+                                                 .strategy = {"distca", {{"nano_batches", "1"}}}});
+    EXPECT_EQ(outcome.verdict, Verdict::kFits) << outcome.reason;
+    // Two nano-batches in each of the ticks of a direction.
+    EXPECT_EQ(notices_.size(), 2U * static_cast<std::size_t>(2 * chunks + 1));
+  }
 }
 
 TEST(NanoBatches, AreTheHalvesOfSamePhasePingPong) {

@@ -251,6 +251,29 @@ TEST(SamePhase, ATickLastsAsLongAsItsSlowestStageAndTheSharedAttention) {
               HasSubstr("expected 3 ticks, found 2"));
 }
 
+TEST(SamePhase, ChunksTakeTheAttentionOfTheirTicks) {
+  TrainingStep step = step_of({.tp = 1, .cp = 1, .dp = 1, .pp = 2}, simple_cluster(1, 2), 2);
+  step.model.layers = 4;
+  step.model.vocabulary = 1;
+  step.cluster.intra_gbytes_per_s = 1e12;
+  step.pipeline.schedule = PipelineSchedule::kSamePhase;
+  step.pipeline.chunks = 2;
+  step.ticks.resize(1);
+  double attention_us = 0;
+  for (const double us : {10.0, 20.0, 40.0, 80.0, 160.0}) {
+    MicroBatchAttention attention;
+    attention.forward = {us, us, 0, 0};
+    attention.backward = {2 * us, 2 * us, 0, 0};
+    step.ticks[0].push_back({attention});
+    attention_us += 3 * us;
+  }
+  // Two micro-batches of two chunks, and one tick until the last stage begins.
+  EXPECT_NEAR(predict_step(step).timelines.front().time_us, 5 * (136 + 272) + attention_us, 0.1);
+  step.ticks[0].pop_back();
+  EXPECT_THAT(message_of([&] { static_cast<void>(predict_step(step)); }),
+              HasSubstr("expected 5 ticks, found 4"));
+}
+
 // ------------------------------------------------------------------------------- memory
 
 TEST(Memory, OfLlama8BAddsUpByHand) {
