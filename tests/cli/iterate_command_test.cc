@@ -65,8 +65,10 @@ TEST_F(IterateCommand, PrintsOneStepWithItsTimesAndMemory) {
 }
 
 TEST_F(IterateCommand, PartsOfAStageAddUpToTheStep) {
-  for (const char* schedule : {"1f1b", "interleaved", "same_phase"}) {
-    const json document = steps({"--pp", "2", "--micro-batches", "4", "--schedule", schedule});
+  for (const auto& [schedule, chunks] : std::vector<std::pair<std::string, std::string>>{
+           {"1f1b", "1"}, {"interleaved", "2"}, {"same_phase", "1"}, {"same_phase", "2"}}) {
+    const json document =
+        steps({"--pp", "2", "--micro-batches", "4", "--schedule", schedule, "--chunks", chunks});
     ASSERT_EQ(document.at("steps").size(), 1U);
     const json& step = document.at("steps")[0];
     EXPECT_EQ(step.at("schedule"), schedule);
@@ -201,6 +203,9 @@ TEST_F(IterateCommand, RefusesWhatMakesNoSense) {
   expect_bad_input(iterate({"--schedule", "gpipe"}), {"pipeline schedule", "1f1b"});
   expect_bad_input(iterate({"--pp", "2", "--chunks", "2"}), {"1 chunk a stage"});
   expect_bad_input(iterate({"--schedule", "interleaved"}), {"at least 2 chunks", "stages"});
+  expect_bad_input(
+      iterate({"--schedule", "same_phase", "--pp", "2", "--chunks", "2", "--micro-batches", "3"}),
+      {"the last of at least 2"});
   expect_bad_input(iterate({"--recompute", "some"}), {"none, selective, full"});
   expect_bad_input(iterate({"--optimizer", "zero2"}), {"--optimizer", "zero1 or replicated"});
   expect_bad_input(iterate({"--gradient-overlap", "1"}), {"--gradient-overlap", "on or off"});

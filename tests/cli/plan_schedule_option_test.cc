@@ -84,6 +84,20 @@ TEST_F(PlanSchedules, RefuseWhatTheyCannotHonour) {
   refused(joined(schedule("megatron_dynamic:cap=10"), {}), {"option cap"});
 }
 
+TEST_F(PlanSchedules, AreNoPlanFilesAndNameThem) {
+  output(schedule("megatron_dynamic"));
+  const std::string found =
+      "expected a plan file, found a schedule; its plans are " + path("s.json") + ".0";
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"verify", path("s.json")},
+                                             {"run", path("s.json")},
+                                             {"simulate", path("s.json")},
+                                             {"export", path("s.json")},
+                                             {"report", path("s.json"), "-o", path("r.html")}}) {
+    EXPECT_THAT(contextile(command).err, HasSubstr(found)) << command.front();
+  }
+}
+
 TEST_F(PlanSchedules, DoNotReplaceWhatTheyRead) {
   std::filesystem::rename(path("lengths.txt"), path("s.json.1"));
   const std::vector<std::string> plan = {
@@ -113,6 +127,35 @@ TEST_F(PlanSchedules, AreWhatCompareAndIterateCount) {
       joined({"iterate", "--recompute", "selective", "--strategy", "megatron_dynamic"}, input_);
   EXPECT_THAT(output(iterate), HasSubstr("megatron_dynamic: sequences of the step scheduled"));
   EXPECT_TRUE(document(iterate).at("steps").at(0).at("scheduled").get<bool>());
+  const json other = document(joined(iterate, {"--group-strategy", "magi"}));
+  EXPECT_NE(other.at("steps").at(0).at("time_s"), document(iterate).at("steps").at(0).at("time_s"));
+  const Outcome many = contextile(joined(iterate, {"--group-strategy", "hybrid:head_parallel=3"}));
+  EXPECT_EQ(many.exit_code, 1);
+  EXPECT_THAT(many.out, HasSubstr("splits heads over 3 ranks"));
+}
+
+TEST_F(PlanSchedules, AreWantedByTheOptionsOfCompareAndIterate) {
+  const auto refused = [&](const std::string& command, const std::vector<std::string>& more,
+                           const std::vector<std::string>& words) {
+    expect_bad_input(contextile(joined(joined({command}, input_), more)), words);
+  };
+  const std::string known = "schedules micro-batches (";
+  for (const char* command : {"compare", "iterate"}) {
+    refused(command, {"--one-plan", "--strategy", "zigzag,ring"},
+            {"--one-plan", known, "found 'zigzag,ring'"});
+  }
+  refused("iterate", {"--group-strategy", "magi", "--strategy", "zigzag"},
+          {"--group-strategy", known, "found 'zigzag'"});
+  const std::vector<std::string> dynamic = {"--strategy", "megatron_dynamic"};
+  refused("iterate", joined(dynamic, {"--group-strategy", "magi", "--one-plan"}),
+          {"--group-strategy", "found --one-plan"});
+  refused("iterate", joined(dynamic, {"--group-strategy", "magi,ring"}),
+          {"--group-strategy", "expected one strategy, found 2"});
+  refused("iterate", joined(dynamic, {"--group-strategy", "magic"}), {"magic"});
+  refused("iterate", joined(dynamic, {"--one-plan", "--ping-pong"}),
+          {"--one-plan", "found --ping-pong"});
+  refused("iterate", joined(dynamic, {"--group-strategy", "magi", "--schedule", "same_phase"}),
+          {"--group-strategy", "found --schedule same_phase"});
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ std::vector<std::int64_t> parse_levels(std::string_view text) {
   std::vector<std::int64_t> levels;
   if (text == "none") return levels;
   for (const std::string_view level : split(text, ':')) {
-    levels.push_back(parse_size("--packing levels", level, 1));
+    levels.push_back(parse_size("packing levels", level, 1));
   }
   return levels;
 }
@@ -34,27 +34,27 @@ std::vector<std::int64_t> parse_levels(std::string_view text) {
 Packing parse_defer(std::string_view text) {
   if (text == "on") return Packing::kWlb;
   if (text == "off") return Packing::kWlbNoDefer;
-  fail_argument("--packing defer: expected on or off, found {}", quote(text));
+  fail_argument("packing defer: expected on or off, found {}", quote(text));
 }
 
 void parse_key(std::string_view key, std::string_view value, BatchOptions& options) {
   WlbPackingOptions& wlb = options.wlb;
   if (key == "micro_batches") {
-    wlb.micro_batches = checked_cast<std::int32_t>(parse_size("--packing micro_batches", value, 1),
-                                                   "--packing micro_batches");
+    wlb.micro_batches = checked_cast<std::int32_t>(parse_size("packing micro_batches", value, 1),
+                                                   "packing micro_batches");
   } else if (key == "max_tokens") {
-    wlb.max_tokens = parse_size("--packing max_tokens", value, 1);
+    wlb.max_tokens = parse_size("packing max_tokens", value, 1);
   } else if (key == "levels") {
     wlb.outlier_levels_tokens = parse_levels(value);
   } else if (key == "balance") {
-    wlb.balance_tokens = parse_size("--packing balance", value, 1);
+    wlb.balance_tokens = parse_size("packing balance", value, 1);
   } else if (key == "defer") {
     options.packing = parse_defer(value);
   } else {
     const std::vector<std::string> keys = {"micro_batches", "max_tokens", "levels", "balance",
                                            "defer"};
-    fail_argument("--packing wlb: expected one of {}, found {}{}", fmt::join(keys, ", "),
-                  quote(key), did_you_mean(key, keys));
+    fail_argument("packing wlb: expected one of {}, found {}{}", fmt::join(keys, ", "), quote(key),
+                  did_you_mean(key, keys));
   }
 }
 
@@ -69,7 +69,7 @@ void parse_packing(std::string_view text, BatchOptions& options) {
     return;
   }
   if (method != "wlb") {
-    fail_argument("--packing: expected sequential or wlb[:key=value,...], found {}", quote(text));
+    fail_argument("packing: expected sequential or wlb[:key=value,...], found {}", quote(text));
   }
   options.packing = Packing::kWlb;
   if (colon == text.size()) return;
@@ -77,11 +77,11 @@ void parse_packing(std::string_view text, BatchOptions& options) {
   for (const std::string_view item : split(text.substr(colon + 1), ',')) {
     const std::size_t equals = item.find('=');
     if (equals == std::string_view::npos) {
-      fail_argument("--packing wlb: expected key=value, found {}", quote(item));
+      fail_argument("packing wlb: expected key=value, found {}", quote(item));
     }
     const std::string_view key = item.substr(0, equals);
     if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
-      fail_argument("--packing wlb: expected every key once, found {} twice", quote(key));
+      fail_argument("packing wlb: expected every key once, found {} twice", quote(key));
     }
     seen.push_back(key);
     parse_key(key, item.substr(equals + 1), options);

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "cli/commands/contextile_program.h"
+#include "cli/commands/plan_schedules.h"
 #include "cli/comparing.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
@@ -41,6 +42,7 @@ struct CompareOptions {
 
 int run(const CompareOptions& options) {
   check_formats(options.json, options.csv);
+  if (options.one_plan) check_any_schedules("--one-plan", options.strategies);
   if (options.csv && options.execute) {
     fail_argument("--csv: expected one table, found two with --run; use --json");
   }

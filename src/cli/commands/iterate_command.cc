@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/check.h"
 #include "base/quote.h"
 #include "cli/commands/contextile_program.h"
+#include "cli/commands/plan_schedules.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
 #include "cli/options/shared.h"
@@ -38,6 +40,7 @@ struct IterateOptions {
   std::int32_t group = 0;
   bool ping_pong = false;
   bool one_plan = false;
+  std::vector<StrategyChoice> group_strategy;  // empty: that of the original
   IterationOptions iteration;
   std::vector<StrategyChoice> strategies;
   bool sweep = false;
@@ -141,6 +144,7 @@ std::vector<StepSetting> settings_of(const IterateOptions& options,
       setting.sizes = sizes;
       setting.strategy = choice;
       setting.one_plan = options.one_plan;
+      if (!options.group_strategy.empty()) setting.group_strategy = options.group_strategy.front();
       setting.nano_batches = options.ping_pong ? NanoBatches::kPingPong : NanoBatches::kOne;
       // A pipeline of one stage has nothing to schedule; a sweep meets such pipelines.
       if (options.sweep && sizes.pp == 1) continue;
@@ -152,10 +156,34 @@ std::vector<StepSetting> settings_of(const IterateOptions& options,
   return settings;
 }
 
+// Refuses --one-plan and --group-strategy where no strategy schedules micro-batches.
+void check_schedule_options(const IterateOptions& options) {
+  const bool has_groups = !options.group_strategy.empty();
+  if (!options.one_plan && !has_groups) return;
+  const std::string_view option = options.one_plan ? "--one-plan" : "--group-strategy";
+  if (options.one_plan && has_groups) {
+    fail_argument("--group-strategy: expected groups of ranks, found --one-plan");
+  }
+  if (has_groups) {
+    static_cast<void>(
+        find_strategy(single_choice("--group-strategy", options.group_strategy).name));
+  }
+  check_any_schedules(option, options.strategies);
+  // Pools and ping-pong have one plan in any case.
+  if (options.ping_pong) {
+    fail_argument("{}: expected micro-batches that are scheduled, found --ping-pong", option);
+  }
+  if (options.schedule == PipelineSchedule::kSamePhase) {
+    fail_argument("{}: expected micro-batches that are scheduled, found --schedule same_phase",
+                  option);
+  }
+}
+
 // The largest number of plans of one placement and strategy.
 std::size_t num_plans(const StepSetting& setting, const TrainingJob& job) {
   std::size_t plans = job.micro_batches.size();
   if (setting.schedule == PipelineSchedule::kSamePhase) {
+    plans *= static_cast<std::size_t>(setting.chunks);
     plans += static_cast<std::size_t>(setting.sizes.dp * (setting.sizes.pp - 1));
   }
   return setting.nano_batches == NanoBatches::kPingPong ? 2 * plans : plans;
@@ -176,11 +204,10 @@ void print_outcomes(const IterateOptions& options, const TrainingJob& job,
     return;
   }
   std::string text = describe_job(job);
-  text += fmt::format("pipeline  {}{}{}\n", to_string(options.schedule),
-                      options.schedule == PipelineSchedule::kInterleaved
-                          ? fmt::format(", {} chunks a stage", chunks_of(options))
-                          : "",
-                      options.ping_pong ? "; two nano-batches in ping-pong" : "");
+  text += fmt::format(
+      "pipeline  {}{}{}\n", to_string(options.schedule),
+      chunks_of(options) > 1 ? fmt::format(", {} chunks a stage", chunks_of(options)) : "",
+      options.ping_pong ? "; two nano-batches in ping-pong" : "");
   text += "\nexposed: communication that nothing hides; GB: of the fullest device\n\n" +
           outcomes_text(outcomes, static_cast<std::size_t>(options.top));
   text += scheduled_text(outcomes);
@@ -194,6 +221,7 @@ void print_outcomes(const IterateOptions& options, const TrainingJob& job,
 
 int run(const IterateOptions& options) {
   check_formats(options.json, options.csv);
+  check_schedule_options(options);
   TrainingJob job{.model = load_model(options.model),
                   .cluster = load_machine(options),
                   .masks = options.input.workload.masks,
@@ -258,15 +286,19 @@ void add_pipeline_options(CLI::App& app, IterateOptions& options) {
        "balanced over all of them",
        "1f1b"},
       [&options](const std::string& text) { options.schedule = parse_pipeline_schedule(text); });
-  add_size_as<std::int32_t>(app, "--chunks", options.chunks, 1,
-                            {"N", "interleaved: model chunks of a stage", "2"});
+  add_size_as<std::int32_t>(
+      app, "--chunks", options.chunks, 1,
+      {"N", "interleaved, same_phase: model chunks of a stage", "interleaved 2, same_phase 1"});
   add_size<std::int32_t>(
       app, "--group", options.group, 0,
-      {"N", "interleaved: micro-batches a chunk runs in a row; 0: the stages", ""});
+      {"N", "with chunks: micro-batches a chunk runs in a row; 0: the stages", ""});
   add_switch(
       app, "--one-plan", options.one_plan,
       "count bytescale, megatron_dynamic and megatron_packed as one plan for each micro-batch, "
       "instead of scheduling the step's sequences over DP x CP ranks");
+  add_group_strategy_option(app, options.group_strategy,
+                            "the strategy inside the groups of bytescale, megatron_dynamic and "
+                            "megatron_packed");
   add_switch(app, "--ping-pong", options.ping_pong,
              "every micro-batch in two halves that run in turns, the transfers of one under the "
              "compute of the other");

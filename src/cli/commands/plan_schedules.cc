@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,15 +62,29 @@ const StrategyChoice& single_choice(const std::string& option,
   return choices.front();
 }
 
+void check_any_schedules(std::string_view option, const std::vector<StrategyChoice>& choices) {
+  const auto schedules = [](const StrategyChoice& choice) {
+    return find_strategy(choice.name).has_schedule();
+  };
+  if (std::ranges::any_of(choices, schedules)) return;
+  std::vector<std::string> names;
+  for (const StrategyChoice& choice : choices) names.push_back(choice.name);
+  fail_argument("{}: expected a strategy that schedules micro-batches ({}), found {}", option,
+                scheduling_strategies(), quote(fmt::format("{}", fmt::join(names, ","))));
+}
+
+void add_group_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
+                               const std::string& help) {
+  add_value(app, "--group-strategy", {"NAME[:KEY=VALUE,...]", help, "as the original, zigzag"},
+            [&choices](const std::string& text) { choices = parse_strategies(text); });
+}
+
 void add_schedule_options(CLI::App& app, ScheduleOptions& options) {
   add_switch(app, "--schedule", options.schedule,
              "micro-batches as the original runs them: FILE lists rounds and groups of ranks, the "
              "plans go to FILE.0, FILE.1, ...");
-  add_value(
-      app, "--group-strategy",
-      {"NAME[:KEY=VALUE,...]", "with --schedule: the strategy inside the groups",
-       "as the original, zigzag"},
-      [&options](const std::string& text) { options.group_strategy = parse_strategies(text); });
+  add_group_strategy_option(app, options.group_strategy,
+                            "with --schedule: the strategy inside the groups");
 }
 
 void check_schedule(const ScheduleOptions& options, const StrategyChoice& choice,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/app.h"
@@ -23,6 +24,11 @@ struct ScheduleOutput {
 [[nodiscard]] const StrategyChoice& single_choice(const std::string& option,
                                                   const std::vector<StrategyChoice>& choices);
 
+// Throws InvalidArgument naming the option unless one of the strategies schedules micro-batches.
+void check_any_schedules(std::string_view option, const std::vector<StrategyChoice>& choices);
+
+void add_group_strategy_option(CLI::App& app, std::vector<StrategyChoice>& choices,
+                               const std::string& help);
 // --schedule and --group-strategy.
 void add_schedule_options(CLI::App& app, ScheduleOptions& options);
 // Throws InvalidArgument on options that contradict each other, and on a strategy that schedules no

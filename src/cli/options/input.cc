@@ -113,7 +113,13 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
        "costs as much as the rest; defer=off: nothing waits; every micro-batch is a batch",
        "sequential",
        {"sequential", "wlb"}},
-      [&options](const std::string& text) { parse_packing(text, options.batch); });
+      [&options](const std::string& text) {
+        try {
+          parse_packing(text, options.batch);
+        } catch (const InvalidArgument& error) {
+          fail_argument("--{}", error.what());
+        }
+      });
   add_size_as<std::int64_t>(app, "--max-length", options.batch.max_length, 1,
                             {"N", "longer documents are cut to N tokens", "no limit"});
   add_value(app, "--scale", {"X", "every length is multiplied by X", "1"},
