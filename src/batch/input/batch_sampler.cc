@@ -26,6 +26,7 @@ BatchSampler::BatchSampler(std::vector<std::int64_t> documents_tokens,
                    options.max_document_tokens);
   const std::int64_t most = options.max_document_tokens;
   options_.max_document_tokens = most == 0 ? options.tokens : std::min(most, options.tokens);
+  CONTEXTILE_CHECK(!documents_tokens.empty(), "documents: expected at least one, found none");
   documents_.reserve(documents_tokens.size());
   for (std::size_t i = 0; i < documents_tokens.size(); ++i) {
     const std::int64_t length = checked_length(documents_tokens[i], "documents", "index", i);
