@@ -30,6 +30,22 @@
 #include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
 
+namespace contextile::python {
+
+// The number of a rank as a caller gives it. It becomes a Rank where it is used, which throws
+// InvalidArgument unless it is a whole number.
+class RankArgument {
+ public:
+  RankArgument() = default;
+  explicit RankArgument(nanobind::handle given) : given_(given) {}
+  operator Rank() const;  // NOLINT(google-explicit-constructor)
+
+ private:
+  nanobind::handle given_;
+};
+
+}  // namespace contextile::python
+
 // Ids are plain numbers in Python, ranges are pairs (begin, end).
 namespace nanobind::detail {
 
@@ -45,6 +61,17 @@ struct type_caster<contextile::Id<Tag>> {
   }
   static handle from_cpp(contextile::Id<Tag> id, rv_policy policy, cleanup_list* cleanup) noexcept {
     return make_caster<std::int32_t>::from_cpp(id.value, policy, cleanup);
+  }
+};
+
+// Takes any object: RankArgument raises InvalidArgument later, with a text of the library's form.
+template <>
+struct type_caster<contextile::python::RankArgument> {
+  NB_TYPE_CASTER(contextile::python::RankArgument, const_name("int"))
+
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    value = contextile::python::RankArgument(source);
+    return true;
   }
 };
 

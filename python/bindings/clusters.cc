@@ -134,7 +134,7 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
       .def_prop_ro("num_devices", &Cluster::num_devices, "Number of devices of all nodes.")
       .def(
           "node_of",
-          [](const Cluster& cluster, Rank rank) {
+          [](const Cluster& cluster, RankArgument rank) {
             check_cluster(cluster);
             return cluster.node_of(rank);
           },

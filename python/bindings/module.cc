@@ -10,6 +10,15 @@ namespace contextile::python {
 
 void fail(const std::string& message) { throw InvalidArgument(message); }
 
+RankArgument::operator Rank() const {
+  std::int32_t number = 0;
+  const nb::object index =
+      nb::steal(PyBool_Check(given_.ptr()) ? nullptr : PyNumber_Index(given_.ptr()));
+  if (index.is_valid() && nb::try_cast(index, number)) return Rank(number);
+  PyErr_Clear();
+  fail("rank: expected a whole number, found " + nb::cast<std::string>(nb::repr(given_)));
+}
+
 std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {
   return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
 }

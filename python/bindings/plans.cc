@@ -231,11 +231,13 @@ void bind_proof(nb::class_<PlanObject>& plan) {
 void bind_layout(nb::class_<PlanObject>& plan) {
   plan.def(
           "num_local_tokens",
-          [](const PlanObject& self, Rank rank) { return num_local_tokens(*self.plan, rank); },
+          [](const PlanObject& self, RankArgument rank) {
+            return num_local_tokens(*self.plan, rank);
+          },
           "rank"_a, "Returns the number of tokens that a rank owns.")
       .def(
           "local_tokens",
-          [](const PlanObject& self, Rank rank) {
+          [](const PlanObject& self, RankArgument rank) {
             return numpy_array(local_tokens(*self.plan, rank));
           },
           "rank"_a,
@@ -243,11 +245,11 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "tokens]. Not collective.")
       .def(
           "local_ranges",
-          [](const PlanObject& self, Rank rank) { return local_ranges(*self.plan, rank); },
+          [](const PlanObject& self, RankArgument rank) { return local_ranges(*self.plan, rank); },
           "rank"_a, "Returns the tokens of a rank as ranges (begin, end), in local order.")
       .def(
           "positions",
-          [](const PlanObject& self, Rank rank) {
+          [](const PlanObject& self, RankArgument rank) {
             return positions_array(self, rank, &TokenPosition::position);
           },
           "rank"_a,
@@ -255,7 +257,7 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "tokens].")
       .def(
           "sequence_ids",
-          [](const PlanObject& self, Rank rank) {
+          [](const PlanObject& self, RankArgument rank) {
             return positions_array(self, rank, &TokenPosition::sequence);
           },
           "rank"_a,
@@ -273,7 +275,7 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "begins a document, or a branch of one, such as another answer to a shared question.")
       .def(
           "rolled_tokens",
-          [](const PlanObject& self, Rank rank) {
+          [](const PlanObject& self, RankArgument rank) {
             return numpy_array(rolled_tokens(*self.plan, rank));
           },
           "rank"_a,
@@ -300,7 +302,7 @@ void bind_files(nb::class_<PlanObject>& plan) {
           "data"_a, "Returns the plan of to_bytes(). Raises InvalidPlan.")
       .def(
           "slice_to_bytes",
-          [](const PlanObject& self, Rank rank) {
+          [](const PlanObject& self, RankArgument rank) {
             return bytes_object(serialize_slice(*self.plan, rank));
           },
           "rank"_a,

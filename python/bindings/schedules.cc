@@ -43,7 +43,7 @@ class ScheduleObject {
     return rounds;
   }
 
-  [[nodiscard]] std::vector<std::vector<MicroBatchObject>> of(Rank rank) const {
+  [[nodiscard]] std::vector<std::vector<MicroBatchObject>> of(RankArgument rank) const {
     std::vector<std::vector<MicroBatchObject>> own;
     for (const auto& round : schedule_.of(rank)) {
       std::vector<MicroBatchObject>& of_round = own.emplace_back();

@@ -84,6 +84,17 @@ std::shared_ptr<Transport> join(const std::shared_ptr<Gpu>& gpu,
   return keeping(gpu->join(*control, milliseconds_of(timeout, "timeout")), gpu, control);
 }
 
+// Returns the bytes of every rank, all of one size, by rank.
+std::vector<nb::bytes> gather_bytes(Transport& transport, const nb::bytes& mine) {
+  const auto gathered = [&] {
+    const nb::gil_scoped_release release;
+    return all_gather(transport.control(), std::as_bytes(span_of(mine)));
+  }();
+  std::vector<nb::bytes> all;
+  for (const std::vector<std::byte>& one : gathered) all.emplace_back(one.data(), one.size());
+  return all;
+}
+
 void bind_inproc_group(nb::module_& module) {
   module.def("inproc_group", &inproc_group, "num_ranks"_a, nb::kw_only(), "timeout"_a = 60.0,
              R"(Returns a list with one end of a transport per rank, for threads of this process.
@@ -97,7 +108,7 @@ give up. Raises InvalidArgument.
 )");
 }
 
-void bind_groups(nb::module_& module) {
+void bind_ends(nb::module_& module) {
   nb::class_<Transport>(
       module, "Transport",
       "One rank's end of a group. Only one thread uses it; data moves while that thread computes. "
@@ -112,6 +123,9 @@ void bind_groups(nb::module_& module) {
           "barrier", [](Transport& self) { barrier(self.control()); },
           nb::call_guard<nb::gil_scoped_release>(),
           "Returns when every rank has called it. Collective. Raises TransportError.")
+      .def("all_gather", &gather_bytes, "mine"_a,
+           "Returns the bytes of every rank, by rank. All give equally many. Collective. Raises "
+           "TransportError.")
       .def(
           "abort", [](Transport& self, const std::string& reason) { self.abort(reason); },
           "reason"_a,
@@ -119,6 +133,10 @@ void bind_groups(nb::module_& module) {
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Transport", {"name", "rank", "size"});
       });
+}
+
+void bind_groups(nb::module_& module) {
+  bind_ends(module);
   module.def("gloo_available", &gloo_transport_available, "Returns whether this build has gloo.");
   module.def(
       "gloo_transport", &gloo_transport, nb::kw_only(), "rank"_a, "size"_a, "rendezvous"_a,

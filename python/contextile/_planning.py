@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile._core import (
     Arrangement,
     AttentionShape,
@@ -62,40 +61,25 @@ def lengths_of(lengths: Any) -> list[int]:
     try:
         if isinstance(lengths, (str, bytes)):
             raise TypeError
-        return [_whole("lengths", length) for length in lengths]
+        return [_checks.whole("lengths", length) for length in lengths]
     except TypeError:
         raise _core.InvalidArgument(f"lengths: expected a list of whole numbers, found {lengths!r:.80}") from None
 
 
-def _whole(name: str, value: Any) -> int:
-    """Returns a whole number of 64 bits. Raises InvalidArgument for others."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise _core.InvalidArgument(f"{name}: expected a whole number, found {value!r:.80}") from None
-    if not -(2**63) <= number < 2**63:
-        raise _core.InvalidArgument(f"{name}: expected a whole number of 64 bits, found one of {number.bit_length()}")
-    return number
-
-
-def _count(name: str, value: Any) -> int:
-    """Returns a count of 32 bits. The library checks the range of its meaning."""
-    number = _whole(name, value)
-    if not -(2**31) <= number < 2**31:
-        raise _core.InvalidArgument(f"{name}: expected a number of 32 bits, found {number}")
-    return number
-
-
 def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
     """Returns plan options. The strategy decides those that are None."""
-    counts = ("block_size", "seed", "token_limit", "memory_limit_bytes")
-    if given.get("wire") == "original":
+    least = {"block_size": None, "seed": 0, "token_limit": 1, "memory_limit_bytes": 1}
+    is_original = isinstance(given.get("wire"), str) and given["wire"] == "original"
+    if is_original:
         given = {**given, "wire": None, "max_roundings": _core.ANY_ROUNDINGS}
-    options = {
-        name: _whole(name, value) if name in counts else dtype_name(value) if name == "wire" else value
-        for name, value in given.items()
-        if value is not None
-    }
+    options = {}
+    for name, value in given.items():
+        if name in least and value is not None:
+            options[name] = _checks.whole(name, value, least[name])
+        elif name in ("backward", "force"):
+            options[name] = _checks.flag(name, value)
+        elif value is not None:
+            options[name] = dtype_name(value) if name == "wire" else value
     return PlanOptions(**options, progress=progress)
 
 
@@ -187,11 +171,11 @@ def make_workload(
     q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) and len(heads) == 2 else (heads, heads)
     counts = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
     shape = AttentionShape(
-        **{name: _count(name, count) for name, count in counts.items() if count is not None},
+        **{name: _checks.count(name, size) for name, size in counts.items() if size is not None},
         dtype=dtype_name(dtype),
-        scale=scale,
-        softcap=softcap,
-        sink=sink,
+        scale=_checks.number("scale", scale),
+        softcap=_checks.number("softcap", softcap),
+        sink=_checks.flag("sink", sink),
     )
     all_lengths = lengths_of(lengths)
     masks: Mapping[str | None, Any] = mask if isinstance(mask, Mapping) else {None: mask}
@@ -200,7 +184,7 @@ def make_workload(
         home = os.fspath(home)
     home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
     return _core.make_workload(
-        all_lengths, shape, entries, home_rows, num_ranks, [tuple(row) for row in roles]
+        all_lengths, shape, entries, home_rows, _checks.count("num_ranks", num_ranks), [tuple(row) for row in roles]
     )
 
 
@@ -228,6 +212,8 @@ class _ProgressBar:
 def _hook_of(progress: Progress) -> Iterator[Any]:
     """Gives the function to call with progress, or None, and closes a bar at the end."""
     if progress is not True:
+        if progress is not False and not callable(progress):
+            raise _core.InvalidArgument(f"progress: expected True, False or a function, found {progress!r:.80}")
         yield None if progress is False else progress
         return
     bar = _ProgressBar()

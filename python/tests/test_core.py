@@ -670,3 +670,46 @@ def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
 def test_results_that_are_rounded_often_travel_in_f32(ranks, wire, expected):
     plan = ct.plan([4096], cluster=f"dgx-h200:1x{ranks}", strategy="zigzag", wire=wire)
     assert json.loads(plan.to_json())["shape"]["partial_wire"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "seed: expected at least 0, found -1"),
+        ({"seed": True}, "seed: expected a whole number, found True"),
+        ({"seed": "1"}, "seed: expected a whole number, found '1'"),
+        ({"backward": "off"}, "backward: expected True or False, found 'off'"),
+        ({"backward": 1}, "backward: expected True or False, found 1"),
+        ({"backward": None}, "backward: expected True or False, found None"),
+        ({"token_limit": -5}, "token_limit: expected at least 1, found -5"),
+        ({"token_limit": 1.5}, "token_limit: expected a whole number, found 1.5"),
+        ({"memory_limit_bytes": 0}, "memory_limit_bytes: expected at least 1, found 0"),
+        ({"block_size": "64"}, "block_size: expected a whole number, found '64'"),
+        ({"progress": "yes"}, "progress: expected True, False or a function, found 'yes'"),
+        ({"scale": "1"}, "scale: expected a number, found '1'"),
+        ({"softcap": True}, "softcap: expected a number, found True"),
+        ({"sink": 1}, "sink: expected True or False, found 1"),
+    ],
+)  # fmt: skip
+def test_options_of_other_kinds_are_refused(options, message):
+    for call, strategy in ((ct.plan, "zigzag"), (ct.schedule, "megatron_dynamic")):
+        with pytest.raises(ct.InvalidArgument, match=f"^{message}$"):
+            call([64, 64], cluster="local:1x2", strategy=strategy, **options)
+    if options.keys() <= {"seed", "backward", "block_size", "scale", "softcap", "sink"}:
+        with pytest.raises(ct.InvalidArgument, match=f"^{message}$"):
+            ct.compare([64, 64], cluster="local:1x2", strategies="zigzag", **options)
+
+
+def test_force_is_true_or_false():
+    with pytest.raises(ct.InvalidArgument, match="^force: expected True or False, found 'no'$"):
+        ct.plan([64, 64], cluster="local:1x2", strategy="zigzag", force="no")
+
+
+@pytest.mark.parametrize("rank", ["a", 1.0, True, (0,)])
+def test_ranks_of_other_kinds_are_refused(plan, rank):
+    schedule = ct.schedule([64, 64], cluster="local:1x2", strategy="megatron_dynamic", **SMALL)
+    calls = [schedule.of, plan.num_local_tokens, plan.local_tokens, plan.local_ranges, plan.positions, plan.sequence_ids]
+    for call in [*calls, plan.rolled_tokens, plan.slice_to_bytes, plan.cluster.node_of]:
+        with pytest.raises(ct.InvalidArgument, match="^rank: expected a whole number, found "):
+            call(rank)
+        call(np.int64(1))
