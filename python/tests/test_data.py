@@ -84,7 +84,10 @@ def test_a_run_goes_on_from_any_step():
     begun = [(step.step, step.local.tokens.tolist(), step.plan.digest) for step in islice(part, 2)]
     state = part.state_dict()
     assert state["step"] == 2
-    for bad in ({}, {"step": 1.5}, {"step": -1}, 3):
+    for key in ("stpe", 5):
+        with pytest.raises(ct.InvalidArgument, match=f"state: expected step, order and waiting, found {key} as well"):
+            part.load_state_dict({**state, key: 1})
+    for bad in ({}, {"step": 1.5}, {"step": -1}, {"step": True, "order": {}}, 3):
         with pytest.raises(ct.InvalidArgument, match="a dict with a step"):
             part.load_state_dict(bad)
     with pytest.raises(ct.InvalidArgument, match="expected seed 0, as when it was saved, found 5"):
@@ -190,11 +193,42 @@ def test_loaders_are_freed():
         ({"store": "ftp://x"}, "store"),
         ({"rank": -1}, "rank: expected 0 to 1, found -1"),
         ({"max_document_tokens": 0}, "max_document_tokens: expected at least 1, found 0"),
+        ({"tokens": "128"}, "^tokens: expected a whole number, found '128'"),
+        ({"tokens": 128.0}, "^tokens: expected a whole number, found 128.0"),
+        ({"tokens": None}, "^tokens: expected a whole number, found None"),
+        ({"seed": -1}, "^seed: expected at least 0, found -1"),
+        ({"seed": "1"}, "^seed: expected a whole number, found '1'"),
+        ({"ignore_index": None}, "^ignore_index: expected a whole number, found None"),
+        ({"ignore_index": "-100"}, "^ignore_index: expected a whole number, found '-100'"),
+        ({"rank": "0"}, "^rank: expected a whole number, found '0'"),
+        ({"rank": True}, "^rank: expected a whole number, found True"),
+        ({"max_document_tokens": "9"}, "^max_document_tokens: expected a whole number, found '9'"),
+        ({"lookahead": 1.5}, "^lookahead: expected a whole number, found 1.5"),
+        ({"threads": "2"}, "^threads: expected a whole number, found '2'"),
+        ({"end_step": "9"}, "^end_step: expected a whole number, found '9'"),
+        ({"first_step": -1}, "^first_step: expected at least 0, found -1"),
+        ({"timeout": "9"}, "^timeout: expected a number, found '9'"),
+        ({"packing": None}, "^packing: expected a text, found None"),
+        ({"long_documents": True}, "^long_documents: expected a text, found True"),
+        ({"run_id": 5}, "^run_id: expected a text, found 5"),
+        ({"packing": "wlb:foo=1"}, "^packing wlb: expected one of .*, found 'foo'"),
+        ({"ignore_fields": ["text"]}, "^ignore_fields: expected fields of document \\d+, tokens.*, found text"),
+        ({"ignore_fields": [5]}, "^ignore_fields: expected a text, found 5"),
+        ({"ignore_fields": 5}, "^ignore_fields: expected names, found 5"),
     ],
 )
 def test_bad_options(options, message):
     with pytest.raises(ct.InvalidArgument, match=message):
         next(iter(loaders(2, **options)[0]))
+
+
+@pytest.mark.parametrize("has_lengths", [True, False])
+def test_an_empty_dataset_is_refused(has_lengths):
+    dataset = type("Empty", (), {"__len__": lambda self: 0, **({"lengths": []} if has_lengths else {})})()
+    with pytest.raises(ct.InvalidArgument, match="^dataset: expected at least one document, found none$"):
+        DataLoader(dataset, rank=0, cluster="local:1x1", tokens=300, **SMALL)
+    with pytest.raises(ct.InvalidArgument, match="documents: expected at least one, found none"):
+        ct.BatchSampler([], tokens=300)
 
 
 def test_documents_that_are_shorter_than_they_said():

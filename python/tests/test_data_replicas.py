@@ -250,8 +250,8 @@ def test_fields_that_do_not_fit_are_refused(change, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_parallel": 0}, "data_parallel: expected a number of at least 1, found 0"),
-        ({"micro_batches": 1.5}, "micro_batches: expected a number of at least 1, found 1.5"),
+        ({"data_parallel": 0}, "data_parallel: expected at least 1, found 0"),
+        ({"micro_batches": 1.5}, "micro_batches: expected a whole number, found 1.5"),
         ({"replica": 2}, "replica: expected 0 to 1, found 2"),
         ({"packing": "best_fit"}, "packing: expected sequential, dp_balanced"),
         ({"packing": "wlb:micro_batches=4"}, "expected no micro_batches"),
@@ -315,7 +315,8 @@ def test_a_state_that_would_repeat_or_skip_is_refused():
             other = loader_of(**{"packing": "wlb:levels=100:150", **options})
             other.load_state_dict(state)
             other.pieces(state["step"])
-    for bad in ({**state, "waiting": [1]}, {**state, "waiting": {"queues": [[[1, 2]]], "remained": []}}):
+    for bad in ({**state, "waiting": [1]}, {**state, "waiting": {"queues": [[[1, 2]]], "remained": []}},
+                {**state, "waiting": {"queues": [], "remained": [], "more": 1}}):
         with pytest.raises(ct.InvalidArgument, match="expected waiting documents"):
             loader.load_state_dict(bad)
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile._display import error_text
 from contextile._planning import AnyMask, _choice_of, cluster_of
 from contextile.torch._ahead import Batches, PlanSource, ScheduleSource
@@ -26,6 +26,23 @@ def _check_scheduled(**given: Any) -> None:
             f"schedule: expected no {', '.join(without)}, because it deals over all ranks of the cluster and plans in "
             f"this process, found {', '.join(found)}"
         )
+
+
+# The least value of every number.
+_LEAST = {
+    "rank": None, "data_parallel": 1, "replica": None, "micro_batches": 1, "tokens": None, "max_document_tokens": 1,
+    "seed": 0, "lookahead": 0, "threads": 0, "first_step": 0, "end_step": 0, "ignore_index": None,
+}  # fmt: skip
+
+
+def _check_kinds(given: dict[str, Any]) -> None:
+    """Raises InvalidArgument on values of other kinds than the parameters of DataLoader take."""
+    for name, least in _LEAST.items():
+        if given[name] is not None or name not in ("max_document_tokens", "end_step"):
+            _checks.whole(name, given[name], least)
+    for name in ("packing", "long_documents", "run_id"):
+        _checks.text(name, given[name])
+    _checks.number("timeout", given["timeout"])
 
 
 class DataLoader:
@@ -155,6 +172,7 @@ class DataLoader:
         sequence_fields: Iterable[str] = (),
         **batch: Any,
     ) -> None:
+        _check_kinds(locals())
         self._is_scheduled = schedule is not None
         if schedule is not None:
             _check_scheduled(
@@ -162,18 +180,15 @@ class DataLoader:
             )
         if store is None and threads < 1:
             raise _core.InvalidArgument("data loader: expected a store where no thread plans (threads=0), found none")
-        for name, value in (("data_parallel", data_parallel), ("micro_batches", micro_batches)):
-            if not isinstance(value, int) or value < 1:
-                raise _core.InvalidArgument(f"{name}: expected a number of at least 1, found {value!r:.80}")
         if not 0 <= replica < data_parallel:
             raise _core.InvalidArgument(f"replica: expected 0 to {data_parallel - 1}, found {replica}")
-        if max_document_tokens is not None and max_document_tokens < 1:
-            raise _core.InvalidArgument(f"max_document_tokens: expected at least 1, found {max_document_tokens}")
         the_cluster = cluster_of(cluster)
         if not 0 <= rank < the_cluster.num_devices:
             raise _core.InvalidArgument(f"rank: expected 0 to {the_cluster.num_devices - 1}, found {rank}")
         reader = DocumentReader(dataset, ignore_fields=ignore_fields, sequence_fields=sequence_fields)
         lengths = reader.lengths()
+        if not lengths:
+            raise _core.InvalidArgument("dataset: expected at least one document, found none")
         self._shares = Shares(reader, ignore_index)
         order = {
             "tokens": tokens,
@@ -406,14 +421,16 @@ class DataLoader:
         Raises
         ------
         InvalidArgument
-            The state has another form, or the run would repeat or skip documents: the dataset, the
-            seed, the sizes of batches or the number of micro-batches in a step are others, or the
+            The state has another form or further keys, or the run would repeat or skip documents: the
+            dataset, the seed, the sizes of batches or the number of micro-batches in a step are others, or the
             packing holds no documents back and some wait.
         """
         step = state.get("step") if isinstance(state, dict) else None
         order = state.get("order") if isinstance(state, dict) else None
-        if not isinstance(step, int) or step < 0 or not isinstance(order, dict):
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0 or not isinstance(order, dict):
             raise _core.InvalidArgument(f"state: expected a dict with a step of at least 0 and an order, found {state!r:.80}")
+        if unknown := sorted(map(str, state.keys() - {"step", "order", "waiting"})):
+            raise _core.InvalidArgument(f"state: expected step, order and waiting, found {', '.join(unknown)} as well")
         for name in self._order.keys() | order.keys():
             if order.get(name) != self._order.get(name):
                 raise _core.InvalidArgument(

@@ -39,7 +39,9 @@ def waiting_of(state: Any) -> Waiting:
     try:
         queues, remained = state["queues"], state["remained"]
         rows = [[Piece(*map(int, row)) for row in queue] for queue in [*queues, remained]]
-    except (TypeError, KeyError, ValueError):
+        if state.keys() - {"queues", "remained"}:
+            raise KeyError
+    except (AttributeError, TypeError, KeyError, ValueError):
         raise _core.InvalidArgument(f"state: expected waiting documents, found {state!r:.80}") from None
     return Waiting(list(rows[:-1]), rows[-1])
 
@@ -59,7 +61,10 @@ class _Packing:
                 raise _core.InvalidArgument(
                     f"packing wlb: expected no micro_batches, which data_parallel and micro_batches give, found {text!r:.80}"
                 )
-            self.wlb, self.may_defer = _core.parse_wlb_packing(text)
+            try:
+                self.wlb, self.may_defer = _core.parse_wlb_packing(text)
+            except _core.InvalidArgument as error:
+                raise _core.InvalidArgument(str(error).replace("one of micro_batches, ", "one of ")) from None
             self.wlb.micro_batches = count
             self.max_tokens = self.wlb.max_tokens = self.wlb.max_tokens or 2 * tokens
         elif name == "dp_balanced":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile.torch._layout import truth_values, whole_numbers
 
 
@@ -42,7 +42,9 @@ _REMEDIES = "sequence_fields= names fields of whole documents, ignore_fields= th
 def _names_of(option: str, names: Iterable[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise _core.InvalidArgument(f"{option}: expected names, found the text {names!r:.80}")
-    return tuple(names)
+    if not hasattr(names, "__iter__"):
+        raise _core.InvalidArgument(f"{option}: expected names, found {names!r:.80}")
+    return tuple(_checks.text(option, name) for name in names)
 
 
 class DocumentReader:
@@ -62,6 +64,7 @@ class DocumentReader:
                 f"sequence_fields: expected names other than {', '.join(OWN_FIELDS)} and those of ignore_fields, "
                 f"found {', '.join(bad)}"
             )
+        self._has_ignored = False  # the first document that was read
         self._lengths: list[int] | None = None
         self._first: int | None = None  # the first document that was read
         # Dtype and shape of its fields: of one token, or of the whole document.
@@ -79,7 +82,7 @@ class DocumentReader:
                 raise _core.InvalidArgument(
                     f"dataset: expected a length for each of {count} documents, found {len(lengths)}"
                 )
-            self._lengths = [int(length) for length in lengths]
+            self._lengths = [_checks.whole("dataset: lengths", length) for length in lengths]
         return self._lengths
 
     def names(self, document: int) -> list[str]:
@@ -152,6 +155,12 @@ class DocumentReader:
         item = self._dataset[document]
         if not isinstance(item, dict):
             item = {"tokens": item}
+        missing = sorted(self._ignored - item.keys())
+        if missing and not self._has_ignored:
+            raise _core.InvalidArgument(
+                f"ignore_fields: expected fields of document {document}, {', '.join(map(str, item))}, found {', '.join(missing)}"
+            )
+        self._has_ignored = True  # later documents may lack them
         item = {name: value for name, value in item.items() if name not in self._ignored}
         for name in ("labels", "loss_mask"):
             if name in item and item[name] is None:
