@@ -190,6 +190,22 @@ def test_one_rank_is_local_attention():
     assert torch.equal(attend(planner, 16, params, layer), attend(planner, 16))
 
 
+def test_one_rank_has_nothing_to_split():
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    params = PackedSeqParams(qkv_format="sbhd", local_cp_size=1)
+    planner = planner_of(strategy="hybrid:head_parallel=2")  # for the other groups
+    assert torch.equal(attend(planner, 16, params), attend(planner_of(), 16))
+    with pytest.raises(ct.InvalidArgument, match="head_paralel"):
+        attend(planner_of(strategy="hybrid:head_paralel=2"), 16, params)
+
+
+@pytest.mark.parametrize("cached", [0, -1, 1.5, "64"])
+def test_the_number_of_cached_plans_is_checked(cached):
+    with pytest.raises(ct.InvalidArgument, match="planner, plans_cached: expected"):
+        planner_of(plans_cached=cached)
+
+
 def test_micro_batches_of_unknown_groups_are_not_planned_ahead(monkeypatch):
     from contextile.megatron import _groups
     from megatron.core.packed_seq_params import PackedSeqParams

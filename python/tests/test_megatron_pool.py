@@ -247,6 +247,15 @@ def refused(planner):
     check("pool: expected dp_cp or None, found 'cp'", lambda: ctm.Planner(pool="cp"))
     check("pool dp_cp: expected no block_size, found 8", lambda: ctm.Planner(pool="dp_cp", block_size=8))
     check("pool dp_cp: expected no wire, found bf16", lambda: ctm.Planner(pool="dp_cp", wire="bf16"))
+    interleaved = config_of("plain", context_parallel_size=2)
+    interleaved.virtual_pipeline_model_parallel_size = 2
+    message = "pool dp_cp: expected a pipeline that is not interleaved, found virtual_pipeline_model_parallel_size 2"
+    check(message, lambda: planner.plan_of(interleaved, seq_length=16))
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(2)
+    check(message, lambda: ctm.Planner(planner.executor, cluster="local:1x4", pool="dp_cp"))
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(None)
+    for cached in (-1, "64"):
+        check("planner, plans_cached: expected", lambda cached=cached: ctm.Planner(pool="dp_cp", plans_cached=cached))
     two = Executor(parallel_state.get_context_parallel_group())
     check(r"expected an executor of DP x CP, ranks \[0, 1, 2, 3\], found one of 2 ranks", lambda: ctm.Planner(two, pool="dp_cp"))
     other = {"cluster": "local:1x2", "pool": "dp_cp"}

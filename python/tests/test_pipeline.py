@@ -27,7 +27,7 @@ from pooled_model import (  # noqa: E402
     make_model,
     make_tokens,
 )
-from ranks import run_ranks  # noqa: E402
+from ranks import run_alone, run_ranks  # noqa: E402
 
 needs_gloo = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 
@@ -110,24 +110,152 @@ def eight_ranks():
     refusals(executor)
 
 
+def everywhere(executor, message, body):
+    """All ranks raise the same error, and the group goes on."""
+    with pytest.raises(ct.InvalidArgument, match=message) as raised:
+        body()
+    texts = [None] * executor.size
+    dist.all_gather_object(texts, str(raised.value))
+    assert len(set(texts)) == 1, texts
+    executor.transport.barrier()
+
+
 def refusals(executor):
-    """All ranks refuse these together, so that the group goes on."""
-    layers = make_model(2).layers
+    """Most of these are found by one rank alone."""
+    layers, rank = make_model(2).layers, executor.rank
     pool = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY)
-    with pytest.raises(ct.InvalidArgument, match="stages that divide the pool's 4 neighbourhoods, found 3"):
-        SamePhasePipeline([layers], pool, stages=3, hidden=HIDDEN)
-    with pytest.raises(ct.InvalidArgument, match="chunks of equally many layers, found"):
-        SamePhasePipeline([layers, layers[:1]], pool, stages=2, hidden=HIDDEN)
-    with pytest.raises(ct.InvalidArgument, match="equally many layers on all ranks, found"):
-        SamePhasePipeline([layers[: 1 + executor.rank % 2]], pool, stages=2, hidden=HIDDEN)
-    pipeline = SamePhasePipeline([layers], pool, stages=2, hidden=HIDDEN)
-    with pytest.raises(ct.InvalidArgument, match="lengths of 2 replicas in micro-batch 0, found 1"):
-        pipeline.step([[[60]]], embed=None, loss=None)
+
+    def made(chunks=None, pool=pool, **options):
+        return SamePhasePipeline([layers] if chunks is None else chunks, pool, **{"stages": 2, "hidden": HIDDEN, **options})
+
+    three = 3 if rank == 1 else 2
+    everywhere(executor, "^pipeline: expected stages that divide the pool's 4 neighbourhoods, found 3", lambda: made(stages=3))
+    everywhere(executor, "^pipeline, rank 1: expected stages that divide .* found 3", lambda: made(stages=three))
+    uneven = [layers, layers[:1]] if rank == 2 else [layers]
+    everywhere(executor, r"^pipeline, rank 2: expected chunks of equally many layers, found \[2, 1\]", lambda: made(uneven))
+    everywhere(executor, r"^pipeline: expected chunks of equally many layers, found \[\]", lambda: made([]))
+    fewer = [layers[: 1 + rank % 2]]
+    everywhere(executor, "^pipeline: expected the same layers on all ranks, found 1 on rank 0 and 2 on rank 1", lambda: made(fewer))
+    for name, value, usual in (("hidden", 8, HIDDEN), ("nano_batches", 1, 2), ("recompute", True, False)):
+        other = {name: value if rank == 3 else usual}
+        everywhere(executor, f"^pipeline: expected the same {name} on all ranks, .* on rank 3", lambda other=other: made(**other))
+    for name, value in (("hidden", "16"), ("hidden_dtype", "f32"), ("nano_batches", 1.0), ("recompute", 1), ("chunks", 5)):
+        other = {name: value} if rank == 1 else {}
+        everywhere(executor, "^pipeline, rank 1: .*expected .*, found", lambda other=other: made(**other))
+
     keeps = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY.replace("resend=on,backward=own", "resend=off"))
-    with pytest.raises(ct.InvalidArgument, match="keeps nothing from forward to backward"):
-        SamePhasePipeline([layers], keeps, stages=2, hidden=HIDDEN).step(MICRO_BATCHES, embed=None, loss=None)
+    nothing = {"embed": lambda i, rows: torch.zeros(len(rows.tokens), HIDDEN), "loss": lambda i, rows, x: x.sum()}
+    everywhere(
+        executor, "^pipeline: strategy: expected one that keeps nothing from forward to backward",
+        lambda: made(pool=keeps).step(MICRO_BATCHES, **nothing),
+    )  # fmt: skip
     with pytest.raises(ct.InvalidArgument, match="one micro-batch in a neighbourhood, found"):
-        gather_lengths([executor.rank + 1], pool)
+        gather_lengths([rank + 1], pool)
+    steps_refused(executor, made)
+
+
+def steps_refused(executor, made):
+    """One stage or one rank finds these in its first step. The pipeline works afterwards."""
+    rank, model = executor.rank, make_model(2)
+    pipeline = made([[layer] for layer in model.layers])
+
+    def step(lengths=MICRO_BATCHES, embed=None, loss=None):
+        pipeline.step(
+            lengths,
+            embed=embed or (lambda i, rows: model.embed(rows.tokens % 50)),
+            loss=loss or (lambda i, rows, x: x.sum()),
+        )
+
+    for wrong, message in [
+        ([[[60]]], "^pipeline: expected lengths of 2 replicas in micro-batch 0, found 1"),
+        ([*MICRO_BATCHES[:1], [[]]], "^pipeline: expected lengths of 2 replicas in micro-batch 1, found 1"),
+        ([*MICRO_BATCHES[:1], [[], [60]]], "^pipeline: expected document lengths of replica 0 in micro-batch 1, found none"),
+        ([[None, [60]]], "^pipeline: expected document lengths of replica 0 in micro-batch 0, found none"),
+        ([[[2], [60]]], "^pipeline: micro-batch 0, replica 0: pool: expected a token in every nano-batch"),
+        ([[[60], ["x"]]], "^pipeline: micro-batch 0: pool, neighbourhood 1: lengths: expected a whole number, found 'x'"),
+        (None, "^pipeline: expected lengths of every micro-batch and replica, found None"),
+        ([], "at least 1 stage, 1 micro-batch"),
+        (MICRO_BATCHES[:1], "pipeline interleaved|multiple|at least"),
+    ]:
+        everywhere(executor, message, lambda wrong=wrong: step(wrong))
+        if wrong != MICRO_BATCHES[:1]:
+            only_here = wrong if rank == 1 else MICRO_BATCHES
+            everywhere(executor, message.lstrip("^").replace("pipeline: ", "pipeline, rank 1: "), lambda given=only_here: step(given))
+    shuffled = [*MICRO_BATCHES[1:], MICRO_BATCHES[0]] if rank == 5 else MICRO_BATCHES
+    everywhere(executor, "^pipeline: expected the same lengths on all ranks, found .* on rank 0 and .* on rank 5", lambda: step(shuffled))
+    first = f"^pipeline, rank 0: embed of micro-batch 0: expected rows .*, {HIDDEN}. of torch.float32 .*, found "
+    everywhere(executor, first + ".* of torch.float64", lambda: step(embed=lambda i, rows: model.embed(rows.tokens % 50).double()))
+    everywhere(executor, first + r"\[1, 16\]", lambda: step(embed=lambda i, rows: model.embed(rows.tokens[:1] % 50)))
+    everywhere(executor, first + r"\[\d+, 8\]", lambda: step(embed=lambda i, rows: model.embed(rows.tokens % 50)[:, :8]))
+    everywhere(executor, first + "None", lambda: step(embed=lambda i, rows: None))
+    everywhere(executor, "rank 0: embed: expected a function, found 5", lambda: step(embed=5 if rank == 0 else None))
+    loss = "^pipeline, forward tick \\d, rank \\d: loss of micro-batch 0: expected a scalar tensor of floating point, found "
+    for returned, found in ((2.5, "2.5"), (None, "None"), (torch.zeros(2), "a tensor"), (torch.tensor(1), "a tensor")):
+        everywhere(executor, loss + found, lambda returned=returned: step(loss=lambda i, rows, x: returned))
+    cut = model.layers[0].post_attention
+    model.layers[0].post_attention = lambda *arguments: cut(*arguments)[:, :8]
+    everywhere(executor, "^pipeline, forward tick 0, rank 0: layers of chunk 0: expected rows .*found .*8. of", step)
+    model.layers[0].post_attention = cut
+    # An error of another class stays with its rank.
+    with pytest.raises(ZeroDivisionError if rank < executor.size // 2 else ct.InvalidArgument, match="division"):
+        step(embed=lambda i, rows: 1 // 0)
+    step()
+
+
+def late(where):
+    """A function of one rank raises in the second step."""
+    executor = Executor()
+    model, calls = make_model(4), []
+    pool = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY)
+    pipeline = SamePhasePipeline([model.layers[2 * (executor.rank // 2) :][:2]], pool, stages=2, hidden=HIDDEN)
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise KeyError("of backward")
+
+    def embed(i, rows):
+        x = model.embed(rows.tokens % 50)
+        if is_second and executor.rank == 1 and i == 1 and where == "embed":
+            raise KeyError("of embed")
+        return Raises.apply(x) if is_second and executor.rank == 1 and where == "backward" else x
+
+    def loss(i, rows, x):
+        if is_second and executor.rank == 3 and i == 2 and where.startswith("loss"):
+            if where == "loss":
+                raise KeyError("of loss")
+            return 5.0
+        return x.sum()
+
+    for is_second in (False, True):
+        try:
+            pipeline.step(MICRO_BATCHES, embed=embed, loss=loss)
+        except Exception as error:
+            assert is_second
+            print(f"rank {executor.rank}: {type(error).__name__}: {error}", flush=True)
+    dist.barrier()  # no rank leaves while others look
+
+
+@needs_gloo
+@pytest.mark.parametrize(
+    ("where", "rank", "cause"),
+    [
+        ("embed", 1, "KeyError: 'of embed'"),
+        ("loss", 3, "KeyError: 'of loss'"),
+        ("loss of another kind", 3, "loss of micro-batch 2: expected a scalar tensor of floating point, found 5.0"),
+        ("backward", 1, "KeyError: 'of backward'"),
+    ],
+)
+def test_ranks_hear_of_functions_that_raise(where, rank, cause):
+    outputs = run_alone(late, 4, where)
+    for r, output in enumerate(outputs):
+        assert cause in output, outputs
+        if r != rank:
+            assert f"rank {r}: TransportError" in output and f"rank {rank} gave up: pipeline, " in output, outputs
 
 
 @needs_gloo
@@ -166,3 +294,6 @@ def test_impossible_ticks_are_refused():
         ticks(stages=2, micro_batches=0)
     with pytest.raises(ct.InvalidArgument, match="the last of at least 3"):
         ticks(stages=3, micro_batches=4, chunks=2)
+    for sizes, name in (((1.5, 2), "stages"), ((2, "2"), "micro_batches"), ((2, 2, None), "chunks"), ((True, 2), "stages")):
+        with pytest.raises(ct.InvalidArgument, match=f"ticks, {name}: expected a whole number, found"):
+            ticks(*sizes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import contextile as ct
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, PingPong, Pool, attention  # noqa: E402
+from contextile.torch import Executor, PingPong, Pool, attention, gather_lengths  # noqa: E402
 from contextile.torch._pooled_calls import _InFlight  # noqa: E402
 from pooled_model import (  # noqa: E402
     SHAPE,
@@ -308,3 +310,232 @@ def test_ping_pong_checks_the_rows_that_layers_return(returned):
     batch = alone.prepare([[60, 40]])
     with pytest.raises(ct.InvalidArgument, match="layer 0: expected post_attention to return a tensor of 50 rows"):
         PingPong(layers, alone)(torch.zeros(100, 16), batch.rows.positions, batch=batch)
+
+
+@pytest.mark.parametrize("replicas", [[None, [24, 40, 30, 33, 33]], [[150, 10], None], [[64, 96], []]])
+@pytest.mark.parametrize("nano_batches", [1, 2])
+def test_an_idle_replica_runs_the_same_code_with_no_rows(replicas, nano_batches):
+    given = [(d, lengths) for d, lengths in enumerate(replicas) if lengths]
+    model = make_model(2)
+    losses = [dense_loss(model, lengths, make_tokens(lengths, d), 160) for d, lengths in given]
+    sum(losses).backward()
+
+    def body(transport):
+        pool = make_pool(transport)
+        mine = replicas[pool.neighbourhood]
+        batch = pool.prepare(replicas, nano_batches=nano_batches)
+        tokens = make_tokens(mine or [], pool.neighbourhood)
+        assert bool(mine) == (len(batch.rows.tokens) > 0) and len(batch.rows.counts) == nano_batches
+        model = make_model(2)
+        layers = PingPong(model.layers, pool)
+        x = layers(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
+        loss = loss_of(model.head(x), tokens, batch.rows.tokens, 160)
+        loss.backward()
+        assert layers.times["backward"].calls == 2 * nano_batches
+        return loss.item(), gradients_of(model)
+
+    check(ct.run_inproc(4, body), (sum(loss.item() for loss in losses), gradients_of(model)))
+
+
+def errors_of(num_ranks, body):
+    """The error of every rank."""
+
+    def caught(transport):
+        with pytest.raises(ct.Error) as raised:
+            body(transport)
+        return raised.value
+
+    return ct.run_inproc(num_ranks, caught)
+
+
+@pytest.mark.parametrize("second", [[[60, 100], [160]], REPLICAS])
+def test_ranks_in_different_backwards_say_which_call_each_is_in(second):
+    """Also if both batches have one plan, which messages alone would not tell."""
+
+    def body(transport):
+        pool = make_pool(transport)
+        model = make_model(1)
+        layers = PingPong(model.layers, pool)
+        losses = []
+        for lengths in (REPLICAS, second):
+            batch = pool.prepare(lengths)
+            x = layers(model.embed(batch.rows.tokens % 50), batch.rows.positions, batch=batch)
+            losses.append(x.sum())
+        losses[transport.rank % 2].backward()
+
+    errors = errors_of(4, body)
+    call = r"(backward \d+|prepare) of plan \S+"
+    text = rf"expected all ranks in the same one, found rank \d in {call}.* and rank \d in {call}"
+    assert any(isinstance(error, ct.InvalidArgument) for error in errors), errors
+    assert all(re.search(text, str(error)) for error in errors), errors
+
+
+def test_a_rank_in_prepare_and_one_in_attention_say_so():
+    def body(transport):
+        pool = make_pool(transport, neighbourhoods=1)
+        batch = pool.prepare([[60, 40]], nano_batches=1)
+        if transport.rank == 0:
+            pool.prepare([[50, 50]], nano_batches=1)
+        else:
+            rows = len(batch.rows.tokens)
+            attention(torch.zeros(rows, 4, 8), torch.zeros(rows, 2, 8), torch.zeros(rows, 2, 8), executor=pool.executor)
+
+    for error in errors_of(2, body):
+        assert "prepare of plan" in str(error) and "forward 1 of plan" in str(error), error
+
+
+@pytest.mark.parametrize("where", ["pre_attention", "post_attention", "x"])
+def test_ranks_hear_of_a_layer_that_raises(where):
+    def body(transport):
+        pool = make_pool(transport)
+        batch = pool.prepare(REPLICAS)
+        layers, rows = make_model(2).layers, len(batch.rows.tokens)
+        if transport.rank == 2 and where == "x":
+            rows -= 1
+        elif transport.rank == 2:
+            setattr(layers[where == "pre_attention"], where, lambda *_: 1 // 0)
+        try:
+            PingPong(layers, pool)(torch.zeros(rows, 16), batch.rows.positions, batch=batch)
+        except Exception as error:
+            return error
+
+    errors = ct.run_inproc(4, body)
+    assert isinstance(errors[2], ct.InvalidArgument if where == "x" else ZeroDivisionError)
+    for error in errors[:2] + errors[3:]:
+        assert isinstance(error, ct.TransportError), error
+        assert "rank 2 gave up: ping-pong: " in str(error) and str(errors[2]) in str(error), error
+
+
+def test_ranks_with_other_micro_batches_go_on():
+    def body(transport):
+        pool = make_pool(transport)
+        with pytest.raises(ct.InvalidPlan, match="expected one plan on all ranks"):
+            pool.prepare([[60, 40], [100]] if transport.rank == 2 else REPLICAS)
+        return len(pool.prepare(REPLICAS).rows.tokens)
+
+    assert ct.run_inproc(4, body) == [80] * 4
+
+
+def test_a_batch_of_another_pool_is_refused():
+    executor = Executor(ct.inproc_group(1)[0])
+    pools = [
+        Pool(executor, neighbourhoods=1, cluster="local:1x1", mask=mask, **SHAPE) for mask in ("causal", "sliding_window:8")
+    ]
+    batch = pools[1].prepare([[60, 40]], nano_batches=1)
+    message = "expected a batch that this pool prepared, found one of another pool .*mask sliding_window:8, for one of 1, mask causal"
+    with pytest.raises(ct.InvalidArgument, match=message):
+        PingPong(make_model(1).layers, pools[0])(torch.zeros(100, 16), batch.rows.positions, batch=batch)
+    q, k = torch.zeros(100, 4, 8), torch.zeros(100, 2, 8)
+    with pytest.raises(ct.InvalidArgument, match=message):
+        pools[0].attention(q, k, k, batch=batch)
+    for wrong in (None, [[60, 40]]):
+        with pytest.raises(ct.InvalidArgument, match=r"expected a batch of Pool.prepare, found "):
+            pools[0].attention(q, k, k, batch=wrong)
+        with pytest.raises(ct.InvalidArgument, match=r"ping-pong: expected a batch of Pool.prepare, found "):
+            PingPong(make_model(1).layers, pools[0])(torch.zeros(100, 16), batch.rows.positions, batch=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": None}, "pool, mask: expected one rule .*, found None"),
+        ({"mask": {"full": "causal"}}, "pool, mask: expected one rule .*, found {'full': 'causal'}"),
+        ({"mask": ["causal"]}, "pool, mask: expected one rule"),
+        ({"mask": "causl"}, "causl"),
+        ({"plans_cached": -1}, "pool, plans_cached: expected at least 1, found -1"),
+        ({"plans_cached": 1.5}, "pool, plans_cached: expected a whole number, found 1.5"),
+        ({"neighbourhoods": "2"}, "pool, neighbourhoods: expected a whole number, found '2'"),
+        ({"neighbourhoods": True}, "pool, neighbourhoods: expected a whole number, found True"),
+        ({"layout": None}, "pool, layout: expected contiguous or zigzag, found None"),
+    ],
+)
+def test_pools_of_other_kinds_are_refused(options, message):
+    executor = Executor(ct.inproc_group(1)[0])
+    with pytest.raises(ct.InvalidArgument, match=message):
+        Pool(executor, **{"neighbourhoods": 1, "cluster": "local:1x1", **SHAPE, **options})
+    with pytest.raises(ct.InvalidArgument, match="pool: expected an Executor, found None"):
+        Pool(None, neighbourhoods=1, **SHAPE)
+
+
+@pytest.mark.parametrize("call", ["prepare", "plan"])
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (None, {}, "pool: expected a list with document lengths, or None, for every neighbourhood's .*, found None"),
+        (5, {}, "for every neighbourhood's micro-batch, found 5"),
+        ("64", {}, "for every neighbourhood's micro-batch, found '64'"),
+        ({0: [64]}, {}, "for every neighbourhood's micro-batch, found {0"),
+        ([64], {}, "pool, neighbourhood 0: lengths: expected a list of whole numbers, found 64"),
+        (["64"], {}, "pool, neighbourhood 0: lengths: expected a list of whole numbers, found '64'"),
+        ([["64"]], {}, "pool, neighbourhood 0: lengths: expected a whole number, found '64'"),
+        ([[True]], {}, "lengths: expected a whole number, found True"),
+        (torch.tensor([64]), {}, "pool, neighbourhood 0: lengths: expected a list of whole numbers"),
+        ([torch.tensor([64.0])], {}, "pool, neighbourhood 0: lengths: expected a whole number"),
+        ([[64]], {"nano_batches": 1.0}, "pool, nano_batches: expected a whole number, found 1.0"),
+        ([[64]], {"nano_batches": "2"}, "pool, nano_batches: expected a whole number, found '2'"),
+        ([[64]], {"nano_batches": True}, "pool, nano_batches: expected a whole number, found True"),
+    ],
+)  # fmt: skip
+def test_micro_batches_of_other_kinds_are_refused(call, given, options, message):
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    with pytest.raises(ct.InvalidArgument, match=message):
+        getattr(alone, call)(given, **options)
+
+
+def test_micro_batches_may_be_arrays_of_whole_numbers():
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    expected = alone.plan([[60, 40]])
+    for given in (torch.tensor([[60, 40]]), [torch.tensor([60, 40])], np.array([[60, 40]]), ([60, 40],), iter([[60, 40]])):
+        assert alone.plan(given) == expected
+
+
+def test_rows_of_another_micro_batch_are_refused():
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    with pytest.raises(ct.InvalidArgument, match="pool, rows: expected this rank's 100 rows .*, found 99 rows"):
+        alone.prepare([[60, 40]], nano_batches=1, rows=alone.rows_of([60, 39], nano_batches=1))
+    with pytest.raises(ct.InvalidArgument, match="pool, rows: expected Rows of 2 nano-batches .*, found rows of 1"):
+        alone.prepare([[60, 40]], rows=alone.rows_of([60, 40], nano_batches=1))
+    with pytest.raises(ct.InvalidArgument, match=r"pool, rows: expected Rows of 1 nano-batches .*, found tensor"):
+        alone.prepare([[60, 40]], nano_batches=1, rows=torch.arange(100))
+
+
+def test_ping_pong_of_other_kinds_is_refused():
+    alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
+    layers, batch = make_model(1).layers, alone.prepare([[60, 40]])
+    for arguments, message in [
+        ((layers, None), "ping-pong: expected a Pool, found None"),
+        ((None, alone), "ping-pong: expected a list of layers, each an nn.Module, found NoneType"),
+        ((layers[0], alone), "expected a list of layers, each an nn.Module, found Layer"),
+        (([len], alone), "expected a list of layers, each an nn.Module, found builtin"),
+    ]:
+        with pytest.raises(ct.InvalidArgument, match=message):
+            PingPong(*arguments)
+    with pytest.raises(ct.InvalidArgument, match="ping-pong, checkpoint: expected True or False, found 'yes'"):
+        PingPong(layers, alone, checkpoint="yes")
+    for x in (None, torch.zeros(()), [0.0] * 100):
+        with pytest.raises(ct.InvalidArgument, match="ping-pong: expected x of this rank's rows of the batch, found"):
+            PingPong(layers, alone)(x, batch.rows.positions, batch=batch)
+    for returned in (None, torch.zeros(3, 1), (None, None, None)):
+        layers[0].pre_attention = lambda *_, returned=returned: returned
+        with pytest.raises(ct.InvalidArgument, match="layer 0: expected pre_attention to return the tensors q, k and v, found"):
+            PingPong(layers, alone)(torch.zeros(100, 16), batch.rows.positions, batch=batch)
+
+
+def test_executors_of_other_kinds_are_refused():
+    transport = ct.inproc_group(1)[0]
+    for options in ({"plans_kept": "16"}, {"plans_kept": True}, {"plans_prepared": 1.5}, {"timeout": "60"}):
+        with pytest.raises(ct.InvalidArgument, match=f"executor, {next(iter(options))}: expected a (whole )?number, found"):
+            Executor(transport, **options)
+    for plan in (None, "plan.ctx", 5):
+        with pytest.raises(ct.InvalidArgument, match="executor, prepare: expected a Plan, found"):
+            Executor(transport).prepare(plan)
+
+
+def test_lengths_of_another_kind_are_refused_on_every_rank():
+    def body(transport):
+        pool = make_pool(transport)
+        with pytest.raises(ct.InvalidArgument, match="gather_lengths, rank 1: lengths: expected a whole number, found 'x'"):
+            gather_lengths([5, "x"] if transport.rank == 1 else [5], pool)
+        return gather_lengths([40] if pool.neighbourhood else None, pool)
+
+    assert ct.run_inproc(4, body) == [[[], [40]]] * 4

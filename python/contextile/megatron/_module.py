@@ -130,7 +130,7 @@ class CoreAttention(MegatronModule):
         """Returns the ranks that run the micro-batch. Collective over them if they are new."""
         static, field = self.pg_collection.cp, group_field_of(params)
         if planner._pool is not None:
-            planner._pool.check_call(self.layer_number, static, field)
+            planner._pool.check_call(self.layer_number, self.config, static, field)
             return planner._pool
         found = None
         team = planner._teams.static if field is None else planner._teams.join(field.group)

@@ -17,8 +17,8 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from contextile import _core
-from contextile._planning import AnyStrategy, cluster_of
+from contextile import _checks, _core
+from contextile._planning import AnyStrategy, _choice_of, cluster_of
 from contextile._planning import plan as make_plan
 from contextile.megatron._groups import Team, Teams, group_field_of
 from contextile.megatron._layers import Layer, MicroBatch, layer_of, make_workload_of, micro_batch_of, name_of, tokens_of_rows
@@ -69,6 +69,12 @@ def quick_strategy(num_ranks: int) -> str:
     return f"auto:steps={max(5_000, 100_000 * 64 // max(num_ranks, 8) ** 2)}"
 
 
+def _alone(workload: _core.Workload, cluster: _core.Cluster, choice: _core.StrategyChoice) -> _core.StrategyChoice | str:
+    """Returns the strategy for one rank: another if it has to split heads or tokens."""
+    reason = _core.unsupported_reason(workload, cluster, choice, _core.PlanOptions())
+    return choice if reason is None else "zigzag"
+
+
 class Planner:
     """Plans micro-batches as layers meet them, and executes the plans. Making one is collective.
 
@@ -86,7 +92,8 @@ class Planner:
         Executors of other groups have its options.
     strategy, optional
         As for ``contextile.plan``, without a time budget: all ranks must find the same plan.
-        Default: a search that takes about 0.2 seconds.
+        Default: a search that takes about 0.2 seconds. A group of one rank has nothing to split, so
+        strategies that need several ranks do not apply there.
     cluster : Cluster or str, optional
         The cluster of the group. Default: its hosts (``Cluster.from_torch``). Other groups have its
         constants on their own hosts.
@@ -128,6 +135,7 @@ class Planner:
         pool: str | None = None,
     ) -> None:
         given = None if cluster is None else cluster_of(cluster)
+        plans_cached = _checks.count("planner, plans_cached", plans_cached, least=1)
         self._strategy = strategy
         self._options = {"block_size": block_size, "wire": wire}
         self._plans: PlanCache[Planned] = PlanCache(plans_cached)
@@ -228,7 +236,8 @@ class Planner:
             plan = planner.plan_of(config, packed_seq_params)
         """
         if self._pool is not None:
-            self._pool.check_call(1, parallel_state.get_context_parallel_group(), group_field_of(packed_seq_params))
+            own = parallel_state.get_context_parallel_group()
+            self._pool.check_call(1, config, own, group_field_of(packed_seq_params))
             micro_batch = micro_batch_of(packed_seq_params, self._pool.size, seq_length, micro_batch_size)
             return self._pool.plan_of(layer_of(config, attn_mask_type), micro_batch)
         key, make = self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type)
@@ -331,6 +340,8 @@ class Planner:
         def make() -> Planned:
             workload = make_workload_of(layer, micro_batch, team.size)
             strategy = quick_strategy(team.size) if self._strategy is None else self._strategy
+            if team.size == 1 and self._strategy is not None and not callable(strategy):
+                strategy = _alone(workload, team.cluster, _choice_of(strategy))
             plan = make_plan(workload, cluster=team.cluster, strategy=strategy, **self._options)
             return planned_of(plan, micro_batch, team.rank)
 

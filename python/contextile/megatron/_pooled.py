@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from contextile import _core
@@ -19,7 +20,8 @@ from contextile.megatron._groups import GroupField
 from contextile.megatron._layers import Layer, MicroBatch, name_of, tokens_of_rows
 from contextile.megatron._plans import log_wait
 from contextile.torch import Executor, Pool, gather_lengths
-from contextile.torch._pool import PooledBatch, Rows
+from contextile.torch._pool import PooledBatch
+from contextile.torch._pool_layout import Rows
 
 
 class _Entry(NamedTuple):
@@ -67,6 +69,14 @@ def _check_groups(executor: Executor, whole: Any, own: Any) -> None:
         )
 
 
+def _check_chunks(chunks: int | None, option: str) -> None:
+    """Raises InvalidArgument on an interleaved pipeline, which has several chunks per stage."""
+    if chunks is not None and chunks > 1:
+        raise _core.InvalidArgument(
+            f"pool dp_cp: expected a pipeline that is not interleaved, found {option} {chunks}"
+        )
+
+
 class ReplicaPool:
     """The ranks of DP x CP, which compute each other's attention (``Planner(pool="dp_cp")``).
 
@@ -83,6 +93,7 @@ class ReplicaPool:
     ) -> None:
         if executor is None and torch.cuda.is_available():
             raise _core.InvalidArgument("pool dp_cp: expected PyTorch on the CPU, found a GPU")
+        _check_chunks(parallel_state.get_virtual_pipeline_model_parallel_world_size(), "virtual_pipeline_model_parallel_size")
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         own = parallel_state.get_context_parallel_group()
         self.executor = executor or Executor(self._group)
@@ -102,8 +113,12 @@ class ReplicaPool:
         self._pools: dict[Layer, Pool] = {}
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()  # the same keys on all ranks
 
-    def check_call(self, layer_number: int, static: Any, field: GroupField | None) -> None:
-        """Raises InvalidArgument if a micro-batch has a group of its own, or the layer another."""
+    def check_call(
+        self, layer_number: int, config: TransformerConfig, static: Any, field: GroupField | None
+    ) -> None:
+        """Raises InvalidArgument if a micro-batch has a group of its own, the layer another, or the
+        pipeline is interleaved."""
+        _check_chunks(config.virtual_pipeline_model_parallel_size, "virtual_pipeline_model_parallel_size")
         if field is not None:
             raise _core.InvalidArgument(
                 f"layer {layer_number}, pool dp_cp: expected micro-batches of the static context-parallel group, found one of "
@@ -137,7 +152,6 @@ class ReplicaPool:
             return out
         # No token attends padding, so padding gets no gradient once its rows are 0.
         rows = entry.batch.rows
-        assert rows is not None
         is_padding = rows.positions >= torch.tensor(micro_batch.num_used)[rows.sequence_ids]
         return out.masked_fill(is_padding[:, None, None], 0)
 

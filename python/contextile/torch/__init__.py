@@ -32,7 +32,8 @@ from contextile.torch._layout import LocalBatch, dispatch, local_batch
 from contextile.torch._packing import Packed, pack
 from contextile.torch._ping_pong import PingPong
 from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
-from contextile.torch._pool import Pool, PooledBatch, Rows, gather_lengths
+from contextile.torch._pool import Pool, PooledBatch, gather_lengths
+from contextile.torch._pool_layout import Rows
 from contextile.torch._pooled_calls import CallTimes
 from contextile.torch._score_mod import ScoreMod, from_score_mod
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use

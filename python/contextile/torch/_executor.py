@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile._layers import check_placement
 from contextile.torch._dtensor import register_if_loaded
 from contextile.torch._group import make_transport
@@ -253,7 +253,8 @@ class Executor:
         timeout: float = 60.0,
         flight_folder: str = "",
     ) -> None:
-        if plans_kept < 1 or plans_prepared < 1:
+        _checks.number("executor, timeout", timeout)
+        if _checks.count("executor, plans_kept", plans_kept) < 1 or _checks.count("executor, plans_prepared", plans_prepared) < 1:
             raise _core.InvalidArgument(
                 f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
             )
@@ -354,6 +355,8 @@ class Executor:
             raise _core.InvalidArgument("plan: expected at least one, found none")
         first = next(iter(plans.values()))
         for name, one in plans.items():
+            if not isinstance(one, _core.Plan):
+                raise _core.InvalidArgument(f"executor, prepare: expected a Plan for {name!r}, found {one!r:.80}")
             check_placement(first, one, name)
             if one.shape.dtype != first.shape.dtype:
                 raise _core.InvalidArgument(
@@ -363,6 +366,8 @@ class Executor:
         return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()})
 
     def _prepare_one(self, plan: _core.Plan) -> Prepared:
+        if not isinstance(plan, _core.Plan):
+            raise _core.InvalidArgument(f"executor, prepare: expected a Plan, found {plan!r:.80}")
         register_if_loaded()
         number = self._number_of(plan)
         if number is None:

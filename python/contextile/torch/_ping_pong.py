@@ -10,9 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from contextile import _core
+from contextile import _checks, _core
+from contextile.torch._agreement import telling_peers
 from contextile.torch._pool import Pool, PooledBatch
 from contextile.torch._pooled_calls import Calls, CallTimes, ping_pong
+
+
+def _modules_of(layers: Any) -> list[nn.Module]:
+    is_list = hasattr(layers, "__iter__")
+    found = list(layers) if is_list else [layers]
+    for layer in found:
+        if not is_list or not isinstance(layer, nn.Module):
+            raise _core.InvalidArgument(
+                f"ping-pong: expected a list of layers, each an nn.Module, found {type(layer).__name__}"
+            )
+    return found
 
 
 class PingPong(nn.Module):
@@ -22,7 +34,9 @@ class PingPong(nn.Module):
     attention runs: a layer's ``post_attention`` and the next layer's ``pre_attention``. Backward
     does the same in reverse. With a batch of one nano-batch, transfers hide under nothing.
 
-    Forward and backward are collective over the pool: all ranks have equally many layers.
+    Forward and backward are collective over the pool: all ranks have equally many layers. A rank
+    whose neighbourhood is idle runs the same code with no rows, and computes for others. If layers
+    raise, the other ranks get a TransportError that names this one.
 
     Parameters
     ----------
@@ -50,7 +64,9 @@ class PingPong(nn.Module):
 
     def __init__(self, layers: Iterable[nn.Module], pool: Pool, *, checkpoint: bool = False) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        if not isinstance(pool, Pool):
+            raise _core.InvalidArgument(f"ping-pong: expected a Pool, found {pool!r:.80}")
+        self.layers = nn.ModuleList(_modules_of(layers))
         if len(self.layers) == 0:
             raise _core.InvalidArgument("ping-pong: expected a layer, found none")
         for i, layer in enumerate(self.layers):
@@ -60,7 +76,7 @@ class PingPong(nn.Module):
                     f"ping-pong: expected pre_attention and post_attention of layer {i}, found no {' and no '.join(missing)}"
                 )
         self.calls = Calls(pool)
-        self._checkpoint = checkpoint
+        self._checkpoint = _checks.flag("ping-pong, checkpoint", checkpoint)
 
     @property
     def times(self) -> dict[str, CallTimes]:
@@ -73,7 +89,7 @@ class PingPong(nn.Module):
         Parameters
         ----------
         x : Tensor [rows, hidden]
-            Hidden states of ``batch.rows``.
+            Hidden states of ``batch.rows``; [0, hidden] on an idle rank.
         arguments
             Passed to the layers' methods. Tensors with a row for each of x's rows are cut with it.
         batch : PooledBatch
@@ -86,20 +102,26 @@ class PingPong(nn.Module):
         Raises
         ------
         InvalidArgument
-            x has another number of rows, this rank is idle in the batch, or ranks meet in different
-            calls.
+            x has another number of rows, another pool prepared the batch, or ranks meet in different
+            calls. After the first and the last, the group has ended.
         TransportError
             A peer died or stalled.
         """
-        if batch.rows is None or len(x) != len(batch.rows.tokens):
-            found = "an idle rank" if batch.rows is None else f"{len(x)} rows for {len(batch.rows.tokens)}"
-            raise _core.InvalidArgument(f"ping-pong: expected x of this rank's rows of the batch, found {found}")
+        self.calls.pool.check_batch("ping-pong", batch)
         executor = self.calls.pool.executor
         if len(batch.parts) > executor._plans_prepared:
             raise _core.InvalidArgument(
                 f"executor: expected plans_prepared of at least {len(batch.parts)}, as there are nano-batches, found "
                 f"{executor._plans_prepared}"
             )
+        with telling_peers(executor, "ping-pong"):
+            return self._run(x, arguments, batch)
+
+    def _run(self, x: Tensor, arguments: tuple[Any, ...], batch: PooledBatch) -> Tensor:
+        num_rows = len(batch.rows.tokens)
+        if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != num_rows:
+            found = f"{len(x)} rows for {num_rows}" if isinstance(x, Tensor) and x.dim() else f"{x!r:.80}"
+            raise _core.InvalidArgument(f"ping-pong: expected x of this rank's rows of the batch, found {found}")
         counts = list(batch.rows.counts)
         cut = [
             a.split(counts) if isinstance(a, Tensor) and a.dim() > 0 and len(a) == len(x) else [a] * len(counts)

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from contextile import _core
+from contextile import _checks, _core
+from contextile.torch._agreement import agree, agreed, give_up, telling_peers
 from contextile.torch._ping_pong import PingPong
-from contextile.torch._pool import Lengths, Pool, PooledBatch, Rows
+from contextile.torch._pool import Pool, PooledBatch
+from contextile.torch._pool_layout import Lengths, Rows, check_nano_batches, micro_batches_of
 from contextile.torch._pooled_calls import Calls, CallTimes, serve
 
 
@@ -51,7 +53,7 @@ def ticks(stages: int, micro_batches: int, chunks: int = 1) -> list[Tick]:
     Raises
     ------
     InvalidArgument
-        A number is below 1, or chunks do not fit.
+        A number is below 1 or not whole, or chunks do not fit.
 
     Examples
     --------
@@ -65,7 +67,8 @@ def ticks(stages: int, micro_batches: int, chunks: int = 1) -> list[Tick]:
     backward ((0, 0), (1, 0))
     backward ((1, 0), None)
     """
-    made = _core.same_phase_ticks(stages=stages, micro_batches=micro_batches, chunks=chunks)
+    sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
+    made = _core.same_phase_ticks(**{name: _checks.count(f"ticks, {name}", size) for name, size in sizes.items()})
     return [Tick(phase, number, tuple(steps)) for phase, number, steps in made]
 
 
@@ -119,8 +122,8 @@ class SamePhasePipeline:
     Raises
     ------
     InvalidArgument
-        Stages do not divide the pool, chunks have different numbers of layers, or the pool's strategy
-        keeps other ranks' tokens from forward to backward.
+        Stages do not divide the pool, chunks have different numbers of layers, or ranks have different
+        settings. All ranks raise it, and it names the rank.
 
     Examples
     --------
@@ -145,17 +148,21 @@ class SamePhasePipeline:
     ) -> None:
         import torch.distributed as dist
 
-        if stages < 1 or pool.neighbourhoods % stages != 0:
-            raise _core.InvalidArgument(
-                f"pipeline: expected stages that divide the pool's {pool.neighbourhoods} neighbourhoods, found {stages}"
-            )
-        self.chunks = [PingPong(layers, pool, checkpoint=checkpoint) for layers in chunks]
+        if not isinstance(pool, Pool):
+            raise _core.InvalidArgument(f"pipeline: expected a Pool, found {pool!r:.80}")
+        self.chunks: list[PingPong] = []
+        problem: Exception | None = None
+        try:
+            _check_options(pool, stages, hidden, hidden_dtype, nano_batches)
+            self._recompute = _checks.flag("recompute", recompute)
+            self.chunks = _chunks_of(chunks, pool, checkpoint)
+        except Exception as error:  # other ranks wait to hear of it
+            problem = error
         self._num_layers = len(self.chunks[0].layers) if self.chunks else 0
-        if any(len(chunk.layers) != self._num_layers for chunk in self.chunks) or not self.chunks:
-            raise _core.InvalidArgument(
-                "pipeline: expected chunks of equally many layers, found "
-                f"{[len(chunk.layers) for chunk in self.chunks]}"
-            )
+        agree(
+            pool.executor, "pipeline", problem, stages=stages, chunks=len(self.chunks), layers=self._num_layers,
+            hidden=hidden, hidden_dtype=hidden_dtype, nano_batches=nano_batches, recompute=recompute,
+        )  # fmt: skip
         self._calls = Calls(pool)
         for chunk in self.chunks:
             chunk.calls = self._calls
@@ -165,14 +172,13 @@ class SamePhasePipeline:
         self.stage, self.replica = divmod(pool.neighbourhood, self.replicas)
         self._hidden = hidden
         self._hidden_dtype = hidden_dtype
-        self._checked: set[str] = set()  # digests of plans
         self._nano_batches = nano_batches
-        self._recompute = recompute
+        self._checked: set[str] = set()  # digests of plans
+        self._has_run = False  # a whole step, on all ranks
         group = pool.executor.group
         apart = self.replicas * pool.size  # ranks from a stage to the next
         ring = [(pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1)]
         self._next, self._previous = (r if group is None else dist.get_global_rank(group, r) for r in ring)
-        _check_layers(self._num_layers * len(self.chunks), pool)
 
     @property
     def times(self) -> dict[str, CallTimes]:
@@ -194,9 +200,10 @@ class SamePhasePipeline:
         lengths : sequence of sequences of (sequence of int)
             ``lengths[i][d]``: token counts of the documents of replica d's micro-batch i.
         embed : function of (i, rows)
-            Returns x [rows, hidden] of this replica's micro-batch i, on the first stage.
+            Returns x [rows, hidden] of this replica's micro-batch i, of ``hidden_dtype``, on the first
+            stage.
         loss : function of (i, rows, x)
-            Returns this rank's share of the loss, a scalar, on the last stage.
+            Returns this rank's share of the loss, a scalar tensor, on the last stage.
 
         Returns
         -------
@@ -206,26 +213,37 @@ class SamePhasePipeline:
         Raises
         ------
         InvalidArgument
-            A micro-batch has not the lengths of all replicas; as for ``ticks`` and ``Pool.plan``.
+            Lengths are not those of every replica, or differ between ranks; ``embed``, layers or
+            ``loss`` return something else; the pool's strategy keeps other ranks' tokens from forward
+            to backward; as for ``ticks`` and ``Pool.plan``. All ranks raise the same error, which names
+            the rank with the problem. But if a function returns something else later than in the first
+            step, the other ranks raise TransportError, which names the rank, too.
         TransportError
-            A peer died or stalled.
+            A peer died or stalled, or one of its functions or layers raised. The error names that rank;
+            the group has ended.
         """
-        for i, of_replicas in enumerate(lengths):
-            if len(of_replicas) != self.replicas:
-                raise _core.InvalidArgument(
-                    f"pipeline: expected lengths of {self.replicas} replicas in micro-batch {i}, found {len(of_replicas)}"
-                )
         return _Step(self, lengths, embed, loss).run()
 
 
-def _check_layers(num_layers: int, pool: Pool) -> None:
-    """Raises InvalidArgument unless all ranks have equally many layers. Collective."""
-    import torch.distributed as dist
+def _check_options(pool: Pool, stages: Any, hidden: Any, hidden_dtype: Any, nano_batches: Any) -> None:
+    _checks.count("hidden", hidden, least=1)
+    if _checks.count("stages", stages) < 1 or pool.neighbourhoods % stages != 0:
+        raise _core.InvalidArgument(
+            f"expected stages that divide the pool's {pool.neighbourhoods} neighbourhoods, found {stages}"
+        )
+    if not isinstance(hidden_dtype, torch.dtype) or not hidden_dtype.is_floating_point:
+        raise _core.InvalidArgument(f"hidden_dtype: expected a floating-point dtype, found {hidden_dtype!r:.80}")
+    check_nano_batches(nano_batches)
 
-    counts: list[Any] = [None] * pool.executor.size
-    dist.all_gather_object(counts, num_layers, group=pool.executor.group)
-    if len(set(counts)) != 1:
-        raise _core.InvalidArgument(f"pipeline: expected equally many layers on all ranks, found {counts}")
+
+def _chunks_of(chunks: Iterable[Iterable[nn.Module]], pool: Pool, checkpoint: bool) -> list[PingPong]:
+    if not hasattr(chunks, "__iter__"):
+        raise _core.InvalidArgument(f"expected a list of chunks, each a list of layers, found {type(chunks).__name__}")
+    found = [PingPong(layers, pool, checkpoint=checkpoint) for layers in chunks]
+    sizes = [len(chunk.layers) for chunk in found]
+    if len(set(sizes)) != 1:
+        raise _core.InvalidArgument(f"expected chunks of equally many layers, found {sizes}")
+    return found
 
 
 class _Step:
@@ -234,11 +252,13 @@ class _Step:
     def __init__(self, pipeline: SamePhasePipeline, lengths: Sequence[Sequence[Lengths]], embed: Embed, loss: Loss) -> None:
         self.pipeline = pipeline
         self.pool = pipeline.pool
-        self.lengths = lengths
+        self.given = lengths
+        self.lengths: list[list[list[int]]] = []
         self.embed = embed
         self.loss = loss
         self.total = torch.zeros(())
-        self.ticks = ticks(pipeline.stages, len(lengths), len(pipeline.chunks))
+        self.ticks: list[Tick] = []
+        self.embedded: dict[int, Tensor] = {}  # by micro-batch, made ahead of its tick
         self.rows: dict[int, Rows] = {}  # by micro-batch
         self.kept: dict[tuple[int, int], _Kept] = {}  # by micro-batch and chunk
         # Rows and gradients on their way here, and their transfers; by phase, micro-batch, chunk.
@@ -246,20 +266,134 @@ class _Step:
         self.sends: list[tuple[Tensor, Any]] = []
 
     def run(self) -> Tensor:
+        executor = self.pool.executor
+        problem: Exception | None = None
+        try:
+            self._check()
+        except Exception as error:  # other ranks wait to hear of it
+            problem = error
+        agree(executor, "pipeline", problem, lengths=self.lengths)
         for tick in self.ticks:
             mine = tick.steps[self.pipeline.stage]
             batch = self._batch_of(tick, mine)
-            result = None
-            if mine is None:
-                self._serve(tick, batch)
-            elif tick.phase == "forward":
-                result = self._forward(*mine, batch)
-            else:
-                result = self._backward(*mine, batch)
-            self._exchange(tick, mine, result)
-        for _, work in self.sends:
-            work.wait()
+            where = f"pipeline, {tick.phase} tick {tick.number}"
+            with telling_peers(executor, where):
+                result = self._compute(tick, mine, batch)
+            problem = None if mine is None else self._problem_of(tick.phase, mine, result)
+            self._settle(where, problem)
+            if tick.phase == "forward" and mine is not None and self._is_last(mine[1]):
+                assert result is not None
+                self.total = self.total + result.detach()
+            with telling_peers(executor, where):
+                self._exchange(tick, mine, result)
+        self._await_transfers()
+        # So that no rank ends the step while another has failed in it.
+        agreed(executor, "pipeline", None)
+        self.pipeline._has_run = True
         return self.total
+
+    def _check(self) -> None:
+        """Finds all that can be wrong before anything moves."""
+        pipeline = self.pipeline
+        if isinstance(self.given, (str, bytes)) or not hasattr(self.given, "__iter__"):
+            raise _core.InvalidArgument(f"expected lengths of every micro-batch and replica, found {self.given!r:.80}")
+        lengths = []
+        for i, given in enumerate(self.given):
+            try:
+                of_replicas = micro_batches_of(given)
+            except _core.InvalidArgument as error:
+                raise _core.InvalidArgument(f"micro-batch {i}: {error}") from None
+            if len(of_replicas) != pipeline.replicas:
+                raise _core.InvalidArgument(
+                    f"expected lengths of {pipeline.replicas} replicas in micro-batch {i}, found {len(of_replicas)}"
+                )
+            for d, of_replica in enumerate(of_replicas):
+                if of_replica is None:
+                    raise _core.InvalidArgument(
+                        f"expected document lengths of replica {d} in micro-batch {i}, found none"
+                    )
+                try:
+                    self.pool.check_lengths(of_replica, pipeline._nano_batches)
+                except _core.InvalidArgument as error:
+                    raise _core.InvalidArgument(f"micro-batch {i}, replica {d}: {error}") from None
+            lengths.append([of_replica for of_replica in of_replicas if of_replica is not None])
+        self.lengths = lengths
+        self.ticks = ticks(pipeline.stages, len(lengths), len(pipeline.chunks))
+        for name, function, stage in (("embed", self.embed, 0), ("loss", self.loss, pipeline.stages - 1)):
+            if pipeline.stage == stage and not callable(function):
+                raise _core.InvalidArgument(f"{name}: expected a function, found {function!r:.80}")
+        first = pipeline.micro_batches_of(self.ticks[0], lengths)
+        self._check_kept(self.pool.plan(first, nano_batches=pipeline._nano_batches))
+        if pipeline.stage == 0:
+            self.embedded[0] = self._embed(0)
+
+    def _check_kept(self, plans: Sequence[_core.Plan]) -> None:
+        """Refuses plans that keep tokens of other ranks. They are the same on all ranks."""
+        checked = self.pipeline._checked
+        new = {plan.digest: plan for plan in plans if plan.digest not in checked}
+        kept = max((plan.stats().forward.retained_bytes for plan in new.values()), default=0)
+        if kept > 0:
+            raise _core.InvalidArgument(
+                f"strategy: expected one that keeps nothing from forward to backward (distca:resend=on), found {kept} bytes kept"
+            )
+        checked.update(new)
+
+    def _embed(self, micro_batch: int) -> Tensor:
+        rows = self._rows_of(micro_batch)
+        x = self.embed(micro_batch, rows)
+        if problem := self._difference(x, len(rows.tokens)):
+            raise _core.InvalidArgument(f"embed of micro-batch {micro_batch}: {problem}")
+        return x
+
+    def _difference(self, x: Any, num_rows: int) -> str:
+        """Says how x differs from rows between stages; empty if it does not."""
+        wanted = [num_rows, self.pipeline._hidden]
+        if not isinstance(x, Tensor):
+            found = f"{x!r:.80}"
+        elif (list(x.shape), x.dtype) == (wanted, self.pipeline._hidden_dtype):
+            return ""
+        else:
+            found = f"{list(x.shape)} of {x.dtype}"
+        return f"expected rows {wanted} of {self.pipeline._hidden_dtype} (hidden, hidden_dtype), found {found}"
+
+    def _problem_of(self, phase: str, mine: tuple[int, int], result: Any) -> Exception | None:
+        """Says what is wrong with the result of a chunk or of the loss."""
+        micro_batch, chunk = mine
+        if phase != "forward":
+            return None
+        if not self._is_last(chunk):
+            problem = self._difference(result, len(self._rows_of(micro_batch).tokens))
+            return _core.InvalidArgument(f"layers of chunk {chunk}: {problem}") if problem else None
+        if isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point():
+            return None
+        found = f"a tensor {list(result.shape)} of {result.dtype}" if isinstance(result, Tensor) else f"{result!r:.80}"
+        return _core.InvalidArgument(
+            f"loss of micro-batch {micro_batch}: expected a scalar tensor of floating point, found {found}"
+        )
+
+    def _settle(self, where: str, problem: Exception | None) -> None:
+        """Raises a problem on all ranks. In the first step they agree, and the group goes on."""
+        executor = self.pool.executor
+        if self.pipeline._has_run:
+            if problem is not None:
+                give_up(executor, where, problem)
+                raise problem
+            return
+        try:
+            agree(executor, where, problem)
+        except _core.InvalidArgument:
+            self._await_transfers()
+            raise
+
+    def _await_transfers(self) -> None:
+        for _, work in [*self.sends, *self.inbox.values()]:
+            work.wait()
+
+    def _compute(self, tick: Tick, mine: tuple[int, int] | None, batch: PooledBatch) -> Tensor | None:
+        if mine is None:
+            self._serve(tick, batch)
+            return None
+        return self._forward(*mine, batch) if tick.phase == "forward" else self._backward(*mine, batch)
 
     def _rows_of(self, micro_batch: int) -> Rows:
         if micro_batch not in self.rows:
@@ -273,14 +407,7 @@ class _Step:
             nano_batches=self.pipeline._nano_batches,
             rows=None if mine is None else self._rows_of(mine[0]),
         )
-        new = [plan for plan in batch.plans if plan.digest not in self.pipeline._checked]
-        kept = max((plan.stats().forward.retained_bytes for plan in new), default=0)
-        self.pipeline._checked.update(plan.digest for plan in new)
-        if kept > 0:
-            raise _core.InvalidArgument(
-                f"pipeline: expected a strategy that keeps nothing from forward to backward (distca:resend=on), found "
-                f"{kept} bytes kept"
-            )
+        self._check_kept(batch.plans)
         return batch
 
     def _serve(self, tick: Tick, batch: PooledBatch) -> None:
@@ -307,15 +434,13 @@ class _Step:
 
     def _forward(self, micro_batch: int, chunk: int, batch: PooledBatch) -> Tensor:
         if self._is_first(chunk):
-            x = self.embed(micro_batch, self._rows_of(micro_batch))
+            x = self.embedded.pop(micro_batch) if micro_batch in self.embedded else self._embed(micro_batch)
         else:
             x = self._received("forward", micro_batch, chunk).requires_grad_()
         with torch.set_grad_enabled(not self.pipeline._recompute):
             out = self._run(micro_batch, chunk, x, batch)
         self.kept[micro_batch, chunk] = _Kept(x, None if self.pipeline._recompute else out)
-        if self._is_last(chunk):
-            self.total = self.total + out.detach()
-        return out.detach()
+        return out.detach() if isinstance(out, Tensor) else out
 
     def _backward(self, micro_batch: int, chunk: int, batch: PooledBatch) -> Tensor | None:
         """Returns the gradient of the chunk's input; nothing on the first stage."""
@@ -348,7 +473,6 @@ class _Step:
         group = self.pool.executor.group
         if mine is not None and result is not None and not (self._is_last(mine[1]) if forward else self._is_first(mine[1])):
             to = pipeline._next if forward else pipeline._previous
-            self._check_rows(result, len(self._rows_of(mine[0]).tokens))
             operations.append(dist.P2POp(dist.isend, result.contiguous(), to, group))
         if theirs is not None:
             micro_batch, chunk = theirs
@@ -370,11 +494,3 @@ class _Step:
                 self.inbox[tick.phase, micro_batch, chunk] = (received, work)
             else:
                 self.sends.append((operation.tensor, work))
-
-    def _check_rows(self, result: Tensor, num_rows: int) -> None:
-        wanted = ((num_rows, self.pipeline._hidden), self.pipeline._hidden_dtype)
-        if (tuple(result.shape), result.dtype) != wanted:
-            raise _core.InvalidArgument(
-                f"pipeline: expected rows {list(wanted[0])} of {wanted[1]} between stages, found {list(result.shape)} of "
-                f"{result.dtype}"
-            )

@@ -10,109 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contextile import _core
-from contextile._planning import AnyStrategy, cluster_of, lengths_of, make_workload
+from contextile import _checks, _core
+from contextile._planning import AnyStrategy, _rule_of, cluster_of, lengths_of, make_workload
 from contextile._planning import plan as make_plan
+from contextile.torch._agreement import agreed, give_up, telling_peers
 from contextile.torch._attention import attention
 from contextile.torch._executor import Executor, Prepared
-
-# Token counts of the documents of a micro-batch.
-Lengths = Sequence[int]
-# (document, begin, end): rows of a document. They attend its keys from 0 to end.
-_DocumentRows = tuple[int, int, int]
-# (document, begin, end, rank of the neighbourhood), by document and position.
-_Places = list[tuple[int, int, int, int]]
-
-
-class Rows(NamedTuple):
-    """The tokens of a micro-batch that a rank computes.
-
-    Attributes
-    ----------
-    tokens : int64 Tensor [rows]
-        Their indices in the micro-batch, whose documents lie end to end.
-    positions : int64 Tensor [rows]
-        Their positions in the documents, for RoPE.
-    sequence_ids : int64 Tensor [rows]
-        Numbers of their documents.
-    counts : tuple of int
-        Rows of every nano-batch, one after another.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    sequence_ids: Tensor
-    counts: tuple[int, ...]
-
-
-def _contiguous(rows: Sequence[_DocumentRows], size: int) -> _Places:
-    """Deals rows in sequence, equally many to every rank (DistCA, section 6.1)."""
-    total = sum(end - begin for _, begin, end in rows)
-    places: _Places = []
-    placed, rank = 0, 0
-    for document, begin, end in rows:
-        while begin < end:
-            while total * (rank + 1) // size <= placed:
-                rank += 1
-            taken = min(end - begin, total * (rank + 1) // size - placed)
-            places.append((document, begin, begin + taken, rank))
-            begin, placed = begin + taken, placed + taken
-    return places
-
-
-def _zigzag(rows: Sequence[_DocumentRows], size: int) -> _Places:
-    """Cuts documents into 2·size pieces; rank r has pieces r and 2·size - 1 - r (Megatron-LM)."""
-    places: _Places = []
-    for document, _, length in rows:
-        if length % (2 * size) != 0:
-            raise _core.InvalidArgument(
-                f"pool, layout zigzag: expected lengths in multiples of {2 * size} (2 x ranks of a neighbourhood), found {length}"
-            )
-        piece = length // (2 * size)
-        places += [(document, i * piece, (i + 1) * piece, min(i, 2 * size - 1 - i)) for i in range(2 * size)]
-    return places
-
-
-class _Layout:
-    """The nano-batches of one micro-batch, and the ranks that hold their rows."""
-
-    def __init__(self, lengths: Lengths, nano_batches: int, size: int, mask: str, layout: str) -> None:
-        self.lengths = lengths_of(lengths)
-        whole = [(i, 0, length) for i, length in enumerate(self.lengths)]
-        self.parts: list[list[_DocumentRows]] = (
-            [whole] if nano_batches == 1 else _core.nano_batches(self.lengths, [mask])
-        )
-        self.parts += [[] for _ in range(nano_batches - len(self.parts))]
-        least = min(sum(end - begin for _, begin, end in part) for part in self.parts)
-        if least < size:
-            raise _core.InvalidArgument(
-                f"pool: expected a token in every nano-batch on each of the {size} ranks of a neighbourhood, found a "
-                f"micro-batch of {sum(self.lengths)} tokens in {nano_batches} nano-batches, one of {least}"
-            )
-        place = _zigzag if layout == "zigzag" else _contiguous
-        self.places = [place(part, size) for part in self.parts]
-        self.first_token = np.concatenate([[0], np.cumsum(self.lengths)])
-
-    def tokens_of(self, part: int, rank: int) -> np.ndarray:
-        """Returns a rank's rows of a nano-batch, ascending in the micro-batch."""
-        found = [
-            np.arange(self.first_token[document] + begin, self.first_token[document] + end)
-            for document, begin, end, owner in self.places[part]
-            if owner == rank
-        ]
-        return np.sort(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
-
-    def rows_of(self, tokens: Sequence[np.ndarray]) -> Rows:
-        """Describes rows, given by nano-batch."""
-        whole = np.concatenate(list(tokens))
-        documents = np.searchsorted(self.first_token, whole, side="right") - 1
-        return Rows(
-            torch.from_numpy(whole),
-            torch.from_numpy(whole - self.first_token[documents]),
-            torch.from_numpy(documents),
-            tuple(len(rows) for rows in tokens),
-        )
-
+from contextile.torch._pool_layout import Layout, Lengths, Rows, check_nano_batches, micro_batches_of, no_rows
 
 class _Section(NamedTuple):
     """The place of a micro-batch in the batch of a pool."""
@@ -148,6 +52,11 @@ class Part:
             kept = np.sort(of_local[~section.is_query[local - section.begin]])
             canonical = np.concatenate([kept, own])
             by_token, by_local = np.argsort(canonical), np.argsort(of_local)
+            if not np.array_equal(canonical[by_token], of_local[by_local]):
+                raise _core.InvalidArgument(
+                    f"pool, rows: expected this rank's {len(of_local) - len(kept)} rows of the micro-batch (rows_of), found "
+                    f"{len(own)} rows, or others"
+                )
             order = np.empty_like(by_token)
             order[by_local] = by_token  # the place in canonical order of every local row
         self.num_kept = len(kept)
@@ -178,15 +87,18 @@ class PooledBatch:
 
     Attributes
     ----------
-    rows : Rows or None
-        This rank's tokens of its micro-batch; None if its neighbourhood is idle.
+    pool : Pool
+        The pool that prepared it.
+    rows : Rows
+        This rank's tokens of its micro-batch; no tokens if its neighbourhood is idle.
     plans : tuple of Plan
         One for each nano-batch.
     parts : list of Part
         The nano-batches as this rank's layers compute them.
     """
 
-    def __init__(self, rows: Rows | None, parts: list[Part]) -> None:
+    def __init__(self, pool: Pool, rows: Rows, parts: list[Part]) -> None:
+        self.pool = pool
         self.rows = rows
         self.parts = parts
         self.plans = tuple(part.prepared.plan for part in parts)
@@ -208,7 +120,7 @@ class Pool:
         Number of neighbourhoods; it divides the number of ranks.
     heads, head_dim, value_dim, dtype, scale, softcap
         As for ``contextile.plan``.
-    mask : str
+    mask : MaskSpec or str
         A rule for all documents of all layers.
     strategy
         As for ``contextile.plan``: one that takes a home layout. The default sends queries and keys
@@ -250,12 +162,15 @@ class Pool:
         dtype: Any = "bf16",
         scale: float = 0.0,
         softcap: float = 0.0,
-        mask: str = "causal",
+        mask: _core.MaskSpec | str = "causal",
         strategy: AnyStrategy = "distca:nano_batches=1,resend=on,backward=own",
         cluster: _core.Cluster | str | None = None,
         layout: str = "contiguous",
         plans_cached: int = 64,
     ) -> None:
+        if not isinstance(executor, Executor):
+            raise _core.InvalidArgument(f"pool: expected an Executor, found {executor!r:.80}")
+        neighbourhoods = _checks.count("pool, neighbourhoods", neighbourhoods)
         if neighbourhoods < 1 or executor.size % neighbourhoods != 0:
             raise _core.InvalidArgument(
                 f"pool: expected neighbourhoods that divide the {executor.size} ranks evenly, found {neighbourhoods}"
@@ -263,7 +178,7 @@ class Pool:
         if executor.device.type != "cpu":
             raise _core.InvalidArgument(f"pool: expected an executor on the CPU, found one on {executor.device}")
         if layout not in ("contiguous", "zigzag"):
-            raise _core.InvalidArgument(f"pool, layout: expected contiguous or zigzag, found '{layout}'")
+            raise _core.InvalidArgument(f"pool, layout: expected contiguous or zigzag, found {layout!r:.80}")
         self.executor = executor
         self.neighbourhoods = neighbourhoods
         self.size = executor.size // neighbourhoods
@@ -273,15 +188,17 @@ class Pool:
             raise _core.InvalidArgument(
                 f"pool, cluster: expected one of {executor.size} devices, as there are ranks, found {self.cluster.num_devices}"
             )
-        if plans_cached < 1:
-            raise _core.InvalidArgument(f"pool, plans_cached: expected at least 1, found {plans_cached}")
-        self.mask = mask
+        self._plans_cached = _checks.count("pool, plans_cached", plans_cached, least=1)
+        if not isinstance(mask, (str, _core.MaskSpec)):
+            raise _core.InvalidArgument(
+                f"pool, mask: expected one rule for all documents of all layers, or its text, found {mask!r:.80}"
+            )
+        self.mask = _rule_of(mask).text
         self.layout = layout
         self._shape = {
             "heads": heads, "head_dim": head_dim, "value_dim": value_dim, "dtype": dtype, "scale": scale, "softcap": softcap
         }  # fmt: skip
         self._strategy = strategy
-        self._plans_cached = plans_cached
         self._plans: OrderedDict[Any, list[_Pooled]] = OrderedDict()
 
     def plan(self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2) -> tuple[_core.Plan, ...]:
@@ -312,7 +229,7 @@ class Pool:
 
             plan, = pool.plan([[700, 260], [64, 500, 380]], nano_batches=1)
         """
-        return tuple(pooled.plan for pooled in self._find(micro_batches, nano_batches))
+        return tuple(pooled.plan for pooled in self._find(micro_batches_of(micro_batches), nano_batches))
 
     def prepare(
         self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2, rows: Rows | None = None
@@ -335,7 +252,7 @@ class Pool:
         Raises
         ------
         InvalidArgument
-            As for ``plan``.
+            As for ``plan``; or ``rows`` are not those of this rank.
         InvalidPlan
             Ranks gave different micro-batches.
 
@@ -346,22 +263,39 @@ class Pool:
             batch = pool.prepare([[700, 260], [64, 500, 380]], nano_batches=1)
             x = embed(my_tokens[batch.rows.tokens])
         """
-        pooled = self._find(micro_batches, nano_batches)
-        mine = micro_batches[self.neighbourhood]
+        given = micro_batches_of(micro_batches)
+        pooled = self._find(given, nano_batches)
+        mine = given[self.neighbourhood]
         in_local_order = rows is None and nano_batches == 1
-        if rows is None and mine:
+        if mine is None and rows is None:
+            rows = no_rows(nano_batches)
+        elif rows is None:
             rows = self._rows_of_plan(mine, pooled[0]) if nano_batches == 1 else self.rows_of(mine, nano_batches=nano_batches)
-        tokens = [] if rows is None else np.split(rows.tokens.numpy(), np.cumsum(rows.counts)[:-1])
+        if not isinstance(rows, Rows) or len(rows.counts) != nano_batches:
+            found = f"rows of {len(rows.counts)}" if isinstance(rows, Rows) else f"{rows!r:.80}"
+            raise _core.InvalidArgument(f"pool, rows: expected Rows of {nano_batches} nano-batches (rows_of), found {found}")
+        tokens = np.split(rows.tokens.numpy(), np.cumsum(rows.counts)[:-1])
         parts = []
         for j, one in enumerate(pooled):
+            prepared = self.executor.prepare(one.plan)
             earlier = np.concatenate([np.empty(0, dtype=np.int64), *tokens[:j]])
-            own = tokens[j] if tokens else np.empty(0, dtype=np.int64)
-            parts.append(Part(self.executor.prepare(one.plan), one.sections[self.neighbourhood], earlier, own))
+            with telling_peers(self.executor, "pool, prepare"):
+                parts.append(Part(prepared, one.sections[self.neighbourhood], earlier, tokens[j]))
         if not in_local_order:
             self.executor.withhold(
                 "pool: expected pool.attention or PingPong, which take the rows of this batch, found a call without its plan"
             )
-        return PooledBatch(rows, parts)
+        return PooledBatch(self, rows, parts)
+
+    def check_batch(self, where: str, batch: Any) -> None:
+        """Raises InvalidArgument unless this pool prepared the batch."""
+        if not isinstance(batch, PooledBatch):
+            raise _core.InvalidArgument(f"{where}: expected a batch of Pool.prepare, found {batch!r:.80}")
+        if batch.pool is not self:
+            raise _core.InvalidArgument(
+                f"{where}: expected a batch that this pool prepared, found one of another pool ({batch.pool.neighbourhoods} "
+                f"neighbourhoods, mask {batch.pool.mask}, for one of {self.neighbourhoods}, mask {self.mask})"
+            )
 
     def rows_of(self, lengths: Lengths, *, nano_batches: int = 2) -> Rows:
         """Returns this rank's rows of a micro-batch of its neighbourhood. Not collective.
@@ -399,7 +333,8 @@ class Pool:
         Raises
         ------
         InvalidArgument
-            The batch has two nano-batches, or there are other rows; as for ``attention``.
+            Another pool prepared the batch, it has two nano-batches, or there are other rows; as for
+            ``attention``.
         TransportError
             A peer died or stalled.
 
@@ -410,20 +345,28 @@ class Pool:
             batch = pool.prepare(lengths, nano_batches=1, rows=pool.rows_of(mine, nano_batches=1))
             out = pool.attention(q, k, v, batch=batch)
         """
+        self.check_batch("pool", batch)
         if len(batch.parts) != 1:
             raise _core.InvalidArgument(f"pool: expected a batch of 1 nano-batch, found {len(batch.parts)}; PingPong takes it")
         part = batch.parts[0]
-        if len(q) != part.num_rows:
-            raise _core.InvalidArgument(f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}")
+        if any(len(x) != part.num_rows for x in (q, k, v)):
+            error = _core.InvalidArgument(
+                f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}, {len(k)} and {len(v)}"
+            )
+            give_up(self.executor, "pool", error)
+            raise error
         local = (part.local_of(x) for x in (q, k, v))
         return part.rows_of(attention(*local, executor=self.executor, plan=part.prepared))
 
-    def _layout_of(self, lengths: Lengths, nano_batches: int) -> _Layout:
-        if nano_batches not in (1, 2):
-            raise _core.InvalidArgument(f"pool: expected 1 or 2 nano-batches, found {nano_batches}")
+    def check_lengths(self, lengths: Lengths, nano_batches: int) -> None:
+        """Raises InvalidArgument unless a neighbourhood can hold a micro-batch."""
+        self._layout_of(lengths, nano_batches)
+
+    def _layout_of(self, lengths: Lengths, nano_batches: int) -> Layout:
+        check_nano_batches(nano_batches)
         if nano_batches == 2 and self.layout == "zigzag":
             raise _core.InvalidArgument("pool: expected 1 nano-batch with the layout zigzag, found 2")
-        return _Layout(lengths, nano_batches, self.size, self.mask, self.layout)
+        return Layout(lengths, nano_batches, self.size, self.mask, self.layout)
 
     def _rows_of_plan(self, lengths: Lengths, pooled: _Pooled) -> Rows:
         section = pooled.sections[self.neighbourhood]
@@ -431,8 +374,9 @@ class Pool:
         local = pooled.plan.local_tokens(self.executor.rank)
         return self._layout_of(lengths, 1).rows_of([section.tokens[local - section.begin]])
 
-    def _find(self, micro_batches: Sequence[Lengths | None], nano_batches: int) -> list[_Pooled]:
-        key = (nano_batches, tuple(tuple(lengths_of(lengths)) if lengths else None for lengths in micro_batches))
+    def _find(self, micro_batches: list[list[int] | None], nano_batches: int) -> list[_Pooled]:
+        check_nano_batches(nano_batches)
+        key = (nano_batches, tuple(None if lengths is None else tuple(lengths) for lengths in micro_batches))
         found = self._plans.pop(key, None)
         if found is None:
             found = self._make(key[1], nano_batches)
@@ -450,7 +394,7 @@ class Pool:
         layouts = [self._layout_of(lengths, nano_batches) if lengths else None for lengths in micro_batches]
         return [self._pooled(layouts, j) for j in range(nano_batches)]
 
-    def _pooled(self, layouts: Sequence[_Layout | None], part: int) -> _Pooled:
+    def _pooled(self, layouts: Sequence[Layout | None], part: int) -> _Pooled:
         lengths: list[int] = []
         home: list[tuple[int, int, int]] = []
         kept: list[tuple[int, int]] = []  # keys of earlier nano-batches
@@ -477,20 +421,20 @@ class Pool:
         return _Pooled(make_plan(workload, cluster=self.cluster, strategy=self._strategy), sections)
 
 
-def gather_lengths(lengths: Lengths, pool: Pool) -> list[list[int]]:
+def gather_lengths(lengths: Lengths | None, pool: Pool) -> list[list[int]]:
     """Returns the lengths of every neighbourhood's micro-batch, for ``Pool.prepare``. Collective.
 
     Parameters
     ----------
-    lengths : sequence of int
-        Token counts of the documents of this rank's micro-batch; empty if it is idle.
+    lengths : sequence of int or None
+        Token counts of the documents of this rank's micro-batch; None or empty if it is idle.
     pool : Pool
-        Its executor was made from a ``torch.distributed`` group.
+        The pool of all ranks.
 
     Raises
     ------
     InvalidArgument
-        Ranks of a neighbourhood gave different lengths.
+        A rank gave no lengths, or ranks of a neighbourhood gave different ones. All ranks raise it.
 
     Examples
     --------
@@ -498,10 +442,12 @@ def gather_lengths(lengths: Lengths, pool: Pool) -> list[list[int]]:
 
         batch = pool.prepare(gather_lengths(my_lengths, pool), nano_batches=1)
     """
-    import torch.distributed as dist
-
-    all_lengths: list[Any] = [None] * pool.executor.size
-    dist.all_gather_object(all_lengths, lengths_of(lengths), group=pool.executor.group)
+    mine, problem = None, None
+    try:
+        mine = [] if lengths is None else lengths_of(lengths)
+    except _core.InvalidArgument as error:
+        problem = error
+    all_lengths = agreed(pool.executor, "gather_lengths", problem, mine)
     for rank, found in enumerate(all_lengths):
         if found != all_lengths[rank - rank % pool.size]:
             raise _core.InvalidArgument(

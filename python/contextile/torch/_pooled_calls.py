@@ -59,12 +59,16 @@ class Calls:
         finally:
             self.backward_batch = before
 
-    def start(self, prepared: Prepared, direction: str, arrays: dict[str, Any], counted: str = "") -> _InFlight:
+    def start(
+        self, prepared: Prepared, direction: str, arrays: dict[str, Any], *, counted: str = "", number: int | None = None
+    ) -> _InFlight:
+        """Begins a call with the number of a forward, whose backward it is; None: of its own."""
         executor = self.pool.executor
         rank = executor._rank_of(prepared.number)
         begin = rank.begin_forward if direction == "forward" else rank.begin_backward
         arrays = {name: None if x is None else executor.check_tensor(name, x) for name, x in arrays.items()}
-        return _InFlight(self, counted or direction, begin(mask=0, call=executor.begin_call(), **arrays), arrays)
+        number = executor.begin_call() if number is None else number
+        return _InFlight(self, counted or direction, begin(mask=0, call=number, **arrays), arrays, number)
 
     def add(self, counted: str, stats: Any) -> None:
         times = self.times[counted]
@@ -79,11 +83,12 @@ class Calls:
 class _InFlight:
     """A call that has begun, with the tensors that it reads and writes."""
 
-    def __init__(self, calls: Calls, counted: str, pending: Any, arrays: dict[str, Any]) -> None:
+    def __init__(self, calls: Calls, counted: str, pending: Any, arrays: dict[str, Any], number: int) -> None:
         self._calls = calls
         self._counted = counted
         self._pending = pending
         self.arrays = arrays
+        self.number = number
 
     def advance(self) -> None:
         self._pending.advance()
@@ -101,6 +106,7 @@ class _Attention:
         self.part = part
         self.index = index  # of the nano-batch
         self.forward: _InFlight | None = None
+        self.number: int | None = None  # of the forward
         self.backward: _InFlight | None = None
         self.inputs: tuple[Tensor, Tensor, Tensor] | None = None
         self.part_of_backward = part
@@ -121,6 +127,7 @@ class _Attention:
         """Returns out and lse of the own rows, and the bytes that forward keeps."""
         assert self.forward is not None
         arrays = self.forward.finish()
+        self.number = self.forward.number
         self.forward = None
         kept = self.part.num_kept
         return self.part.rows_of(arrays["out"])[kept:], self.part.rows_of(arrays["lse"])[kept:], arrays["saved"]
@@ -135,7 +142,9 @@ class _Attention:
         local = {name: part.local_of(x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("dout", dout))}
         gradients = {"dq": torch.empty_like(local["q"]), "dk": torch.empty_like(local["k"]), "dv": torch.empty_like(local["v"])}
         self.part_of_backward = part
-        self.backward = self.calls.start(part.prepared, "backward", {**local, **gradients, "saved": saved})
+        # Ranks that serve a pipeline's backward may have made no such forward.
+        number = self.number if batch is None else None
+        self.backward = self.calls.start(part.prepared, "backward", {**local, **gradients, "saved": saved}, number=number)
 
     def end_backward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns gradients of the own rows of q, and of all rows of k and v."""
@@ -280,7 +289,13 @@ def ping_pong(
     keys: list[tuple[Tensor, Tensor] | None] = [None] * num_nano
 
     def begin(layer: int, j: int) -> NanoBatchCall:
-        q, k, v = pres[layer](xs[j], *arguments[j])
+        attended = pres[layer](xs[j], *arguments[j])
+        if not isinstance(attended, (tuple, list)) or len(attended) != 3 or not all(map(torch.is_tensor, attended)):
+            raise _core.InvalidArgument(
+                f"ping-pong, layer {layer}: expected pre_attention to return the tensors q, k and v, found "
+                f"{type(attended).__name__}"
+            )
+        q, k, v = attended
         keys[j] = (k, v)
         call = NanoBatchCall(calls, batch, j)
         # A document that is cut has its first rows in the first nano-batch, whose keys of this
