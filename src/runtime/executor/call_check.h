@@ -10,8 +10,8 @@
 
 namespace contextile {
 
-// A call as it travels between ranks. A rank in prepare sends one, too, so that ranks in prepare and
-// in calls recognize each other.
+// A call as it travels between ranks. A rank in prepare sends one, too, so that ranks in prepare
+// and in calls recognize each other.
 struct CallTag {
   static constexpr std::int64_t kPrepare = -1;
 
