@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,10 +22,13 @@ void check_rule(std::string_view text) {
   } catch (const contextile::InvalidArgument&) {
     std::abort();  // printed something it cannot read
   }
-  const std::vector<contextile::Range> sequences = {{0, 1}, {1, 8}, {8, 72}, {72, kNumTokens}};
+  std::vector<contextile::Range> sequences = {{0, 1}, {1, 8}, {8, 72}, {72, kNumTokens}};
+  if (spec.rule == contextile::MaskSpec::Rule::kTree) {  // fits one length only
+    sequences = {{0, std::accumulate(spec.lengths.begin(), spec.lengths.end(), std::int64_t{0})}};
+  }
   const contextile::Mask mask = contextile::build_mask(spec, sequences);
   try {
-    contextile::check_mask(mask, kNumTokens);
+    contextile::check_mask(mask, sequences.back().end);
   } catch (const contextile::InvalidArgument&) {
     std::abort();  // a builder made an invalid mask
   }

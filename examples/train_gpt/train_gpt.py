@@ -168,7 +168,8 @@ def main() -> None:
             attend = dense_attend(step.pieces, step.plan, masks)
         local = step.local
         logits = model(local.tokens, local.positions, attend)
-        loss = (functional.cross_entropy(logits, local.labels, reduction="none") * local.loss_weights).sum()
+        rows, _, labels, weights = local.targets  # a question's last token predicts all answers
+        loss = (functional.cross_entropy(logits[rows], labels, reduction="none") * weights).sum()
         optimizer.zero_grad()
         loss.backward()
         loss = loss.detach()

@@ -69,13 +69,16 @@ void check_mask(const Mask& mask, std::int64_t num_tokens);
 // ------------------------------------------------------------------------------------ builders
 
 // The RoPE positions of a range of tokens: token t of `tokens` has position first_position + (t -
-// tokens.begin). Tokens of a segment follow one another. The first token of a segment follows none
-// that is stored before it. It begins a sequence, a document inside a sequence, or a branch, such
-// as an answer to a shared question.
+// tokens.begin). Tokens of a segment follow one another. The first token of a segment does not
+// follow the one that is stored before it. It begins a sequence, a document inside a sequence, or a
+// branch, such as an answer to a shared question.
 struct PositionSegment {
   Range tokens;
   std::int64_t sequence = 0;        // index of the sequence
   std::int64_t first_position = 0;  // position in the sequence of tokens.begin
+  // The earlier token of the sequence that a branch follows, whose position is one less; -1 if
+  // tokens.begin follows none.
+  std::int64_t follows = -1;
 
   friend constexpr auto operator<=>(const PositionSegment&, const PositionSegment&) = default;
 };
@@ -91,6 +94,7 @@ struct MaskSpec {
     kSharedQuestion,   // DCP §7: a question all answers see; an answer sees itself causally
     kPrefixLm,         // every row sees the first `prefix` keys, then causal
     kChunked,          // causal inside chunks of `chunk` tokens
+    kTree,             // segments of a tree see their ancestors, and themselves causally
   };
   Rule rule = Rule::kCausal;
   std::int64_t window = 4096;  // tokens (sliding_window, lambda) or blocks (causal_blockwise)
@@ -100,14 +104,19 @@ struct MaskSpec {
   std::int64_t answers = 4;    // number of answers (shared_question)
   // shared_question with given lengths: those of the question, then of every answer. They sum to
   // the length of the sequence. Empty: use fraction and answers.
+  // tree: those of its segments, in the order in which they are stored. They sum to that length,
+  // too.
   std::vector<std::int64_t> lengths{};
   std::int64_t prefix = 0;  // tokens (prefix_lm)
   std::int64_t chunk = 0;   // tokens (chunked)
+  // tree: the index of the parent of every segment, which is stored before it; -1 for the root,
+  // which is the first.
+  std::vector<std::int64_t> parents{};
 };
 
-// Parses "causal", "lambda:64,4096", … (the program's --mask), and "shared_question:[Q,A1,A2,…]"
-// for given lengths. Throws InvalidArgument: for an unknown rule with the list of rules, for a
-// parameter with its limits.
+// Parses "causal", "lambda:64,4096", … (the program's --mask), "shared_question:[Q,A1,A2,…]" for
+// given lengths, and "tree:[L0,L1,…],[-1,P1,…]". Throws InvalidArgument: for an unknown rule with
+// the list of rules, for a parameter with its limits.
 [[nodiscard]] MaskSpec parse_mask_spec(std::string_view text);
 // The inverse: returns a text that parses to the same spec.
 [[nodiscard]] std::string to_string(const MaskSpec& spec);
@@ -116,8 +125,9 @@ struct MaskSpec {
 
 // Builds the mask of a rule applied to every sequence (non-empty ranges, ascending, disjoint).
 // Bands come out disjoint, tight and ordered by their first query. There are a few bands per
-// sequence, and one per chunk for `chunked`. O(bands). The builders here throw InvalidArgument on
-// bad parameters and bad sequences.
+// sequence, one per chunk for `chunked`, and for `tree` at most one per segment if segments are
+// stored depth first, otherwise one per segment and ancestor. O(bands · log). The builders here
+// throw InvalidArgument on bad parameters and bad sequences.
 [[nodiscard]] Mask build_mask(const MaskSpec& spec, std::span<const Range> sequences);
 // Returns true if the first `tokens` tokens of a longer sequence attend exactly what they would
 // attend as a sequence of their own.
@@ -127,7 +137,8 @@ struct MaskSpec {
                                        std::span<const Range> sequences);
 // Returns the positions that the rule implies, one segment per sequence. A shared question has one
 // segment for the question with its first answer, and one for every other answer. Each answer
-// begins at the question's end.
+// begins at the question's end. A tree has a segment for its root, and one for every other segment
+// that is not stored right behind its parent. A token's position is its depth.
 [[nodiscard]] std::vector<PositionSegment> build_positions(const MaskSpec& spec,
                                                            std::span<const Range> sequences);
 // Returns the positions that masks without a rule imply, all of them masks of the same batch:
@@ -135,11 +146,23 @@ struct MaskSpec {
 //    Positions restart there.
 //  * A document is a tree if, under one of the masks, each of its tokens attends itself and the
 //    keys of the token that it follows. A branch begins at a token that no mask lets attend the
-//    token stored before it. Its position is one more than that of the last key before it.
+//    token stored before it. It follows the last key before it.
 //  * All other tokens follow the token stored before them.
 // O(T + B log B) for T tokens and B bands, plus the pairs of a branch and a band that meet.
 [[nodiscard]] std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
                                                            std::span<const Range> sequences);
+
+// Several token lists that share beginnings, as one sequence that stores shared tokens once.
+struct TokenTree {
+  std::vector<std::int64_t> tokens;  // of the sequence, depth first
+  MaskSpec mask;                     // a tree, whose segments end where branches part or end
+  std::vector<std::vector<Range>> branches;  // where each list's tokens are, in order
+};
+// Builds the tree of token lists, such as a prompt with each of its answers. Branches that part at
+// a token are stored in the order of the lists. O(tokens of all lists · log). Throws
+// InvalidArgument for an empty list, and for lists that do not begin with the same token: these are
+// other sequences.
+[[nodiscard]] TokenTree build_token_tree(std::span<const std::vector<std::int64_t>> branches);
 
 // Builds a mask from rows: rows[q] holds the key ranges of query q, in any order, disjoint within a
 // row. Consecutive rows whose edges stay or move by one share a band, so the rows of one band

@@ -315,7 +315,20 @@ struct TokenPosition {
 [[nodiscard]] std::vector<TokenPosition> positions(const Plan& plan, Rank rank);
 
 // Returns, for every local row, the global index of the token that it predicts: the next one of its
-// position segment, or -1 for the last token of a segment.
+// position segment, or -1 for the last token of a segment. If branches part behind a row, this
+// is one of several tokens; `next_tokens` has all.
 [[nodiscard]] std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank);
+
+// A token that a local row predicts.
+struct NextToken {
+  std::int64_t row = 0;    // local
+  std::int64_t token = 0;  // global index
+
+  friend constexpr auto operator<=>(const NextToken&, const NextToken&) = default;
+};
+// Returns every token that a local row predicts: the next one of its position segment, and the
+// first of every segment that follows it. Ascending by row, then by token. Over all ranks, these
+// are all tokens but those that follow none. O(local tokens + segments · log).
+[[nodiscard]] std::vector<NextToken> next_tokens(const Plan& plan, Rank rank);
 
 }  // namespace contextile

@@ -88,7 +88,7 @@ struct MaskUse {
 [[nodiscard]] MaskUse parse_mask_use(std::string_view text);
 
 // Makes a workload of one or more rules over a packed batch: the usual case. Positions are those of
-// the first mask whose rule sets any (shared_question), otherwise the position in the sequence.
+// the first mask whose rule sets any (shared_question, tree), else the position in the sequence.
 [[nodiscard]] Workload make_workload(std::span<const std::int64_t> lengths,
                                      const AttentionShape& shape, std::span<const MaskUse> masks);
 // The same with one rule, by default causal.

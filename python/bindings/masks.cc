@@ -289,6 +289,17 @@ void bind_masks(nb::module_& module) {
              "InvalidArgument.");
   module.def("mask_spec_help", &mask_spec_help,
              "Returns all rules with their parameters, one per line.");
+  nb::class_<TokenTree>(module, "TokenTree")
+      .def_prop_ro("tokens",
+                   [](const TokenTree& tree) { return nb::cast(numpy_array(tree.tokens)); })
+      .def_ro("mask", &TokenTree::mask)
+      .def_ro("branches", &TokenTree::branches);
+  module.def(
+      "build_token_tree",
+      [](const std::vector<std::vector<std::int64_t>>& branches) {
+        return build_token_tree(branches);
+      },
+      "branches"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "build_mask",
       [](const MaskSpec& spec, const Ranges& sequences) {

@@ -43,6 +43,26 @@ nb::object positions_array(const PlanObject& self, Rank rank, std::int64_t Token
   return nb::cast(numpy_array(std::move(values)));
 }
 
+using SegmentRow = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+std::vector<SegmentRow> segment_rows(const PlanObject& self) {
+  std::vector<SegmentRow> rows;
+  for (const auto& [tokens, sequence, first, follows] : self.plan->positions) {
+    rows.emplace_back(tokens.begin, tokens.end, sequence, first, follows);
+  }
+  return rows;
+}
+
+nb::object next_tokens_of(const PlanObject& self, Rank rank) {
+  std::vector<std::int64_t> rows;
+  std::vector<std::int64_t> tokens;
+  for (const NextToken& next : next_tokens(*self.plan, rank)) {
+    rows.push_back(next.row);
+    tokens.push_back(next.token);
+  }
+  return nb::make_tuple(numpy_array(std::move(rows)), numpy_array(std::move(tokens)));
+}
+
 std::string json_of(const Plan& plan, bool block_head_groups) {
   std::ostringstream out;
   export_json(plan, out, std::nullopt,
@@ -263,16 +283,13 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "rank"_a,
           "Returns the number of the document of every token of a rank: int64 [local tokens].")
       .def_prop_ro(
-          "position_segments",
-          [](const PlanObject& self) {
-            std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> rows;
-            for (const auto& [tokens, sequence, first] : self.plan->positions) {
-              rows.emplace_back(tokens.begin, tokens.end, sequence, first);
-            }
-            return rows;
-          },
-          "Rows (begin, end, document, first position) of tokens that follow one another. A row "
-          "begins a document, or a branch of one, such as another answer to a shared question.")
+          "position_segments", &segment_rows,
+          "Rows (begin, end, document, first position, follows) of tokens that follow one another. "
+          "A row begins a document, or a branch of one, such as another answer to a shared "
+          "question. follows is the earlier token that a branch follows, and -1 for others.")
+      .def("next_tokens", &next_tokens_of, "rank"_a,
+           "Returns (rows, tokens): every token that tokens of a rank predict, and the local row "
+           "that does. A row behind which branches part has several. Two int64 arrays, ascending.")
       .def(
           "rolled_tokens",
           [](const PlanObject& self, RankArgument rank) {
@@ -280,7 +297,8 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           },
           "rank"_a,
           "Returns the index in the batch of the token that every token of a rank predicts; -1 at "
-          "the end of a document or of a branch: int64 [local tokens].");
+          "the end of a document or of a branch: int64 [local tokens]. next_tokens also has "
+          "those of branches.");
 }
 
 void bind_files(nb::class_<PlanObject>& plan) {

@@ -93,11 +93,14 @@ Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& sh
            std::to_string(specs->size()));
     }
     workload.masks.push_back({name, layers, built(mask, workload.sequences)});
-    if (workload.positions == plain) {
-      if (auto positions = positions_of(mask, workload.sequences); !positions.empty()) {
-        workload.positions = std::move(positions);
-      }
+    auto positions = positions_of(mask, workload.sequences);
+    if (positions.empty() || positions == plain) continue;
+    if (workload.positions != plain && workload.positions != positions) {
+      fail("mask '" + name +
+           "': expected the branches of the masks before it, because a token has one position, "
+           "found others");
     }
+    workload.positions = std::move(positions);
   }
   // Rules know their positions. If none has its own, masks without a rule show theirs.
   const bool has_bands = std::ranges::any_of(masks, [](const MaskEntry& entry) {
@@ -119,7 +122,7 @@ using ShapeState = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int
                               double, double, bool>;
 using MaskState = std::tuple<std::string, std::int32_t, std::vector<BandRow>>;
 using RoleRow = std::tuple<std::int64_t, std::int64_t, std::string>;
-using PositionRow = std::tuple<Range, std::int64_t, std::int64_t>;
+using PositionRow = std::tuple<Range, std::int64_t, std::int64_t, std::int64_t>;
 using WorkloadState =
     std::tuple<std::vector<Range>, ShapeState, std::vector<MaskState>, std::vector<RoleRow>,
                std::vector<HomeRow>, std::vector<PositionRow>>;
@@ -158,7 +161,8 @@ WorkloadState state_of_workload(const Workload& workload) {
   }
   std::vector<PositionRow> positions;
   for (const PositionSegment& segment : workload.positions) {
-    positions.emplace_back(segment.tokens, segment.sequence, segment.first_position);
+    positions.emplace_back(segment.tokens, segment.sequence, segment.first_position,
+                           segment.follows);
   }
   return {workload.sequences, state_of(workload.shape), masks, roles, home, positions};
 }
@@ -173,8 +177,8 @@ Workload workload_of(const WorkloadState& state) {
   }
   workload.roles = roles_of(roles);
   workload.home = home_of(home, workload.sequences, 0);
-  for (const auto& [tokens, sequence, first_position] : positions) {
-    workload.positions.push_back({tokens, sequence, first_position});
+  for (const auto& [tokens, sequence, first_position, follows] : positions) {
+    workload.positions.push_back({tokens, sequence, first_position, follows});
   }
   check_workload(workload);
   return workload;
@@ -232,9 +236,11 @@ value_dim defaults to head_dim. Raises InvalidArgument for impossible shapes.
       });
 }
 
-std::vector<std::int64_t> position_begins(const Workload& workload) {
+std::vector<std::int64_t> document_begins(const Workload& workload) {
   std::vector<std::int64_t> begins;
-  for (const PositionSegment& segment : workload.positions) begins.push_back(segment.tokens.begin);
+  for (const PositionSegment& segment : workload.positions) {
+    if (segment.follows < 0) begins.push_back(segment.tokens.begin);
+  }
   return begins;
 }
 
@@ -248,9 +254,8 @@ void bind_workloads(nb::module_& module) {
       .def_prop_ro("num_tokens", &Workload::num_tokens, "Tokens of the batch.")
       .def_ro("sequences", &Workload::sequences, "Token range (begin, end) of every document.")
       .def_ro("shape", &Workload::shape, "AttentionShape of every layer.")
-      .def_prop_ro(
-          "position_begins", &position_begins,
-          "First token of every document and of every branch of one. No token predicts it.")
+      .def_prop_ro("document_begins", &document_begins,
+                   "First token of every document, which no token predicts.")
       .def_prop_ro("mask_names",
                    [](const Workload& workload) {
                      std::vector<std::string> names;

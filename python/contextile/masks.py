@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contextile import _core
 from contextile._core import Mask, MaskSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 __all__ = [
     "Mask",
     "MaskSpec",
+    "TokenTree",
     "causal",
     "causal_blockwise",
     "chunked",
@@ -40,8 +42,10 @@ __all__ = [
     "lambda_",
     "parse",
     "prefix_lm",
+    "token_tree",
     "shared_question",
     "sliding_window",
+    "tree",
     "with_blocks",
     "within",
 ]
@@ -183,6 +187,140 @@ def chunked(chunk: int) -> MaskSpec:
     'chunked:2048'
     """
     return parse(f"chunked:{chunk}")
+
+
+def tree(lengths: Sequence[int], parents: Sequence[int]) -> MaskSpec:
+    """Tokens attend the segments above their own in a tree, and their own causally.
+
+    Positions are depths: a segment continues at its parent's end.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Tokens of every segment, in the order in which they are stored. They sum to the document's
+        length.
+    parents : sequence of int
+        The number of every segment's parent, which is stored before it; -1 for the first, the root.
+
+    Raises
+    ------
+    InvalidArgument
+        There are not as many parents as lengths, a length is below 1, or a parent is not earlier.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> ct.masks.tree([30, 20, 10, 5], [-1, 0, 0, 2]).text      # for a document of 65 tokens
+    'tree:[30,20,10,5],[-1,0,0,2]'
+    """
+    texts = [",".join(str(operator.index(number)) for number in numbers) for numbers in (lengths, parents)]
+    return parse(f"tree:[{texts[0]}],[{texts[1]}]")
+
+
+class TokenTree(NamedTuple):
+    """Token lists that share beginnings, as one document. Made by ``token_tree``.
+
+    Attributes
+    ----------
+    tokens : int64 array [tokens of the document]
+        Shared tokens once, depth first.
+    mask : MaskSpec
+        The rule of the document.
+    branches : list of int64 arrays
+        The index in the document of every token of every list.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    mask: MaskSpec
+    branches: list[npt.NDArray[np.int64]]
+
+    def loss_weights(self, weights: Sequence[float | npt.ArrayLike]) -> npt.NDArray[np.float32]:
+        """Returns the loss weight of every token: the sum over the branches that have it.
+
+        The loss and its gradients are then the sum over branches that run alone, each with its
+        weight.
+
+        Parameters
+        ----------
+        weights : sequence
+            For every branch, the weight of predicting each of its tokens: a number for all, or one
+            per token.
+
+        Returns
+        -------
+        float32 array [tokens of the document]
+
+        Raises
+        ------
+        InvalidArgument
+            There are more or fewer weights than branches, or than tokens of a branch.
+
+        Examples
+        --------
+        >>> import contextile as ct
+        >>> ct.masks.token_tree([[7, 8, 9], [7, 8, 5]]).loss_weights([0.5, 2]).tolist()
+        [2.5, 2.5, 0.5, 2.0]
+        """
+        import numpy as np
+
+        if len(weights) != len(self.branches):
+            raise _core.InvalidArgument(
+                f"token tree: expected weights of {len(self.branches)} branches, found {len(weights)}"
+            )
+        total = np.zeros(len(self.tokens))
+        for branch, (at, given) in enumerate(zip(self.branches, weights, strict=True)):
+            own = np.asarray(given, dtype=np.float64)
+            if own.shape not in ((), at.shape):
+                raise _core.InvalidArgument(
+                    f"token tree: expected a weight of branch {branch}, or {len(at)}, found {list(own.shape)}"
+                )
+            total[at] += own
+        return total.astype(np.float32)
+
+
+def token_tree(branches: Sequence[Sequence[int]]) -> TokenTree:
+    """Packs token lists that share beginnings into one document that has shared tokens once.
+
+    Such lists are a prompt with each of its answers, or the ways from the root of a search tree to
+    its leaves.
+
+    Parameters
+    ----------
+    branches : sequence of sequences of int
+        Lists of tokens that begin with the same token.
+
+    Returns
+    -------
+    TokenTree
+
+    Raises
+    ------
+    InvalidArgument
+        A list is empty, has other values than whole numbers, or begins with another token: it is
+        another document.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> tree = ct.masks.token_tree([[1, 2, 3], [1, 2, 4, 5], [1, 6]])
+    >>> tree.tokens.tolist(), tree.mask.text
+    ([1, 2, 3, 4, 5, 6], 'tree:[1,1,1,2,1],[-1,0,1,1,0]')
+    >>> tree.branches[1].tolist()
+    [0, 1, 3, 4]
+    """
+    import numpy as np
+
+    lists = []
+    for branch, tokens in enumerate(branches):
+        own = np.asarray(tokens)
+        if own.ndim != 1 or (own.size and own.dtype.kind not in "iu"):
+            raise _core.InvalidArgument(
+                f"token tree: branch {branch}: expected a list of whole numbers, found {own.dtype} {list(own.shape)}"
+            )
+        lists.append(own.tolist())
+    packed = _core.build_token_tree(lists)
+    at = [np.concatenate([np.arange(begin, end) for begin, end in ranges]) for ranges in packed.branches]
+    return TokenTree(packed.tokens, packed.mask, at)
 
 
 # -------------------------------------------------------------------------------- masks of batches

@@ -477,52 +477,61 @@ def tree_rows(parents):
     return rows
 
 
+IN_ORDER = [*range(-1, 11)]
+ANSWERS = [*range(-1, 6), 3, *range(7, 11)]  # of 3 and 5 tokens, to a question of 4
+PACKED = [*range(-1, 4), -1, *range(5, 11)]
+FOREST = [-1, 0, 1, 1, 3, 0, 5, 2, 7, -1, 9, 10]
+
+
 @pytest.mark.parametrize(
-    ("mask", "positions", "starts"),
+    ("mask", "followed"),
     [
-        # The answers to a question, packed documents, a tree: the same batch in three notations
-        # each.
-        (ct.masks.shared_question(lengths=[4, 3, 5]), [*range(7), *range(4, 9)], [7]),
+        # The answers to a question, packed documents, trees: the same batch in several notations.
+        (ct.masks.shared_question(lengths=[4, 3, 5]), ANSWERS),
+        (ct.masks.tree([4, 3, 5], [-1, 0, 0]), ANSWERS),
         (
             ct.masks.from_slices([(0, 7), (7, 12), (7, 12)], [(0, 7), (0, 4), (7, 12)], ["causal", "full", "causal"]),
-            [*range(7), *range(4, 9)],
-            [7],
+            ANSWERS,
         ),
-        (ct.masks.from_cu_seqlens([0, 5, 12]), [*range(5), *range(7)], [5]),
-        (
-            ct.masks.from_mask_mod(lambda b, h, q, k: (k <= q) & ((q < 5) == (k < 5)), num_tokens=12),
-            [*range(5), *range(7)],
-            [5],
-        ),
-        (
-            ct.masks.from_row_ranges(tree_rows([-1, 0, 1, 1, 3, 0, 5, 2, 7, -1, 9, 10])),
-            [0, 1, 2, 2, 3, 1, 2, 3, 4, 0, 1, 2],
-            [3, 5, 7, 9],
-        ),
+        (ct.masks.from_cu_seqlens([0, 5, 12]), PACKED),
+        (ct.masks.from_mask_mod(lambda b, h, q, k: (k <= q) & ((q < 5) == (k < 5)), num_tokens=12), PACKED),
+        (ct.masks.from_row_ranges(tree_rows(FOREST)), FOREST),
+        (ct.masks.tree([3, 4, 2, 1, 2], [-1, 0, 0, 1, 2]), [*range(-1, 6), 2, 7, 6, 8, 10]),
         # Rules of a whole document keep its order, whatever their masks leave out.
-        (ct.masks.chunked(4), [*range(12)], []),
-        (ct.masks.sliding_window(1), [*range(12)], []),
-        ({"long": "causal", "short": ct.masks.chunked(4)}, [*range(12)], []),
+        (ct.masks.chunked(4), IN_ORDER),
+        (ct.masks.sliding_window(1), IN_ORDER),
+        ({"long": "causal", "short": ct.masks.chunked(4)}, IN_ORDER),
     ],
 )  # fmt: skip
-def test_positions_and_labels_follow_the_mask(mask, positions, starts):
+def test_positions_and_labels_follow_the_mask(mask, followed):
     plan = ct.plan([12], mask=mask, cluster="local:1x2", strategy="ring", heads=(2, 1), head_dim=8, block_size=4)
     tokens = torch.arange(100, 112)
-    found = {}
+    positions = []
+    for token in followed:
+        positions.append(0 if token < 0 else positions[token] + 1)
+    weight = 1 / sum(token >= 0 for token in followed)
+    parts = {token for token in followed if token >= 0 and followed.count(token) > 1}
+    predicted = []
     for rank in range(2):
         local = local_batch(tokens, plan=plan, rank=rank)
-        found |= dict(zip(local.tokens.tolist(), zip(local.positions.tolist(), local.labels.tolist(), local.loss_weights.tolist())))
-    labels = [-100 if token + 1 in starts or token == 11 else token + 101 for token in range(12)]
-    assert [found[token][0] for token in tokens.tolist()] == positions
-    assert [found[token][1] for token in tokens.tolist()] == labels
-    weight = 1 / sum(label >= 0 for label in labels)
-    assert [found[token][2] for token in tokens.tolist()] == pytest.approx([weight * (label >= 0) for label in labels])
+        at = plan.local_tokens(rank)
+        assert local.positions.tolist() == [positions[token] for token in at]
+        rows, following, labels, weights = local.targets
+        assert at[rows].tolist() == [followed[token] for token in following.tolist()]
+        assert labels.tolist() == tokens[following].tolist()
+        assert weights.tolist() == pytest.approx([weight] * len(rows))
+        predicted += following.tolist()
+        if parts:
+            with pytest.raises(ct.InvalidArgument, match=f"that follow token {min(parts)}"):
+                local.labels  # noqa: B018
+        else:
+            assert local.labels.tolist() == [followed.index(token) + 100 if token in followed else -100 for token in at]
+    assert sorted(predicted) == [token for token in range(12) if followed[token] >= 0]
     # The answer also survives a plan file, a slice and JSON.
-    for copy in (ct.Plan.from_bytes(plan.to_bytes()), ct.Plan.from_json(plan.to_json())):
-        assert local_batch(tokens, plan=copy, rank=1).labels.equal(local.labels)
-    piece = ct.Plan.slice_from_bytes(plan.slice_to_bytes(1))
-    assert local_batch(tokens, plan=piece, rank=1).labels.equal(local.labels)
-    assert local_batch(tokens, plan=piece, rank=1).loss_weights.equal(local.loss_weights)
+    for copy in (
+        ct.Plan.from_bytes(plan.to_bytes()), ct.Plan.from_json(plan.to_json()), ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)),
+    ):  # fmt: skip
+        assert all(map(torch.equal, local_batch(tokens, plan=copy, rank=1).targets, local.targets))
 
 
 def test_dispatch_and_local_batch_check_their_tokens():

@@ -150,13 +150,13 @@ def test_weights_of_a_step_sum_to_one(packing):
         assert [share.micro_batch for share in shares] == [0, 1] * 4
         assert [share.is_last for share in shares] == [False, True] * 4
         assert {share.step for share in shares} == {step}
-        labels = sum(int((share.local.labels != -100).sum()) for share in shares)
+        labels = sum(len(share.local.targets.labels) for share in shares)
         assert {share.num_labels for share in shares} == {labels}
-        assert sum(share.local.loss_weights.sum().item() for share in shares) == pytest.approx(1)
+        assert sum(share.local.targets.loss_weights.sum().item() for share in shares) == pytest.approx(1)
 
 
 def mask_of(pieces):
-    """Answers to a shared question: two branches, whose first tokens no token predicts."""
+    """Answers to a shared question: two branches, both predicted by the question."""
     return [
         "shared_question:0.5,2" if piece.num_tokens > 50 else "causal"
         for piece in pieces
@@ -399,7 +399,7 @@ def test_a_scheduled_run_continues_and_has_branches():
     other.load_state_dict(json.loads(json.dumps(part.state_dict())))
     assert begun[:until] + rounds_of(other) == whole
     shares = [share for rank in range(4) for round in scheduled(rank, end_step=1, mask=mask_of) for share in round.micro_batches]
-    assert sum(share.local.loss_weights.sum().item() for share in shares) == pytest.approx(1)
+    assert sum(share.local.targets.loss_weights.sum().item() for share in shares) == pytest.approx(1)
 
 
 def test_a_step_that_cannot_be_scheduled_fails():

@@ -88,4 +88,23 @@ std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank) {
   return result;
 }
 
+std::vector<NextToken> next_tokens(const Plan& plan, Rank rank) {
+  std::vector<NextToken> branches;  // row: the token in the batch that a branch follows
+  for (const PositionSegment& segment : plan.positions) {
+    if (segment.follows >= 0) branches.push_back({segment.follows, segment.tokens.begin});
+  }
+  std::ranges::sort(branches);
+  std::vector<NextToken> result;
+  std::int64_t row = 0;
+  for_each_local_token(plan, rank, [&](const PositionSegment& segment, std::int64_t token) {
+    if (token + 1 < segment.tokens.end) result.push_back({row, token + 1});
+    auto branch = std::ranges::lower_bound(branches, token, {}, &NextToken::row);
+    for (; branch != branches.end() && branch->row == token; ++branch) {
+      result.push_back({row, branch->token});
+    }
+    ++row;
+  });
+  return result;
+}
+
 }  // namespace contextile

@@ -37,8 +37,9 @@ std::vector<std::int64_t> signature_of(const Workload& workload, const Cluster& 
     signature.insert(signature.end(), {tokens.begin, tokens.end, static_cast<std::int64_t>(role)});
   }
   signature.push_back(-1);
-  for (const auto& [tokens, sequence, first_position] : workload.positions) {
-    signature.insert(signature.end(), {tokens.begin, tokens.end, sequence, first_position});
+  for (const auto& [tokens, sequence, first_position, follows] : workload.positions) {
+    signature.insert(signature.end(),
+                     {tokens.begin, tokens.end, sequence, first_position, follows});
   }
   return signature;
 }

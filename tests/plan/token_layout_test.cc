@@ -56,6 +56,19 @@ TEST(TokenLayout, PositionsComeFromThePlansSegments) {
   EXPECT_EQ(rolled_tokens(plan, Rank{1}), (std::vector<std::int64_t>{-1, 6, -1, -1}));
 }
 
+TEST(TokenLayout, NextTokensHaveAllSuccessorsOfATokenWhereBranchesPart) {
+  Plan plan = example_plan();  // sequences [0, 5) and [5, 8); rank 0 has [0, 4)
+  EXPECT_EQ(next_tokens(plan, Rank{0}), (std::vector<NextToken>{{0, 1}, {1, 2}, {2, 3}, {3, 4}}));
+  EXPECT_EQ(next_tokens(plan, Rank{1}), (std::vector<NextToken>{{1, 6}, {2, 7}}));
+  plan.positions = {{{0, 3}, 0, 0}, {{3, 4}, 0, 2, 1}, {{4, 5}, 0, 2, 1},
+                    {{5, 6}, 1, 0}, {{6, 7}, 1, 0},    {{7, 8}, 1, 1, 5}};
+  EXPECT_EQ(next_tokens(plan, Rank{0}), (std::vector<NextToken>{{0, 1}, {1, 2}, {1, 3}, {1, 4}}));
+  EXPECT_EQ(next_tokens(plan, Rank{1}), (std::vector<NextToken>{{1, 7}}));
+  // Local rows are not in the order of tokens.
+  std::swap(plan.rounds[0].devices[1].local_blocks[0], plan.rounds[0].devices[1].local_blocks[1]);
+  EXPECT_EQ(next_tokens(plan, Rank{1}), (std::vector<NextToken>{{0, 7}}));
+}
+
 TEST(TokenLayout, EveryTokenOfARandomPlanIsLocalExactlyOnce) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -64,10 +77,13 @@ TEST(TokenLayout, EveryTokenOfARandomPlanIsLocalExactlyOnce) {
     for (const NamedPlan& named : plans_of_every_strategy(chance, batch)) {
       SCOPED_TRACE(named.name);
       std::vector<std::int64_t> all;
+      std::vector<std::int64_t> predicted;
       for (std::int32_t r = 0; r < named.plan.num_devices(); ++r) {
         const std::vector<std::int64_t> mine = local_tokens(named.plan, Rank{r});
         const std::vector<TokenPosition> where = positions(named.plan, Rank{r});
         const std::vector<std::int64_t> next = rolled_tokens(named.plan, Rank{r});
+        for (const NextToken& one : next_tokens(named.plan, Rank{r}))
+          predicted.push_back(one.token);
         ASSERT_EQ(where.size(), mine.size());
         ASSERT_EQ(next.size(), mine.size());
         for (std::size_t n = 0; n < mine.size(); ++n) {
@@ -81,7 +97,13 @@ TEST(TokenLayout, EveryTokenOfARandomPlanIsLocalExactlyOnce) {
         }
         all.insert(all.end(), mine.begin(), mine.end());
       }
+      // Every token is predicted once, apart from those that follow none.
+      for (const PositionSegment& segment : named.plan.positions) {
+        if (segment.follows < 0) predicted.push_back(segment.tokens.begin);
+      }
+      std::sort(predicted.begin(), predicted.end());
       std::sort(all.begin(), all.end());
+      EXPECT_EQ(predicted, all);
       ASSERT_EQ(std::ssize(all), batch.workload.num_tokens());
       for (std::size_t t = 0; t < all.size(); ++t) EXPECT_EQ(all[t], static_cast<std::int64_t>(t));
     }

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/rng.h"
@@ -97,6 +100,26 @@ Batch random_batch_of(std::uint64_t seed) {
   return batch;
 }
 
+// Trees of different depths next to causal sequences, on the cluster of another batch.
+Batch batch_of_trees(std::uint64_t seed) {
+  Batch batch = random_batch_of(seed);
+  Rng rng(seed);
+  std::vector<std::int64_t> lengths = {10};
+  std::vector<MaskSpec> rules = {parse_mask_spec("tree:[5,3,2],[-1,0,0]")};
+  for (std::int64_t s = random_between(rng, 1, 5); s > 0; --s) {
+    const bool is_tree = random_chance(rng, 0.7);
+    rules.push_back(is_tree ? random_tree(rng, 10, 60) : MaskSpec{});
+    const std::vector<std::int64_t>& segments = rules.back().lengths;
+    lengths.push_back(is_tree ? std::accumulate(segments.begin(), segments.end(), std::int64_t{0})
+                              : random_between(rng, 1, 200));
+  }
+  batch.workload = make_workload(lengths, batch.workload.shape);
+  batch.workload.masks.front().mask = build_document_mask(rules, batch.workload.sequences);
+  const Mask* const mask = &batch.workload.masks.front().mask;
+  batch.workload.positions = infer_positions({&mask, 1}, batch.workload.sequences);
+  return batch;
+}
+
 // `auto` tries all the others on every batch, so it gets every tenth only.
 bool is_too_slow_for(const Strategy& strategy, std::uint64_t seed) {
   return strategy.name() == "auto" && seed % 10 != 0;
@@ -119,6 +142,28 @@ TEST(AllStrategies, MakeValidPlansForAnyBatchTheyAccept) {
     }
   }
   EXPECT_GE(plans, 500);
+}
+
+TEST(AllStrategies, MakeValidPlansOfTreesOrRefuseThem) {
+  std::set<std::string_view> planned;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    const Batch batch = batch_of_trees(seed);
+    check_workload(batch.workload);
+    for (const Strategy* strategy : strategies()) {
+      SCOPED_TRACE(fmt::format("seed {} strategy {}", seed, strategy->name()));
+      if (is_too_slow_for(*strategy, seed)) continue;
+      if (strategy->unsupported(batch.workload, batch.cluster, batch.request)) continue;
+      const Plan plan = build_plan(batch.workload, batch.cluster,
+                                   strategy->arrange(batch.workload, batch.cluster, batch.request));
+      const VerifyReport report = verify(plan);
+      EXPECT_TRUE(report.ok()) << report.violations.front();
+      EXPECT_EQ(plan.positions, batch.workload.positions);
+      planned.insert(strategy->name());
+    }
+  }
+  // DistCA is causal only.
+  EXPECT_EQ(std::ssize(planned), std::ssize(strategies()) - 1);
+  EXPECT_FALSE(planned.contains("distca"));
 }
 
 TEST(AllStrategies, MakeTheSamePlanEveryTime) {

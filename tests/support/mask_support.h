@@ -43,6 +43,7 @@ inline std::vector<Range> laid_end_to_end(std::span<const std::int64_t> lengths)
   return sequences;
 }
 
+// The rules that fit sequences of any length: all but the tree, whose segments sum to the length.
 inline constexpr MaskSpec::Rule kAllRules[] = {
     MaskSpec::Rule::kFull,     MaskSpec::Rule::kCausal,          MaskSpec::Rule::kSlidingWindow,
     MaskSpec::Rule::kLambda,   MaskSpec::Rule::kCausalBlockwise, MaskSpec::Rule::kSharedQuestion,
@@ -69,6 +70,25 @@ inline MaskSpec random_mask_spec(Rng& rng, MaskSpec::Rule rule, std::int64_t max
 inline MaskSpec random_mask_spec(Rng& rng, std::int64_t max_length) {
   const auto rule = static_cast<std::size_t>(random_between(rng, 0, std::ssize(kAllRules) - 1));
   return random_mask_spec(rng, kAllRules[rule], max_length);
+}
+
+// A tree of 1 to `max_segments` segments of 1 to `max_length` tokens, stored in any order in which
+// parents come first.
+inline MaskSpec random_tree(Rng& rng, std::int64_t max_segments, std::int64_t max_length) {
+  MaskSpec spec{.rule = MaskSpec::Rule::kTree, .parents = {-1}};
+  spec.lengths = random_lengths(rng, max_segments, max_length);
+  while (spec.parents.size() < spec.lengths.size()) {
+    const std::int64_t last = std::ssize(spec.parents) - 1;
+    spec.parents.push_back(random_chance(rng, 0.3) ? last : random_between(rng, 0, last));
+  }
+  return spec;
+}
+
+// The segment that holds token i of a tree.
+inline std::size_t segment_of(const MaskSpec& tree, std::int64_t i) {
+  std::size_t segment = 0;
+  for (; i >= tree.lengths[segment]; ++segment) i -= tree.lengths[segment];
+  return segment;
 }
 
 // True if token i of a sequence of `length` tokens attends token j, by the rule's text.
@@ -111,6 +131,13 @@ inline bool rule_attends(const MaskSpec& spec, std::int64_t length, std::int64_t
       return in(0, spec.prefix) || in(0, i + 1);
     case MaskSpec::Rule::kChunked:
       return in(i - i % spec.chunk, i + 1);
+    case MaskSpec::Rule::kTree: {
+      if (j > i) return false;
+      auto above = static_cast<std::int64_t>(segment_of(spec, i));
+      const auto wanted = static_cast<std::int64_t>(segment_of(spec, j));
+      while (above > wanted) above = spec.parents[static_cast<std::size_t>(above)];
+      return above == wanted;
+    }
   }
   return false;
 }

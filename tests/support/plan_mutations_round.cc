@@ -245,7 +245,11 @@ bool move_sequence_edge(Plan& plan, Chance& chance) {
 bool change_position(Plan& plan, Chance& chance) {
   if (plan.positions.empty()) return false;
   PositionSegment& segment = chance.pick(plan.positions);
-  (chance.one_in(2) ? segment.tokens.end : segment.sequence) += step(chance);
+  if (segment.follows >= 0 && chance.one_in(3)) {
+    segment.follows += step(chance);
+  } else {
+    (chance.one_in(2) ? segment.tokens.end : segment.sequence) += step(chance);
+  }
   return true;
 }
 bool change_home(Plan& plan, Chance& chance) {

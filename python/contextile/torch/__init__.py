@@ -28,7 +28,7 @@ from contextile.torch._executor import Executor
 from contextile.torch._gather import collect, document_sums, gather_last, gather_rows, token_log_probs
 from contextile.torch._gathered import gather_layers
 from contextile.torch._group import make_transport
-from contextile.torch._layout import LocalBatch, dispatch, local_batch
+from contextile.torch._layout import LocalBatch, Targets, dispatch, local_batch
 from contextile.torch._packing import Packed, pack
 from contextile.torch._ping_pong import PingPong
 from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
@@ -71,6 +71,7 @@ __all__ = [
     "Sides",
     "Softcap",
     "Step",
+    "Targets",
     "Tick",
     "TokenLayout",
     "WholeDocuments",

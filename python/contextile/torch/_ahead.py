@@ -17,7 +17,7 @@ from contextile.torch._dealing import Dealer
 from contextile.torch._documents import Piece
 
 SCHEDULES = ("megatron_dynamic", "megatron_packed", "bytescale")
-Begins = list[int]  # first tokens of documents and branches, which no token predicts
+Begins = list[int]  # first tokens of documents, which no token predicts
 
 
 class Batches:
@@ -68,7 +68,7 @@ class Batches:
                 key = (step, micro_batch, replica)
                 begins = self._begins.get(key)
                 if begins is None:
-                    begins = self._workload(*key).position_begins
+                    begins = self._workload(*key).document_begins
                 row.append(begins)
             found.append(row)
         return found
@@ -77,7 +77,7 @@ class Batches:
         pieces = self.dealer.dealt(step)[micro_batch][replica]
         lengths = [piece.num_tokens for piece in pieces]
         workload = make_workload(lengths, mask=self.mask_of(pieces), num_ranks=self._num_ranks, **self._batch)
-        self._begins[step, micro_batch, replica] = workload.position_begins
+        self._begins[step, micro_batch, replica] = workload.document_begins
         while len(self._begins) > self._kept:
             self._begins.popitem(last=False)
         return workload
@@ -276,4 +276,4 @@ class ScheduleSource:
         begun = time.monotonic()
         workload = self._batches.workload(unit, 0)
         rounds = schedule(workload, cluster=self._cluster, **self._choices).of(self._rank)
-        return RankSchedule(rounds, workload.position_begins, time.monotonic() - begun)
+        return RankSchedule(rounds, workload.document_begins, time.monotonic() - begun)

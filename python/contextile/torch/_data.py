@@ -57,8 +57,8 @@ class DataLoader:
     ----------
     dataset
         ``dataset[i]`` has the tokens of a document, or a dict with ``"tokens"`` and, if wanted,
-        ``"labels"`` and ``"loss_mask"`` as for ``local_batch``, and further fields with a row per
-        token. ``dataset.lengths`` is optional and saves reading all documents once.
+        ``"labels"``, ``"loss_mask"`` and ``"loss_weights"`` as for ``local_batch``, and further
+        fields with a row per token. ``dataset.lengths`` is optional and saves reading all documents once.
     cluster, strategy
         As for ``contextile.plan``; the cluster is that of one replica. Strategies with a time budget
         are refused, because plans must not depend on the machine. Default: ``auto:steps=4000000``.
@@ -376,7 +376,7 @@ class DataLoader:
         mine = [piece for row in dealt for piece in row[self._replica]]
         self._shares.begin_step(mine, self._shares.first_local(mine, plan, self._rank))
         if len(dealt) * len(dealt[0]) == 1:
-            begins = [[[row[0] for row in plan.position_segments]]]
+            begins = [[[row[0] for row in plan.position_segments if row[4] < 0]]]
         else:
             try:
                 begins = self._batches.begins(step)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from contextile import _checks, _core
-from contextile.torch._layout import truth_values, whole_numbers
+from contextile.torch._layout import finite_numbers, truth_values, whole_numbers
 
 
 class Documents(Protocol):
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
         return self.end - self.begin
 
 
-OWN_FIELDS = ("tokens", "labels", "loss_mask")
+OWN_FIELDS = ("tokens", "labels", "loss_mask", "loss_weights")
 _REMEDIES = "sequence_fields= names fields of whole documents, ignore_fields= those to leave out"
 
 
@@ -50,8 +50,8 @@ def _names_of(option: str, names: Iterable[str]) -> tuple[str, ...]:
 class DocumentReader:
     """Reads documents. All must have the fields of the first one that was read.
 
-    Fields are the tokens, labels, loss mask, further fields with a row per token, and those of
-    ``sequence_fields``, with one value per document.
+    Fields are the tokens, labels, loss mask and weights, further fields with a row per token, and
+    those of ``sequence_fields``, with one value per document.
     """
 
     def __init__(self, dataset: Any, *, ignore_fields: Iterable[str], sequence_fields: Iterable[str]) -> None:
@@ -162,7 +162,7 @@ class DocumentReader:
             )
         self._has_ignored = True  # later documents may lack them
         item = {name: value for name, value in item.items() if name not in self._ignored}
-        for name in ("labels", "loss_mask"):
+        for name in OWN_FIELDS[1:]:
             if name in item and item[name] is None:
                 del item[name]
         if "tokens" not in item:
@@ -196,6 +196,8 @@ class DocumentReader:
                 fields[name] = whole_numbers(where, field)
             elif name == "loss_mask":
                 fields[name] = truth_values(where, field)
+            elif name == "loss_weights":
+                fields[name] = finite_numbers(where, field)
         return fields
 
     def _check_form(self, document: int, fields: dict[str, Tensor]) -> None:

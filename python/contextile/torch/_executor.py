@@ -17,6 +17,7 @@ from contextile import _checks, _core
 from contextile._layers import check_placement
 from contextile.torch._dtensor import register_if_loaded
 from contextile.torch._group import make_transport
+from contextile.torch._layout import joined_branch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -129,6 +130,12 @@ class Prepared:
     def longest_document(self) -> int:
         """Number of tokens of the longest document or piece."""
         return max(end - begin for begin, end in self.plan.sequences)
+
+    @functools.cached_property
+    def joined_branches(self) -> dict[str, int | None]:
+        """Tokens at which masks join branches, by the name of the mask."""
+        found = {name: joined_branch(*self.mask_of(name)) for name in self.mask_names}
+        return {**found, "": found[self.mask_names[0]]}
 
     @functools.cached_property
     def positions(self) -> torch.Tensor:

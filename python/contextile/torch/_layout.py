@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,8 +80,34 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
     return local
 
 
-class LocalBatch(NamedTuple):
+class Targets(NamedTuple):
+    """Every label of a rank's tokens: several of a token behind which branches part.
+
+    The loss is ``(loss_weights * cross_entropy(logits[rows], labels, reduction="none")).sum()``.
+
+    Attributes
+    ----------
+    rows : int64 Tensor [targets]
+        The local token that predicts, ascending.
+    tokens : int64 Tensor [targets]
+        The index in the batch of the token that is predicted.
+    labels : int64 Tensor [targets]
+        Its label. Tokens without one are left out.
+    loss_weights : float32 Tensor [targets]
+        Its weight in the loss.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    labels: Tensor
+    loss_weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LocalBatch:
     """A rank's share of a batch for training, in local order.
+
+    Iterating yields tokens, positions, labels, loss weights and sequence ids.
 
     A rank without tokens has one filler token instead, because models cannot compute on nothing. It
     has no label and weighs nothing. Attention returns 0 for it, and ``collect`` leaves it out.
@@ -86,23 +115,74 @@ class LocalBatch(NamedTuple):
     Attributes
     ----------
     tokens : int64 Tensor [local tokens]
-        Token ids.
     positions : int64 Tensor [local tokens]
-        Positions in the documents, for RoPE. Answers to a shared question, and other branches of a
-        tree, continue at the token that they follow.
-    labels : int64 Tensor [local tokens]
-        The next token of the document; ``ignore_index`` at its end and at the end of a branch.
-    loss_weights : float32 Tensor [local tokens]
-        Weights of the mean over all labels of the batch; 0 for tokens without a label.
+        Positions in documents, for RoPE. Branches of a tree, such as answers to a shared question,
+        continue at the token that they follow.
     sequence_ids : int64 Tensor [local tokens]
         Numbers of the documents in the batch.
+    targets : Targets
+        All labels.
     """
 
     tokens: Tensor
     positions: Tensor
-    labels: Tensor
-    loss_weights: Tensor
     sequence_ids: Tensor
+    targets: Targets
+    _ignore_index: int
+    _parting: int | None  # a token of the batch that several tokens follow
+
+    @property
+    def labels(self) -> Tensor:
+        """The next token of the document, ``ignore_index`` at its end: int64 [local tokens].
+
+        Raises InvalidArgument on every rank if branches part in the batch, because a token would
+        need several labels: ``targets`` has them.
+        """
+        return self._of_rows("labels", self.targets.labels, self._ignore_index)
+
+    @property
+    def loss_weights(self) -> Tensor:
+        """The weights of ``labels``, 0 where there is none: float32 [local tokens].
+
+        By default they are those of the mean over all labels of the batch. Raises as ``labels``.
+        """
+        return self._of_rows("loss_weights", self.targets.loss_weights, 0)
+
+    def _of_rows(self, name: str, values: Tensor, without: int) -> Tensor:
+        if self._parting is not None:
+            raise _core.InvalidArgument(
+                f"local batch: expected {name} of a batch in which one token follows another, found several that follow token "
+                f"{self._parting}, where branches part; use targets: logits[targets.rows], targets.labels and "
+                "targets.loss_weights"
+            )
+        whole = values.new_full(self.tokens.shape, without)
+        whole[self.targets.rows] = values
+        whole._contextile_plan = digest_behind(self.tokens)  # type: ignore[attr-defined]
+        return whole
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.tokens, self.positions, self.labels, self.loss_weights, self.sequence_ids))
+
+
+def _parting_token(plan: _core.Plan) -> int | None:
+    """Returns the first token of a batch that several tokens follow, if there is one."""
+    segments = np.array(plan.position_segments, dtype=np.int64).reshape(-1, 5)
+    followed, counts = np.unique(segments[segments[:, 4] >= 0, 4], return_counts=True)
+    counts = counts + ~np.isin(followed + 1, segments[:, 1])  # the token stored behind it, too
+    several = followed[counts > 1]
+    return int(several[0]) if len(several) else None
+
+
+def joined_branch(plan: _core.Plan, mask: int) -> int | None:
+    """Returns the first token of a branch that attends the token stored before it, if one does."""
+    segments = np.array(plan.position_segments, dtype=np.int64).reshape(-1, 5)
+    begins = segments[segments[:, 4] >= 0, 0]
+    for q_begin, q_end, k_begin, k_end, lo, hi in plan.mask(mask).bands if len(begins) else []:
+        if (lo is None or lo <= -1) and (hi is None or hi >= -1):
+            at = np.searchsorted(begins, max(q_begin, k_begin + 1))
+            if at < len(begins) and begins[at] < min(q_end, k_end + 1):
+                return int(begins[at])
+    return None
 
 
 def whole_numbers(name: str, given: Any) -> Tensor:
@@ -125,6 +205,14 @@ def truth_values(name: str, given: Any) -> Tensor:
     return tensor.to(torch.bool)
 
 
+def finite_numbers(name: str, given: Any) -> Tensor:
+    """Returns weights as float32. Raises InvalidArgument for other dtypes, infinity and NaN."""
+    tensor = torch.as_tensor(given)
+    if tensor.is_complex() or tensor.dtype == torch.bool or not bool(tensor.isfinite().all()):
+        raise _core.InvalidArgument(f"{name}: expected finite numbers, found others ({tensor.dtype})")
+    return tensor.to(torch.float32)
+
+
 def _of_batch(name: str, tensor: Tensor, plan: _core.Plan) -> Tensor:
     if tensor.shape != (plan.num_tokens,):
         raise _core.InvalidArgument(f"{name}: expected [{plan.num_tokens}], found {list(tensor.shape)}")
@@ -138,13 +226,15 @@ def local_batch(
     rank: int,
     labels: Any = None,
     loss_mask: Any = None,
+    loss_weights: Any = None,
     ignore_index: int = -100,
 ) -> LocalBatch:
     """Returns a rank's tokens, positions, labels and loss weights of a batch.
 
     Not collective. The sum over ranks of
     ``(loss_weights * cross_entropy(logits, labels, reduction="none")).sum()`` is the mean loss of
-    the batch, however its tokens are spread.
+    the batch, however its tokens are spread. A token behind which branches part has several labels,
+    in ``targets``.
 
     Parameters
     ----------
@@ -159,6 +249,10 @@ def local_batch(
         token is not to be predicted. Default: the tokens.
     loss_mask : bool array or Tensor [tokens of the batch], optional
         False for tokens that are not to be predicted, such as those of a prompt.
+    loss_weights : float array or Tensor [tokens of the batch], optional
+        Weight in the loss of predicting each token, not shifted. A token that several branches
+        share has the sum of theirs (``TokenTree.loss_weights``). Weights are used as they are.
+        Default: 1 / the number of labels of the batch.
     ignore_index : int
         Label of tokens that predict nothing.
 
@@ -169,8 +263,8 @@ def local_batch(
     Raises
     ------
     InvalidArgument
-        There are more or fewer tokens, labels or values of the loss mask than in the plan, or they
-        are not whole numbers, or truth values.
+        There are more or fewer tokens, labels, weights or values of the loss mask than in the plan,
+        or they are not whole numbers, finite numbers, or truth values.
 
     Examples
     --------
@@ -183,30 +277,42 @@ def local_batch(
     >>> local.labels.tolist()
     [11, 12, 13, -100, 21, 22, -100]
     """
-    tokens = whole_numbers("tokens", tokens)
-    if tokens.shape != (plan.num_tokens,):
-        raise _core.InvalidArgument(f"tokens: expected [{plan.num_tokens}], found {list(tokens.shape)}")
-    targets = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
-    if loss_mask is not None:
-        wanted = _of_batch("loss_mask", truth_values("loss_mask", loss_mask), plan)
-        targets = torch.where(wanted, targets, ignore_index)
-    following = torch.from_numpy(plan.rolled_tokens(rank))
-    local_labels = torch.where(following >= 0, targets[following.clamp(min=0)], ignore_index)
-    # The first token of a document, or of a branch such as another answer, is no token's next one.
-    is_predicted = targets != ignore_index
-    is_predicted[torch.tensor([row[0] for row in plan.position_segments], dtype=torch.int64)] = False
-    weights = (local_labels != ignore_index).to(torch.float32) / max(int(is_predicted.sum()), 1)
-    local = LocalBatch(
-        tokens[_tokens_of(plan, rank)],
-        torch.from_numpy(plan.positions(rank)),
-        local_labels,
-        weights,
-        torch.from_numpy(plan.sequence_ids(rank)),
+    return share_of_batch(
+        tokens, plan, rank, labels=labels, loss_mask=loss_mask, loss_weights=loss_weights, ignore_index=ignore_index
     )
-    if len(local_labels) == 0:
-        local = LocalBatch(*(with_filler(tensor) for tensor in local))
-        local.labels.fill_(ignore_index)
-    for tensor in local:
+
+
+def share_of_batch(
+    tokens: Any, plan: _core.Plan, rank: int, *, labels: Any, loss_mask: Any, loss_weights: Any, ignore_index: int,
+    num_labels: int | None = None,
+) -> LocalBatch:  # fmt: skip
+    """Does what ``local_batch`` does. ``num_labels`` are those of all batches that share a loss."""
+    tokens = _of_batch("tokens", whole_numbers("tokens", tokens), plan)
+    wanted = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
+    if loss_mask is not None:
+        mask = _of_batch("loss_mask", truth_values("loss_mask", loss_mask), plan)
+        wanted = torch.where(mask, wanted, ignore_index)
+    rows, following = (torch.from_numpy(array) for array in plan.next_tokens(rank))
+    is_target = wanted[following] != ignore_index
+    rows, following = rows[is_target], following[is_target]
+    if loss_weights is not None:
+        weights = _of_batch("loss_weights", finite_numbers("loss_weights", loss_weights), plan)[following]
+    else:
+        if num_labels is None:
+            is_predicted = wanted != ignore_index
+            is_predicted[torch.tensor([row[0] for row in plan.position_segments if row[4] < 0], dtype=torch.int64)] = False
+            num_labels = int(is_predicted.sum())
+        weights = torch.ones(len(rows)) / max(num_labels, 1)
+    targets = Targets(rows, following, wanted[following], weights)
+    local = LocalBatch(
+        with_filler(tokens[_tokens_of(plan, rank)]),
+        with_filler(torch.from_numpy(plan.positions(rank))),
+        with_filler(torch.from_numpy(plan.sequence_ids(rank))),
+        targets,
+        ignore_index,
+        _parting_token(plan),
+    )
+    for tensor in (local.tokens, local.positions, local.sequence_ids, *targets):
         tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
     return local
 

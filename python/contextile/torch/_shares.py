@@ -11,14 +11,14 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._documents import DocumentReader, Piece
-from contextile.torch._layout import LocalBatch, local_batch, with_filler
+from contextile.torch._layout import LocalBatch, share_of_batch, with_filler
 
 
 class Step(NamedTuple):
     """A rank's share of a micro-batch of a training step.
 
     ``local.loss_weights`` are those of the mean over the labels of the whole step: of all its
-    micro-batches, replicas and ranks.
+    micro-batches, replicas and ranks. If documents have ``loss_weights``, they are those.
     """
 
     local: LocalBatch
@@ -96,21 +96,22 @@ class Shares:
         Reads only documents that the rank holds tokens of, unless there are fields of whole ones.
         """
         rows = self._reader.rows(pieces, _is_local(plan, rank))
-        local = local_batch(
+        local = share_of_batch(
             rows.pop("tokens"),
-            plan=plan,
-            rank=rank,
+            plan,
+            rank,
             labels=rows.pop("labels", None),
             loss_mask=rows.pop("loss_mask", None),
+            loss_weights=rows.pop("loss_weights", None),
             ignore_index=self._ignore_index,
+            num_labels=num_labels,
         )
-        weights = (local.labels != self._ignore_index).to(torch.float32) / max(num_labels, 1)
         local_tokens = torch.from_numpy(plan.local_tokens(rank))
         fields = {name: with_filler(field[local_tokens]) for name, field in rows.items()}
-        for tensor in (weights, *fields.values()):
+        for tensor in fields.values():
             tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
         return Step(
-            local._replace(loss_weights=weights), plan, step, pieces, micro_batch, num_micro_batches, num_labels,
+            local, plan, step, pieces, micro_batch, num_micro_batches, num_labels,
             fields, self._reader.values(pieces), ranks,
         )  # fmt: skip
 

@@ -150,6 +150,13 @@ def check_blocks(prepared: Prepared, name: str, form: Form) -> None:
 
 def check_reach(prepared: Prepared, name: str, kind: str, window: int | None, is_causal: bool) -> None:
     """Raises unless the plan's mask reaches as far back and ahead as a layer does."""
+    joined = prepared.joined_branches[name]
+    if joined is not None:
+        raise _core.InvalidArgument(
+            f"mask '{name}': expected branches that do not attend each other, as positions have them, found token {joined} of "
+            f"one that attends token {joined - 1} of another; rules such as windows do not follow the branches of a tree "
+            "(use(executor, check_masks=False) leaves masks to the plan)"
+        )
     longest, offsets = prepared.longest_document, prepared.rules[name].offsets
     form = form_for(prepared, kind, window)
     if form is not None:

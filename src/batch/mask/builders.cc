@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "batch/mask/mask_text.h"
+#include "batch/mask/tree.h"
 #include "contextile/mask.h"
 
 namespace contextile {
@@ -30,8 +31,6 @@ class BandWriter {
   void rectangle(Range q, Range k) { add({q, k, -kUnbounded, kUnbounded}); }
   void causal(Range q, Range k) { add({q, k, -kUnbounded, 0}); }
   void window(Range q, Range k, std::int64_t back) { add({q, k, -std::min(back, kUnbounded), 0}); }
-
- private:
   void add(const Band& band) {
     const Band tight = clip(band, band.q, band.k);
     if (tight.q.empty()) return;
@@ -43,6 +42,7 @@ class BandWriter {
     bands_.push_back(tight);
   }
 
+ private:
   std::vector<Band>& bands_;
 };
 
@@ -108,7 +108,32 @@ void add_sequence(const MaskSpec& spec, Range tokens, BandWriter& out) {
       return add_prefix_lm(spec, tokens, out);
     case Rule::kChunked:
       return add_chunked(spec, tokens, out);
+    case Rule::kTree:
+      for (const Band& band : tree_bands(spec, tokens, kMaxBands + 1)) out.add(band);
+      return;
   }
+}
+
+void append_question_positions(const MaskSpec& spec, Range tokens, std::int64_t sequence,
+                               std::vector<PositionSegment>& segments) {
+  const std::vector<std::int64_t> lengths = shared_question_lengths(spec, tokens.size());
+  const std::int64_t question = lengths.front();
+  // The first answer that has tokens follows the question.
+  PositionSegment segment = {{tokens.begin, tokens.begin + question}, sequence, 0};
+  bool is_answered = false;
+  for (std::size_t part = 1; part < lengths.size(); ++part) {
+    if (lengths[part] == 0) continue;
+    if (is_answered) {
+      segments.push_back(segment);
+      segment = {{segment.tokens.end, segment.tokens.end},
+                 sequence,
+                 question,
+                 question > 0 ? tokens.begin + question - 1 : -1};
+    }
+    segment.tokens.end += lengths[part];
+    is_answered = true;
+  }
+  segments.push_back(segment);
 }
 
 }  // namespace
@@ -134,6 +159,7 @@ bool stands_alone(const MaskSpec& spec, std::int64_t tokens) {
     case Rule::kFull:
     case Rule::kCausalBlockwise:  // the last block attends all before it
     case Rule::kSharedQuestion:   // parts are shares of the length
+    case Rule::kTree:             // segments sum to the length
       return false;
   }
   return false;
@@ -161,24 +187,13 @@ std::vector<PositionSegment> build_positions(const MaskSpec& spec,
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     const Range tokens = sequences[s];
     const auto sequence = static_cast<std::int64_t>(s);
-    if (spec.rule != Rule::kSharedQuestion) {
+    if (spec.rule == Rule::kSharedQuestion) {
+      append_question_positions(spec, tokens, sequence, segments);
+    } else if (spec.rule == Rule::kTree) {
+      append_tree_positions(spec, tokens, sequence, segments);
+    } else {
       segments.push_back({tokens, sequence, 0});
-      continue;
     }
-    const std::vector<std::int64_t> lengths = shared_question_lengths(spec, tokens.size());
-    // The first answer that has tokens follows the question.
-    PositionSegment segment = {{tokens.begin, tokens.begin + lengths.front()}, sequence, 0};
-    bool is_answered = false;
-    for (std::size_t part = 1; part < lengths.size(); ++part) {
-      if (lengths[part] == 0) continue;
-      if (is_answered) {
-        segments.push_back(segment);
-        segment = {{segment.tokens.end, segment.tokens.end}, sequence, lengths.front()};
-      }
-      segment.tokens.end += lengths[part];
-      is_answered = true;
-    }
-    segments.push_back(segment);
   }
   return segments;
 }

@@ -199,7 +199,7 @@ void add_document(std::span<const Mask* const> masks, Range document, std::int64
         std::ranges::upper_bound(segments.begin() + first, segments.end(), token, {}, begin_of) - 1;
     const std::int64_t position = holder->first_position + token - holder->tokens.begin + 1;
     segments.back().tokens.end = branches[b];
-    segments.push_back({{branches[b], document.end}, sequence, position});
+    segments.push_back({{branches[b], document.end}, sequence, position, token});
   }
 }
 

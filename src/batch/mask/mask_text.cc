@@ -38,6 +38,9 @@ constexpr std::array kRules = {
              "(default 0.2,4); or [Q,A1,A2,...], their lengths in tokens"},
     RuleText{Rule::kPrefixLm, "prefix_lm", "N", "the first N keys for every token, then causal"},
     RuleText{Rule::kChunked, "chunked", "N", "causal inside chunks of N tokens"},
+    RuleText{Rule::kTree, "tree", "[L0,L1,...],[-1,P1,...]",
+             "segments of L0, L1, ... tokens with the index of each one's parent, which is stored "
+             "before it: a token sees all segments above its own, and its own causally"},
 };
 
 const RuleText& text_of(Rule rule) {
@@ -105,17 +108,28 @@ class ParameterReader {
   }
   // "[a,b,c]"
   bool is_list() const { return text_.starts_with('['); }
-  std::vector<std::int64_t> list() const {
-    CONTEXTILE_CHECK(text_.ends_with(']'), "mask {}: expected a list that ends in ']', found {}",
-                     rule_.name, quote(text_));
+  std::vector<std::int64_t> list() const { return list_of(text_, "length"); }
+  // "[a,b,c],[d,e,f]"
+  void two_lists(std::vector<std::int64_t>& lengths, std::vector<std::int64_t>& parents) const {
+    const std::size_t end = text_.find("],[");
+    CONTEXTILE_CHECK(is_list() && end != std::string_view::npos,
+                     "mask {}: expected {} (2 lists), found {}", rule_.name, form_of(rule_),
+                     quote(text_));
+    lengths = list_of(text_.substr(0, end + 1), "length");
+    parents = list_of(text_.substr(end + 2), "parent");
+  }
+
+ private:
+  std::vector<std::int64_t> list_of(std::string_view text, std::string_view what) const {
+    CONTEXTILE_CHECK(text.ends_with(']'), "mask {}: expected a list that ends in ']', found {}",
+                     rule_.name, quote(text));
     std::vector<std::int64_t> values;
-    for (const std::string_view part : split(text_.substr(1, text_.size() - 2))) {
-      values.push_back(parse_number<std::int64_t>(part, rule_.name, "length"));
+    for (const std::string_view part : split(text.substr(1, text.size() - 2))) {
+      values.push_back(parse_number<std::int64_t>(part, rule_.name, what));
     }
     return values;
   }
 
- private:
   const RuleText& rule_;
   std::string_view text_;
   std::vector<std::string_view> parts_;
@@ -136,6 +150,7 @@ void set_defaults(MaskSpec& spec, const RuleText& text) {
     case Rule::kSlidingWindow:
     case Rule::kPrefixLm:
     case Rule::kChunked:
+    case Rule::kTree:
       break;
   }
   fail_argument("mask {}: expected {}, found no parameter", text.name, form_of(text));
@@ -178,6 +193,9 @@ void read_parameters(MaskSpec& spec, ParameterReader& reader) {
       reader.expect(1);
       spec.chunk = reader.tokens(0, "N");
       return;
+    case Rule::kTree:
+      reader.two_lists(spec.lengths, spec.parents);
+      return;
   }
 }
 
@@ -185,6 +203,17 @@ void check_tokens(Rule rule, std::string_view what, std::int64_t value, std::int
   CONTEXTILE_CHECK(least <= value && value <= kMaxTokens,
                    "mask {}: {}: expected {} to {}, found {}", rule_name(rule), what, least,
                    kMaxTokens, value);
+}
+
+// Checks given lengths of at least `least` tokens each.
+void check_lengths(const MaskSpec& spec, std::int64_t least) {
+  std::int64_t total = 0;
+  for (const std::int64_t length : spec.lengths) {
+    check_tokens(spec.rule, "length", length, least);
+    total += length;
+    check_tokens(spec.rule, "sum of lengths", total, 0);
+  }
+  check_tokens(spec.rule, "sum of lengths", total, 1);
 }
 
 void check_shared_question(const MaskSpec& spec) {
@@ -198,13 +227,22 @@ void check_shared_question(const MaskSpec& spec) {
   CONTEXTILE_CHECK(spec.lengths.size() >= 2,
                    "mask {}: lengths: expected a question and at least one answer, found {} length",
                    rule_name(spec.rule), spec.lengths.size());
-  std::int64_t total = 0;
-  for (const std::int64_t length : spec.lengths) {
-    check_tokens(spec.rule, "length", length, 0);
-    total += length;
-    check_tokens(spec.rule, "sum of lengths", total, 0);
+  check_lengths(spec, 0);
+}
+
+void check_tree(const MaskSpec& spec) {
+  CONTEXTILE_CHECK(spec.lengths.size() == spec.parents.size(),
+                   "mask {}: expected a parent for each of {} lengths, found {}",
+                   rule_name(spec.rule), spec.lengths.size(), spec.parents.size());
+  check_lengths(spec, 1);
+  CONTEXTILE_CHECK(spec.parents.front() == -1,
+                   "mask {}: parent of segment 0: expected -1, because it is the root, found {}",
+                   rule_name(spec.rule), spec.parents.front());
+  for (std::size_t i = 1; i < spec.parents.size(); ++i) {
+    CONTEXTILE_CHECK(0 <= spec.parents[i] && spec.parents[i] < static_cast<std::int64_t>(i),
+                     "mask {}: parent of segment {}: expected 0 to {}, found {}",
+                     rule_name(spec.rule), i, i - 1, spec.parents[i]);
   }
-  check_tokens(spec.rule, "sum of lengths", total, 1);
 }
 
 }  // namespace
@@ -237,18 +275,29 @@ void check_mask_spec(const MaskSpec& spec) {
     case Rule::kChunked:
       check_tokens(spec.rule, "chunk", spec.chunk, 1);
       return;
+    case Rule::kTree:
+      check_tree(spec);
+      return;
   }
   (void)text_of(spec.rule);  // a number that is no rule
 }
 
+bool has_branches(MaskSpec::Rule rule) {
+  return rule == Rule::kSharedQuestion || rule == Rule::kTree;
+}
+
+void check_sum_of_lengths(const MaskSpec& spec, std::int64_t length) {
+  const std::int64_t total =
+      std::accumulate(spec.lengths.begin(), spec.lengths.end(), std::int64_t{0});
+  CONTEXTILE_CHECK(total == length,
+                   "mask {}: expected lengths that sum to the sequence's {} tokens, found a sum "
+                   "of {}",
+                   rule_name(spec.rule), length, total);
+}
+
 std::vector<std::int64_t> shared_question_lengths(const MaskSpec& spec, std::int64_t length) {
   if (!spec.lengths.empty()) {
-    const std::int64_t total =
-        std::accumulate(spec.lengths.begin(), spec.lengths.end(), std::int64_t{0});
-    CONTEXTILE_CHECK(total == length,
-                     "mask {}: expected lengths that sum to the sequence's {} tokens, found a sum "
-                     "of {}",
-                     rule_name(spec.rule), length, total);
+    check_sum_of_lengths(spec, length);
     return spec.lengths;
   }
   const auto question =
@@ -305,6 +354,9 @@ std::string to_string(const MaskSpec& spec) {
       return fmt::format("{}:{}", name, spec.prefix);
     case Rule::kChunked:
       return fmt::format("{}:{}", name, spec.chunk);
+    case Rule::kTree:
+      return fmt::format("{}:[{}],[{}]", name, fmt::join(spec.lengths, ","),
+                         fmt::join(spec.parents, ","));
   }
   return std::string(name);
 }

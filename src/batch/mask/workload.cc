@@ -59,7 +59,7 @@ void check_partition(const Pieces& pieces, std::int64_t num_tokens, std::string_
 
 void check_positions(const Workload& workload) {
   check_partition(workload.positions, workload.num_tokens(), "positions");
-  for (const auto& [tokens, sequence, first_position] : workload.positions) {
+  for (const auto& [tokens, sequence, first_position, follows] : workload.positions) {
     CONTEXTILE_CHECK(0 <= sequence && sequence < std::ssize(workload.sequences),
                      "workload: positions of [{}, {}): expected a sequence below {}, found {}",
                      tokens.begin, tokens.end, workload.sequences.size(), sequence);
@@ -71,6 +71,19 @@ void check_positions(const Workload& workload) {
         0 <= first_position && first_position <= kMaxTokens,
         "workload: positions of [{}, {}): expected a first position of 0 to {}, found {}",
         tokens.begin, tokens.end, kMaxTokens, first_position);
+    if (follows < 0) continue;
+    CONTEXTILE_CHECK(own.begin <= follows && follows < tokens.begin,
+                     "workload: positions of [{}, {}): expected an earlier token of sequence {} "
+                     "that they follow, found {}",
+                     tokens.begin, tokens.end, sequence, follows);
+    const auto begin_of = [](const PositionSegment& segment) { return segment.tokens.begin; };
+    const PositionSegment& holder =
+        *(std::ranges::upper_bound(workload.positions, follows, {}, begin_of) - 1);
+    const std::int64_t position = holder.first_position + follows - holder.tokens.begin;
+    CONTEXTILE_CHECK(first_position == position + 1,
+                     "workload: positions of [{}, {}): expected to begin at {}, behind token {}, "
+                     "found {}",
+                     tokens.begin, tokens.end, position + 1, follows, first_position);
   }
 }
 
@@ -261,7 +274,7 @@ Workload assemble_workload(std::span<const std::int64_t> lengths, const Attentio
   for (const MaskUse& use : masks) {
     workload.masks.push_back(
         {std::string(name_of(use)), use.layers, build_mask(use.spec, workload.sequences)});
-    if (positions->rule != MaskSpec::Rule::kSharedQuestion) positions = &use.spec;
+    if (!has_branches(positions->rule)) positions = &use.spec;
   }
   workload.positions = build_positions(*positions, workload.sequences);
   return workload;

@@ -137,8 +137,10 @@ class PlanExport {
     if (plan_.positions != positions_from_zero(plan_.sequences)) {
       json_.print(",\n \"positions\": ");
       json_.list(plan_.positions, "", [this](const PositionSegment& segment) {
-        json_.print("[{}, {}, {}, {}]", segment.tokens.begin, segment.tokens.end, segment.sequence,
+        json_.print("[{}, {}, {}, {}", segment.tokens.begin, segment.tokens.end, segment.sequence,
                     segment.first_position);
+        if (segment.follows >= 0) json_.print(", {}", segment.follows);
+        json_.print("]");
       });
     }
     if (plan_.padded_bytes_factor != 1 || plan_.padded_pairs_factor != 1) {

@@ -87,6 +87,11 @@ class ImportCheck {
     for (std::size_t i = 0; i < plan_.positions.size(); ++i) {
       below(plan_.positions[i].sequence, num_sequences, "a sequence",
             [&] { return fmt::format("positions[{}][2]", i); });
+      const PositionSegment& segment = plan_.positions[i];
+      if (segment.follows >= segment.tokens.begin) {
+        fail(fmt::format("positions[{}][4]", i), "expected a token before {}, found {}",
+             segment.tokens.begin, segment.follows);
+      }
     }
   }
 

@@ -63,15 +63,19 @@ class JsonReader {
     }
     path_.pop_back();
   }
-  // Reads an array of exactly `size` elements.
+  // Reads an array of exactly `size` elements, or of `size` to `most`.
   template <typename Read>
   void tuple(std::int64_t size, const Read& read) {
+    tuple(size, size, read);
+  }
+  template <typename Read>
+  void tuple(std::int64_t size, std::int64_t most, const Read& read) {
     std::int64_t found = 0;
     array([&](std::size_t i) {
       ++found;
-      if (found <= size) return read(i);
+      if (found <= most) return read(i);
       path_.pop_back();
-      fail("expected {} elements, found more", size);
+      fail("expected {} elements, found more", most);
     });
     if (found < size) fail("expected {} elements, found {}", size, found);
   }

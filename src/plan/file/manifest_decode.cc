@@ -167,6 +167,25 @@ class ManifestDecoder {
       positions.push_back({tokens, in.sequence(), in.first_position()});
     });
     if (!positions.empty()) expect_end(positions.back().tokens.end);
+    if (manifest_->follows() != nullptr) read_follows(positions);
+  }
+
+  void read_follows(std::vector<PositionSegment>& positions) {
+    const auto& follows = budget_.list(manifest_->follows());
+    if (follows.size() != positions.size()) {
+      fail("expected a token that each of {} position segments follows, found {}", positions.size(),
+           follows.size());
+    }
+    std::size_t i = 0;
+    for (const std::int64_t token : follows) {
+      PositionSegment& segment = positions[i];
+      if (token < -1 || token >= segment.tokens.begin) {
+        fail("expected position segment {} to follow a token before {}, or -1, found {}", i,
+             segment.tokens.begin, token);
+      }
+      segment.follows = token;
+      ++i;
+    }
   }
 
   void read_rounds() {

@@ -83,6 +83,18 @@ Offset<fbs::Shape> encode_shape(FlatBufferBuilder& builder, const AttentionShape
                           shape.sink);
 }
 
+// Returns nothing if no segment is a branch.
+Offset<flatbuffers::Vector<std::int64_t>> encode_follows(
+    FlatBufferBuilder& builder, const std::vector<PositionSegment>& positions) {
+  std::vector<std::int64_t> follows;
+  bool has_branch = false;
+  for (const PositionSegment& segment : positions) {
+    follows.push_back(segment.follows);
+    has_branch = has_branch || segment.follows >= 0;
+  }
+  return has_branch ? builder.CreateVector(follows) : 0;
+}
+
 }  // namespace
 
 std::vector<std::uint8_t> encode_manifest(const Plan& plan) {
@@ -109,11 +121,12 @@ std::vector<std::uint8_t> encode_manifest(const Plan& plan) {
                                     segment.first_position);
       });
   const auto round_vector = builder.CreateVector(rounds);
+  const auto follows = encode_follows(builder, plan.positions);
   builder.Finish(fbs::CreateManifest(builder, kPlanFileVersion, strategy, option_vector, shape,
                                      static_cast<std::uint8_t>(plan.partial_wire), cluster_name,
                                      plan.nodes, plan.devices_per_node, sequences, home, positions,
                                      round_vector, plan.padded_bytes_factor,
-                                     plan.padded_pairs_factor));
+                                     plan.padded_pairs_factor, follows));
   return {builder.GetBufferPointer(), builder.GetBufferPointer() + builder.GetSize()};
 }
 

@@ -90,10 +90,36 @@ void check_partition(std::string_view what, const Items& items, std::int64_t num
   }
 }
 
+// Checks that a branch continues behind an earlier token of its sequence.
+void check_branch(const Plan& plan, const PositionSegment& segment, Range sequence,
+                  Findings& findings) {
+  const auto begin_of = [](const PositionSegment& other) { return other.tokens.begin; };
+  const auto after = std::ranges::upper_bound(plan.positions, segment.follows, {}, begin_of);
+  const bool is_earlier =
+      sequence.begin <= segment.follows && segment.follows < segment.tokens.begin;
+  if (!is_earlier || after == plan.positions.begin() || (after - 1)->tokens.begin < 0 ||
+      !(after - 1)->tokens.contains(segment.follows)) {
+    findings.violation({}, "positions of tokens [{}, {}) follow token {}", segment.tokens.begin,
+                       segment.tokens.end, segment.follows);
+    return;
+  }
+  const PositionSegment& holder = *(after - 1);
+  // A wrong first position of the holder is found there.
+  const std::int64_t first = std::clamp<std::int64_t>(holder.first_position, 0, kMaxTokens);
+  const std::int64_t position = first + (segment.follows - holder.tokens.begin);
+  if (segment.first_position != position + 1) {
+    findings.violation({},
+                       "positions of tokens [{}, {}) begin at {}, token {} before them is at {}",
+                       segment.tokens.begin, segment.tokens.end, segment.first_position,
+                       segment.follows, position);
+  }
+}
+
 // Checks that every segment is inside the sequence it names.
 void check_positions(const Plan& plan, Findings& findings) {
   check_partition("position", plan.positions, plan.num_tokens(), findings);
-  for (const auto& [tokens, sequence, first_position] : plan.positions) {
+  for (const PositionSegment& segment : plan.positions) {
+    const auto& [tokens, sequence, first_position, follows] = segment;
     if (sequence < 0 || sequence >= std::ssize(plan.sequences)) {
       findings.violation({}, "positions of tokens [{}, {}): no sequence {} of {}", tokens.begin,
                          tokens.end, sequence, plan.sequences.size());
@@ -107,7 +133,9 @@ void check_positions(const Plan& plan, Findings& findings) {
     if (first_position < 0 || first_position > kMaxTokens) {
       findings.violation({}, "positions of tokens [{}, {}) begin at {}", tokens.begin, tokens.end,
                          first_position);
+      continue;
     }
+    if (follows >= 0) check_branch(plan, segment, own, findings);
   }
 }
 

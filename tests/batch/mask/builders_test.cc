@@ -126,8 +126,10 @@ TEST(Builders, SharedQuestionGivesTheRemainderToTheLastAnswer) {
   EXPECT_EQ(row_of(mask, 102), (std::vector<Range>{{100, 103}}));
   EXPECT_EQ(row_of(mask, 107), (std::vector<Range>{{100, 103}, {106, 108}}));
   EXPECT_EQ(row_of(mask, 117), (std::vector<Range>{{100, 103}, {112, 118}}));
-  const std::vector<PositionSegment> expected = {
-      {{100, 106}, 0, 0}, {{106, 109}, 0, 3}, {{109, 112}, 0, 3}, {{112, 118}, 0, 3}};
+  const std::vector<PositionSegment> expected = {{{100, 106}, 0, 0},
+                                                 {{106, 109}, 0, 3, 102},
+                                                 {{109, 112}, 0, 3, 102},
+                                                 {{112, 118}, 0, 3, 102}};
   EXPECT_EQ(build_positions(spec, std::vector<Range>{{100, 118}}), expected);
 }
 

@@ -45,7 +45,7 @@ Forest random_forest(Rng& rng, const std::vector<Range>& sequences) {
       row.push_back({t, t + 1});
       forest.rows.push_back(row);
       if (parent < 0 || parent != t - 1) {
-        forest.segments.push_back({{t, t}, static_cast<std::int64_t>(s), depth.back()});
+        forest.segments.push_back({{t, t}, static_cast<std::int64_t>(s), depth.back(), parent});
       }
       forest.segments.back().tokens.end = t + 1;
     }

@@ -46,6 +46,11 @@ TEST(ParseMaskSpec, ReadsEveryRule) {
   EXPECT_EQ(lengths.lengths, (std::vector<std::int64_t>{10, 0, 5}));
   EXPECT_EQ(parse_mask_spec("prefix_lm:9").prefix, 9);
   EXPECT_EQ(parse_mask_spec("chunked:8").chunk, 8);
+  const MaskSpec tree = parse_mask_spec("tree:[5,3,1],[-1,0,0]");
+  EXPECT_EQ(tree.rule, Rule::kTree);
+  EXPECT_EQ(tree.lengths, (std::vector<std::int64_t>{5, 3, 1}));
+  EXPECT_EQ(tree.parents, (std::vector<std::int64_t>{-1, 0, 0}));
+  EXPECT_EQ(to_string(tree), "tree:[5,3,1],[-1,0,0]");
 }
 
 TEST(ParseMaskSpec, FillsInTheDefaultsOfThePapers) {
@@ -69,12 +74,14 @@ TEST(ParseMaskSpec, ReadsBackWhatIsPrinted) {
       spec.lengths = random_lengths(rng, 6, 100);
       spec.lengths.push_back(0);
     }
+    if (random_chance(rng, 0.1)) spec = random_tree(rng, 8, 100);
     const std::string text = to_string(spec);
     SCOPED_TRACE(text);
     const MaskSpec parsed = parse_mask_spec(text);
     ASSERT_EQ(parsed.rule, spec.rule);
     ASSERT_EQ(to_string(parsed), text);
     ASSERT_EQ(parsed.lengths, spec.lengths);
+    ASSERT_EQ(parsed.parents, spec.parents);
     if (spec.rule == Rule::kSharedQuestion && spec.lengths.empty()) {
       ASSERT_EQ(parsed.fraction, spec.fraction);
       ASSERT_EQ(parsed.answers, spec.answers);
@@ -105,6 +112,22 @@ TEST(ParseMaskSpec, SaysWhichParameterIsWrong) {
   EXPECT_EQ(error_of("causal:3"), "mask causal: expected no parameters, found '3'");
   EXPECT_EQ(error_of("shared_question:1.5,2"),
             "mask shared_question: fraction: expected 0 to 1, found 1.5");
+  EXPECT_EQ(error_of("tree"),
+            "mask tree: expected tree:[L0,L1,...],[-1,P1,...], found no parameter");
+  EXPECT_EQ(error_of("tree:[4,5]"),
+            "mask tree: expected tree:[L0,L1,...],[-1,P1,...] (2 lists), found '[4,5]'");
+  EXPECT_EQ(error_of("tree:[4,5],[-1]"),
+            "mask tree: expected a parent for each of 2 lengths, found 1");
+  EXPECT_EQ(error_of("tree:[4,0],[-1,0]"), "mask tree: length: expected 1 to 2147483648, found 0");
+  EXPECT_EQ(error_of("tree:[4,2147483648],[-1,0]"),
+            "mask tree: sum of lengths: expected 0 to 2147483648, found 2147483652");
+  EXPECT_EQ(error_of("tree:[4,5],[0,0]"),
+            "mask tree: parent of segment 0: expected -1, because it is the root, found 0");
+  EXPECT_EQ(error_of("tree:[4,5,6],[-1,0,2]"),
+            "mask tree: parent of segment 2: expected 0 to 1, found 2");
+  EXPECT_EQ(error_of("tree:[4,5,6],[-1,0,-1]"),
+            "mask tree: parent of segment 2: expected 0 to 1, found -1");
+  EXPECT_EQ(error_of("tree:[4,5],[-1,x]"), "mask tree: parent: expected a number, found 'x'");
 }
 
 TEST(ParseMaskSpec, RejectsEverythingThatIsNoSpec) {
@@ -148,7 +171,17 @@ TEST(ParseMaskSpec, RejectsEverythingThatIsNoSpec) {
                            "prefix_lm:-1",
                            "prefix_lm",
                            "chunked:0",
-                           "chunked"}) {
+                           "chunked",
+                           "tree:",
+                           "tree:[],[]",
+                           "tree:[4]",
+                           "tree:4,-1",
+                           "tree:[4],[-1",
+                           "tree:[4,],[-1,0]",
+                           "tree:[4],[-1],[0]",
+                           "tree:[4],[-1]]",
+                           "tree: [4],[-1]",
+                           "tree:[4], [-1]"}) {
     EXPECT_NE(error_of(text), "") << text;
   }
 }
@@ -159,7 +192,8 @@ TEST(ParseMaskSpec, SurvivesAnyBytes) {
   for (int trial = 0; trial < 20000; ++trial) {
     std::string text;
     if (random_chance(rng, 0.7)) {
-      text = to_string(random_mask_spec(rng, 50));
+      text =
+          to_string(random_chance(rng, 0.1) ? random_tree(rng, 6, 50) : random_mask_spec(rng, 50));
     }
     for (std::int64_t edits = random_between(rng, 0, 3); edits > 0; --edits) {
       const auto at = static_cast<std::size_t>(random_between(rng, 0, std::ssize(text)));
@@ -183,7 +217,8 @@ TEST(MaskSpecHelp, HasALineForEveryRule) {
     const bool first = help.starts_with(name);
     EXPECT_TRUE(first || help.find('\n' + name) != std::string::npos) << name;
   }
-  EXPECT_EQ(std::ranges::count(help, '\n'), std::ssize(kAllRules));
+  EXPECT_NE(help.find("\ntree:[L0,L1,...],[-1,P1,...]"), std::string::npos);
+  EXPECT_EQ(std::ranges::count(help, '\n'), std::ssize(kAllRules) + 1);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,9 +45,11 @@ std::vector<std::int64_t> tokens_behind(const Workload& whole,
 TEST(SequenceParts, KeepPairsAndPositionsOfTheChosenSequences) {
   Rng rng(7);
   for (const char* rule : {"causal", "full", "sliding_window:5", "lambda:2,4", "chunked:6",
-                           "shared_question:0.3,2", "prefix_lm:4"}) {
+                           "shared_question:0.3,2", "prefix_lm:4", "tree:[3,4,2,5],[-1,0,1,0]"}) {
     SCOPED_TRACE(rule);
-    const Workload whole = batch_of(random_lengths(rng, 6, 25), rule);
+    std::vector<std::int64_t> lengths = random_lengths(rng, 6, 25);
+    if (std::string_view(rule).starts_with("tree")) lengths = {14, 14, 14, 14};
+    const Workload whole = batch_of(lengths, rule);
     const SequenceParts parts(whole);
     std::vector<std::int32_t> chosen;
     for (auto s = static_cast<std::int32_t>(whole.sequences.size()) - 1; s >= 0; s -= 2) {
@@ -65,7 +68,7 @@ TEST(SequenceParts, KeepPairsAndPositionsOfTheChosenSequences) {
       }
     }
     const auto position_in = [](const Workload& workload, std::int64_t token) {
-      for (const auto& [tokens, sequence, first] : workload.positions) {
+      for (const auto& [tokens, sequence, first, follows] : workload.positions) {
         if (tokens.contains(token)) return first + token - tokens.begin;
       }
       return std::int64_t{-1};

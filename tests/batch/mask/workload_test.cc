@@ -125,7 +125,7 @@ TEST(MakeWorkload, TakesPositionsFromTheFirstMaskThatSetsThem) {
       parse_mask_use("causal"), parse_mask_use("shared_question:0.5,2"),
       parse_mask_use("late=shared_question:0.1,3"), parse_mask_use("full")};
   const Workload workload = make_workload(std::vector<std::int64_t>{8}, {}, masks);
-  const std::vector<PositionSegment> positions = {{{0, 6}, 0, 0}, {{6, 8}, 0, 4}};
+  const std::vector<PositionSegment> positions = {{{0, 6}, 0, 0}, {{6, 8}, 0, 4, 3}};
   EXPECT_EQ(workload.positions, positions);
 }
 
@@ -174,6 +174,21 @@ TEST(CheckWorkload, ProvesEachInvariant) {
               HasSubstr("sequence below 3"));
   EXPECT_THAT(error_after([](Workload& w) { w.positions[0].first_position = -1; }),
               HasSubstr("first position"));
+}
+
+TEST(CheckWorkload, ProvesThatBranchesContinueBehindTheTokenTheyFollow) {
+  const auto error_with = [](PositionSegment branch) {
+    Workload workload = small_workload();  // the last sequence is [31, 50)
+    workload.positions.back().tokens.end = 40;
+    workload.positions.push_back(branch);
+    return error_of([&] { check_workload(workload); });
+  };
+  EXPECT_EQ(error_with({{40, 50}, 2, 5, 35}), "");
+  EXPECT_EQ(error_with({{40, 50}, 2, 5}), "");
+  EXPECT_THAT(error_with({{40, 50}, 2, 0, 30}), HasSubstr("an earlier token of sequence 2"));
+  EXPECT_THAT(error_with({{40, 50}, 2, 10, 40}), HasSubstr("an earlier token of sequence 2"));
+  EXPECT_THAT(error_with({{40, 50}, 2, 6, 35}),
+              HasSubstr("expected to begin at 5, behind token 35, found 6"));
 }
 
 TEST(CheckWorkload, ProvesHomeAndRoles) {

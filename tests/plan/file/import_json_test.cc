@@ -69,7 +69,7 @@ TEST(JsonImport, GivesBackWhatFewPlansHave) {
   plan.strategy = "a\"b\\c\nd\te\x01 \xc3\xbc \xe2\x82\xac \xf0\x9f\x9a\x80";
   plan.options = {{"key \"1\"", "\n"}, {"plain", "8"}};
   plan.home = {{{0, 4}, Rank{0}}, {{4, 8}, Rank{1}}};
-  plan.positions = {{{0, 5}, 0, 3}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1}};
+  plan.positions = {{{0, 5}, 0, 3}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, 5}};
   plan.padded_bytes_factor = 1.25;
   plan.padded_pairs_factor = 1 / 3.0;
   plan.shape.softcap = 0.1 + 0.2;
@@ -197,6 +197,10 @@ TEST(JsonImport, SaysWhichValueIsWrong) {
        "home[0][2]: expected an owner in [0, 2), found 2"},
       {R"("positions":[])", R"("positions":[[0,7,0,0]])",
        "positions: expected the last to end at 8, found 7"},
+      {R"("positions":[])", R"("positions":[[0,5,0,0],[5,8,1,0,5]])",
+       "positions[1][4]: expected a token before 5, found 5"},
+      {R"("positions":[])", R"("positions":[[0,5,0,0],[5,8,1,0,4,0]])",
+       "positions[1]: expected 5 elements, found more"},
       {R"("positions":[])", R"("padding":{"bytes_factor":1,"pairs_factor":0})",
        "padding.pairs_factor: expected a factor in (0, 1000000], found 0"},
   });

@@ -146,6 +146,17 @@ TEST(PlanFile, LoadsFromUnalignedMemory) {
   expect_same(plan, deserialize(std::span(shifted).subspan(1), "memory"));
 }
 
+TEST(PlanFile, HoldsTheTokenThatABranchFollows) {
+  Plan plan = full_example();
+  plan.positions[2].follows = 5;
+  plan.digest = compute_digest(plan);
+  expect_same(plan, deserialize(serialize(plan), "memory"));
+  plan.positions[2].follows = 7;
+  plan.digest = compute_digest(plan);
+  EXPECT_THAT(error_of(serialize(plan)),
+              HasSubstr("expected position segment 2 to follow a token before 7, or -1, found 7"));
+}
+
 TEST(PlanFile, MayHoldSectionsThatAreNotCompressed) {
   const Plan plan = full_example();
   expect_same(plan, deserialize(file_of(encode_contents(plan)), "memory"));
@@ -224,6 +235,7 @@ std::vector<std::function<void(Plan&)>> changes_of_fields() {
       },
       [](Plan& p) { p.home[0].owner = Rank{1}; },
       [](Plan& p) { p.positions[2].first_position = 2; },
+      [](Plan& p) { p.positions[2].follows = 5; },
       [](Plan& p) { p.padded_bytes_factor = 2; },
       [](Plan& p) { p.padded_pairs_factor = 2; },
       [](Plan& p) { p.rounds[0].owners[0] = Rank{1}; },

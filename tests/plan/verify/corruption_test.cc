@@ -364,6 +364,21 @@ INSTANTIATE_TEST_SUITE_P(
                      p.positions = {{{0, 8}, 0, 0}};
                    },
                    "positions of tokens [0, 8): sequence 0 is [0, 5)"},
+        Corruption{"BranchOfALaterToken",
+                   [](Plan& p) {
+                     p.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, 7}};
+                   },
+                   "positions of tokens [7, 8) follow token 7"},
+        Corruption{"BranchOfAnotherSequence",
+                   [](Plan& p) {
+                     p.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, 4}};
+                   },
+                   "positions of tokens [7, 8) follow token 4"},
+        Corruption{"BranchAtAnotherPosition",
+                   [](Plan& p) {
+                     p.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 2, 5}};
+                   },
+                   "positions of tokens [7, 8) begin at 2, token 5 before them is at 0"},
         Corruption{"PositionsTooFew",
                    [](Plan& p) {
                      p.positions = {{{0, 5}, 0, 0}};

@@ -391,7 +391,7 @@ std::vector<std::function<void(Plan&)>> extreme_changes() {
         p.home = {{{-k64, k64}, Rank{k32}}};
       },
       [](Plan& p) {
-        p.positions = {{{-k64, k64}, k64, -k64}};
+        p.positions = {{{-k64, k64}, k64, -k64, k64}};
       },
       [](Plan& p) {
         staging(forward(p, 0), Kind::kQ)[0] = {k64, k64};
