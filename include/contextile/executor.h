@@ -124,6 +124,7 @@ struct SharedCall {
   std::size_t mask = 0;
   // The caller's number of the forward, which its backward repeats; 0: unknown, matches any.
   std::int64_t number = 0;
+  ScoreTerms terms = {};
 };
 
 // Returns the index of the mask of that name; "" names the mask of a plan that has only one. Throws
@@ -151,7 +152,7 @@ class Executor {
   // distinguish the messages of plans, so ranks in different calls would mix up their data. The
   // check is useful if ranks are processes that order their calls themselves. Throws
   // InvalidArgument naming two ranks and their calls if neighbours differ, and ends the group:
-  // every other rank gets a TransportError with the same text. Collective; one message of 32 bytes
+  // every other rank gets a TransportError with the same text. Collective; one message of 40 bytes
   // per rank.
   void check_same_call(const SharedCall& call);
 

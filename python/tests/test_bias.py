@@ -216,6 +216,29 @@ def test_what_cannot_be_done_is_refused():
         t5_bias(torch.zeros(4, 32), bidirectional=True, max_distance=8)
 
 
+@pytest.mark.parametrize(
+    "of_rank",
+    [
+        lambda rank: {"dropout_p": 0.1, "dropout_seed": 7 + rank},
+        lambda rank: {"dropout_p": 0.1 * (1 + rank), "dropout_seed": 7},
+        lambda rank: {"bias": alibi(4) if rank == 0 else None},
+        lambda rank: {"bias": relative_bias(torch.full((4, 3), float(rank)), -1)},
+    ],
+)
+def test_ranks_whose_terms_differ_hear_of_it(of_rank):
+    plan = planned(ranks=2)
+    q, k, v, _ = inputs(sum(LENGTHS), HEADS, DIM)
+
+    def body(transport):
+        executor = Executor(transport)
+        executor.prepare(plan)
+        local = [dispatch(x, plan=plan, rank=transport.rank) for x in (q, k, v)]
+        with pytest.raises((ct.InvalidArgument, ct.TransportError), match="bias and dropout of digest"):
+            attention(*local, executor=executor, **of_rank(transport.rank))
+
+    ct.run_inproc(2, body)
+
+
 def test_terms_that_do_not_fit_the_plan_are_refused():
     q, k, v, _ = inputs(sum(LENGTHS), HEADS, DIM)
     for bias, message in (

@@ -16,7 +16,7 @@ namespace {
 
 bool agree(const CallTag& a, const CallTag& b) {
   if (a.direction == CallTag::kPrepare) return b.direction == CallTag::kPrepare;
-  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction &&
+  return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction && a.terms == b.terms &&
          (a.number == b.number || a.number == 0 || b.number == 0);
 }
 
@@ -32,10 +32,12 @@ std::string text_of(const CallTag& tag) {
     return fmt::format("prepare of plan {}", digest_text(tag.plan));
   }
   const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
+  const std::string terms =
+      tag.terms == 0 ? "" : fmt::format(", bias and dropout of digest {:016x}", tag.terms);
   return fmt::format(
-      "{} {} of plan {}, mask {}",
+      "{} {} of plan {}, mask {}{}",
       is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
-      tag.number, digest_text(tag.plan), tag.mask);
+      tag.number, digest_text(tag.plan), tag.mask, terms);
 }
 
 CallCheck::CallCheck(Transport& transport, const CallTag& mine)

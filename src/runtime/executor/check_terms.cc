@@ -1,8 +1,13 @@
 #include "runtime/executor/check_terms.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -49,6 +54,21 @@ void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& ter
   CONTEXTILE_CHECK(!terms.has_any() || plan.num_tokens() <= kMostCells,
                    "{}: expected at most {} tokens with a bias or dropout, found {}", where,
                    kMostCells, plan.num_tokens());
+}
+
+std::uint64_t digest_of(const ScoreTerms& terms) {
+  if (!terms.has_any()) return 0;
+  std::uint64_t digest = 1;
+  const auto add = [&digest](const auto& values) {
+    digest = XXH3_64bits_withSeed(std::data(values), std::size(values) * sizeof(values[0]), digest);
+  };
+  add(terms.slopes_H);
+  add(terms.table_HB);
+  add(terms.buckets);
+  add(std::array{terms.num_buckets, terms.first_offset});
+  add(std::array{terms.dropout});
+  add(std::array{terms.dropout_seed});
+  return digest == 0 ? 1 : digest;
 }
 
 void check_has_terms(std::string_view where, const AttentionKernel& kernel,

@@ -1,6 +1,7 @@
 // The checks of a call's terms.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "contextile/extend/kernel.h"
@@ -10,6 +11,8 @@ namespace contextile {
 
 // Throws InvalidArgument unless the terms fit the plan's heads and tokens.
 void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& terms);
+// Returns a digest by which ranks compare their terms; 0 if there are none.
+[[nodiscard]] std::uint64_t digest_of(const ScoreTerms& terms);
 // Throws InvalidArgument if there are terms and the kernel has none.
 void check_has_terms(std::string_view where, const AttentionKernel& kernel,
                      const ScoreTerms& terms);

@@ -61,7 +61,7 @@ namespace {
 
 CallTag tag_of(const SharedCall& call, const Plan& plan) {
   return {plan.digest, static_cast<std::int64_t>(call.mask), call.number,
-          static_cast<std::int64_t>(call.direction)};
+          static_cast<std::int64_t>(call.direction), digest_of(call.terms)};
 }
 
 }  // namespace
@@ -308,7 +308,8 @@ Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors&
     state_->check_prepared();
     state_->check_kernel(Direction::kForward, tensors.terms);
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors);
-    state_->begin(*call, SharedCall{Direction::kForward, mask, number.value_or(0)}, number);
+    state_->begin(*call, SharedCall{Direction::kForward, mask, number.value_or(0), tensors.terms},
+                  number);
     return Handle(std::move(call));
   });
 }
@@ -319,7 +320,8 @@ Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensor
     state_->check_prepared();
     state_->check_kernel(Direction::kBackward, tensors.terms);
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors, saved.buffers_.get());
-    state_->begin(*call, SharedCall{Direction::kBackward, mask, number.value_or(0)}, number);
+    state_->begin(*call, SharedCall{Direction::kBackward, mask, number.value_or(0), tensors.terms},
+                  number);
     return Handle(std::move(call));
   });
 }
