@@ -45,7 +45,9 @@ void LoadedModules::load(const std::string& name, const std::string& file) {
                              image.bytes().size());
   void* module = nullptr;
   const Result result = cuda_.load_module(&module, with_end.c_str());
-  const bool is_unknown = result == kInvalidImage || result == kUnsupportedPtx;
+  // PTX of a version that the driver does not know is another error than PTX with a mistake.
+  const bool is_unknown =
+      result == kUnsupportedPtx || (result == kInvalidImage && file.ends_with(".cubin"));
   check_(is_unknown ? file + kNeedsDriver : file, result);
   modules_[name] = module;
   load_functions(module);

@@ -220,7 +220,7 @@ struct PrefillPolicy {
   std::optional<PrefillMode> mode;  // none: the one that a simulation with measured rates prefers
   PrefillChunks chunks = PrefillChunks::kEven;
   // If set: makes a plan of the batch, which is executed instead of a mode. All ranks must get the
-  // same plan.
+  // same plan. A batch for which it throws InvalidArgument is computed in a mode.
   std::function<std::shared_ptr<const Plan>(const Workload&)> plan = {};
 };
 

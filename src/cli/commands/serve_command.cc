@@ -104,7 +104,11 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   serving.model = parse_served_model(options.model.empty() ? kRandom : options.model);
   serving.engine = options.engine;
   serving.part = part_of(options.split, num_ranks);
-  check_decoder_part(serving.model.config, serving.part);
+  try {
+    check_decoder_part(serving.model.config, serving.part);
+  } catch (const InvalidArgument& error) {
+    fail_argument("--ranks, --tensor-parallel, --context-parallel: {}", error.what());
+  }
   KvLayout& layout = serving.engine.cache.layout;
   layout.num_ranks = serving.part.token_ranks();
   check_kv_layout(layout);
@@ -151,12 +155,14 @@ std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRank
       {"--wire", std::string(to_string(serving.decoder.wire))},
       {"--hop-b", std::string(to_string(serving.decoder.hop_b))},
       {"--hop-b-groups", std::to_string(serving.decoder.hop_b_groups)},
+      {"--pace", fmt::format("{:g}", engine.pace)},
       {"--max-running", std::to_string(engine.max_running)},
       {"--max-waiting", std::to_string(engine.max_waiting)},
       {"--step-tokens", std::to_string(engine.max_step_tokens)},
       {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
-  const std::vector<EngineSetting> more = settings_of(split, serving.part);
-  settings.insert(settings.end(), more.begin(), more.end());
+  // Before what follows from them, such as the number of pages.
+  const std::vector<EngineSetting> groups = settings_of(split, serving.part);
+  settings.insert(settings.begin() + 3, groups.begin(), groups.end());
   return settings;
 }
 
@@ -453,11 +459,13 @@ Action add_serve_command(CLI::App& app) {
             });
   add_http_options(app, options->serve);
   add_size_as<std::int32_t>(app, "--ranks", options->ranks, 1,
-                            {"N", "ranks that share the cache (mpi: the job's)", "4"});
+                            {"N", "ranks of the model (mpi: the job's)",
+                             "4, or those of --tensor-parallel x --context-parallel"});
   add_transport_options(app, options->transport);
   add_value(app, "--store",
             {"STORE",
-             "gloo: where ranks that are left agree to go on when one is lost: a folder, "
+             "gloo, without --tensor-parallel, --context-parallel and --decode-context-parallel: "
+             "where ranks that are left agree to go on when one is lost: a folder, "
              "file:///FOLDER or "
              "redis://HOST",
              "they end"},

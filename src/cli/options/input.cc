@@ -181,8 +181,8 @@ void add_mask_rule_option(CLI::App& app, InputOptions& options) {
   add_repeatable(
       app, "--mask",
       {"[NAME=]SPEC[@LAYERS]",
-       "mask rule, applied to every sequence; LAYERS of the model use it (1); repeat for several "
-       "masks: {} (tokens; causal_blockwise W and SINK in blocks)",
+       "rule of every sequence, for LAYERS of the model (1); may be repeated: {} (tokens; W and SINK "
+       "of causal_blockwise in blocks)",
        "causal", mask_forms()},
       [&options](const std::string& text) {
         options.workload.masks.push_back(parse_mask_use(text));

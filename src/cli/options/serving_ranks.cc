@@ -34,18 +34,25 @@ std::function<std::shared_ptr<const Plan>(const Workload&)> planner_of(const std
                                                                        const DecoderConfig& config,
                                                                        const DecoderPart& part) {
   const std::vector<StrategyChoice> choices = parse_strategies(strategy);
-  CONTEXTILE_CHECK(choices.size() == 1, "--prefill plan: expected one strategy, found {}",
-                   choices.size());
+  CONTEXTILE_CHECK(choices.size() == 1, "expected one strategy, found {}", choices.size());
   const Cluster cluster = load_cluster(fmt::format("dgx-h200:1x{}", part.context_parallel));
   PlanOptions options;
   options.backward = false;
   const PrefillSequence sequence = {0, 4096, {}};
-  const PrefillBatch batch = {
-      {.num_ranks = part.context_parallel}, std::span(&sequence, 1), PrefillChunks::kEven, {}};
-  const auto reason = unsupported_reason(prefill_workload(batch, shape_of(config, part)), cluster,
-                                         choices.front(), options);
-  CONTEXTILE_CHECK(!reason, "--prefill plan: expected a strategy that plans prompts, found {}: {}",
-                   quote(strategy), *reason);
+  std::vector<std::int32_t> windows = {0};
+  windows.insert(windows.end(), config.windows.begin(), config.windows.end());
+  for (const std::int32_t window : windows) {
+    PrefillBatch batch = {
+        {.num_ranks = part.context_parallel}, std::span(&sequence, 1), PrefillChunks::kEven, {}};
+    if (window > 0) {
+      batch.mask.rule = MaskSpec::Rule::kSlidingWindow;
+      batch.mask.window = window;
+    }
+    const auto reason = unsupported_reason(prefill_workload(batch, shape_of(config, part)), cluster,
+                                           choices.front(), options);
+    CONTEXTILE_CHECK(!reason, "expected a strategy that plans prompts, found {}: {}",
+                     quote(strategy), *reason);
+  }
   return [cluster, options, choice = choices.front()](const Workload& workload) {
     return plan_and_check(workload, cluster, choice, options).plan;
   };
@@ -85,8 +92,9 @@ void add_serving_ranks_options(CLI::App& app, ServingRanks& ranks) {
               check_prefill(text);
               ranks.prefill = text;
             });
-  add_size<std::int64_t>(app, "--prefill-tokens", ranks.prefill_tokens, 1,
-                         {"N", "shorter parts of prompts are computed as decoding does", ""});
+  add_size_as<std::int64_t>(app, "--prefill-tokens", ranks.prefill_tokens, 1,
+                            {"N", "shorter parts of prompts are computed as decoding does",
+                             std::to_string(PrefillPolicy{}.min_tokens)});
 }
 
 std::optional<std::int32_t> num_ranks_of(const ServingRanks& ranks) {
@@ -129,7 +137,9 @@ DecoderPart part_of(const ServingRanks& ranks, std::int32_t num_ranks) {
 PrefillPolicy prefill_policy(const ServingRanks& ranks, const DecoderConfig& config,
                              const DecoderPart& part) {
   PrefillPolicy policy;
-  policy.min_tokens = ranks.prefill_tokens;
+  policy.min_tokens = ranks.prefill_tokens.value_or(policy.min_tokens);
+  CONTEXTILE_CHECK(part.context_parallel > 1 || !ranks.prefill_tokens,
+                   "--prefill-tokens: expected with --context-parallel above 1, found it with 1");
   const bool is_default = ranks.prefill == "auto";
   CONTEXTILE_CHECK(part.context_parallel > 1 || is_default,
                    "--prefill: expected with --context-parallel above 1, found {} with 1",
@@ -138,7 +148,11 @@ PrefillPolicy prefill_policy(const ServingRanks& ranks, const DecoderConfig& con
   if (ranks.prefill == "off") {
     policy.min_tokens = std::numeric_limits<std::int64_t>::max();
   } else if (ranks.prefill.starts_with(kPlan)) {
-    policy.plan = planner_of(ranks.prefill.substr(kPlan.size()), config, part);
+    try {
+      policy.plan = planner_of(ranks.prefill.substr(kPlan.size()), config, part);
+    } catch (const InvalidArgument& error) {
+      fail_argument("--prefill {}: {}", printable(ranks.prefill), error.what());
+    }
   } else {
     policy.mode = parse_prefill_mode(ranks.prefill);
   }
@@ -146,11 +160,12 @@ PrefillPolicy prefill_policy(const ServingRanks& ranks, const DecoderConfig& con
 }
 
 std::vector<EngineSetting> settings_of(const ServingRanks& ranks, const DecoderPart& part) {
-  return {{"--tensor-parallel", std::to_string(part.tensor_parallel())},
-          {"--context-parallel", std::to_string(part.context_parallel)},
+  return {{"--context-parallel", std::to_string(part.context_parallel)},
+          {"--tensor-parallel", std::to_string(part.tensor_parallel())},
           {"--decode-context-parallel", std::to_string(part.token_ranks())},
           {"--prefill", ranks.prefill},
-          {"--prefill-tokens", std::to_string(ranks.prefill_tokens)}};
+          {"--prefill-tokens",
+           std::to_string(ranks.prefill_tokens.value_or(PrefillPolicy{}.min_tokens))}};
 }
 
 std::string ranks_text(const ServingRanks& ranks, const DecoderPart& part) {
@@ -160,7 +175,8 @@ std::string ranks_text(const ServingRanks& ranks, const DecoderPart& part) {
     return text +
            fmt::format(" x {} context-parallel, prefill {}", part.context_parallel, ranks.prefill);
   }
-  return text + fmt::format(", {} share the cache", part.token_ranks());
+  if (part.token_ranks() == 1) return text;
+  return text + fmt::format(", groups of {} share tokens of the cache", part.token_ranks());
 }
 
 }  // namespace contextile

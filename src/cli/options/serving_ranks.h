@@ -17,7 +17,7 @@ struct ServingRanks {
   std::optional<std::int32_t> context_parallel;
   std::optional<std::int32_t> decode_context_parallel;
   std::string prefill = "auto";
-  std::int64_t prefill_tokens = PrefillPolicy{}.min_tokens;
+  std::optional<std::int64_t> prefill_tokens;
 
   // True if one of the numbers of ranks is given.
   [[nodiscard]] bool is_set() const {

@@ -82,6 +82,18 @@ PrefillMode PrefillPass::mode_of(const PrefillBatch& batch) {
   return simulated_prefill_mode(modes, prefill_work(batch), shape_, *rates_, core_.options().wire);
 }
 
+// A plan by the policy; null without one, and for a batch that its strategy cannot plan. All ranks
+// come to the same result.
+std::shared_ptr<const Plan> PrefillPass::plan_of(const PrefillBatch& batch) const {
+  const auto& plan = core_.options().prefill.plan;
+  if (!plan) return nullptr;
+  try {
+    return plan(prefill_workload(batch, shape_));
+  } catch (const InvalidArgument&) {
+    return nullptr;
+  }
+}
+
 PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t layer) {
   const std::int64_t window = core_.config().window(layer);
   const auto found =
@@ -95,9 +107,7 @@ PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t lay
     masked.mask.window = window;
   }
   Transport& ranks = core_.token_group();
-  const PrefillPolicy& policy = core_.options().prefill;
-  if (policy.plan) {
-    std::shared_ptr<const Plan> plan = policy.plan(prefill_workload(masked, shape_));
+  if (std::shared_ptr<const Plan> plan = plan_of(masked)) {
     made->flops =
         static_cast<std::int64_t>(statistics(*plan).forward->devices[ranks.rank().index()].flops);
     made->planned.emplace(ranks, kernel_);

@@ -25,6 +25,7 @@ class PrefillPass {
   struct Attention;
 
   [[nodiscard]] Attention& attention_of(Batch& batch, std::int32_t layer);
+  [[nodiscard]] std::shared_ptr<const Plan> plan_of(const PrefillBatch& batch) const;
   [[nodiscard]] PrefillMode mode_of(const PrefillBatch& batch);
   void compute_layer(std::int32_t layer, Batch& batch, Floats& x);
   void keep(std::int32_t layer, const NewKv& kv);
