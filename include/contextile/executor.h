@@ -152,7 +152,7 @@ class Executor {
   // distinguish the messages of plans, so ranks in different calls would mix up their data. The
   // check is useful if ranks are processes that order their calls themselves. Throws
   // InvalidArgument naming two ranks and their calls if neighbours differ, and ends the group:
-  // every other rank gets a TransportError with the same text. Collective; one message of 40 bytes
+  // every other rank gets a TransportError with the same text. Collective; one message of 64 bytes
   // per rank.
   void check_same_call(const SharedCall& call);
 

@@ -253,7 +253,8 @@ class TokenTree(NamedTuple):
         Raises
         ------
         InvalidArgument
-            There are more or fewer weights than branches, or than tokens of a branch.
+            There are more or fewer weights than branches, or than tokens of a branch, or a weight is
+            not finite.
 
         Examples
         --------
@@ -274,6 +275,8 @@ class TokenTree(NamedTuple):
                 raise _core.InvalidArgument(
                     f"token tree: expected a weight of branch {branch}, or {len(at)}, found {list(own.shape)}"
                 )
+            if not np.isfinite(own).all():
+                raise _core.InvalidArgument(f"token tree: expected finite weights of branch {branch}, found others")
             total[at] += own
         return total.astype(np.float32)
 

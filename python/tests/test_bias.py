@@ -208,6 +208,17 @@ def test_what_cannot_be_done_is_refused():
 
     refused("expected at least 0 and below 1, found 1.0", dropout_p=1.0, dropout_seed=1)
     refused("dropout_seed: expected a number", dropout_p=0.1)
+    refused("dropout_p: expected at least 0 and below 1, found 0.1", dropout_p="0.1", dropout_seed=1)
+    for seed in (1.5, 2**70, True, torch.tensor([1, 2]), torch.tensor(1.5)):
+        refused("dropout_seed: expected a whole number of 64 bits", dropout_p=0.1, dropout_seed=seed)
+    with pytest.raises(ct.InvalidArgument, match="expected a Tensor as k, found NoneType"):
+        attention(q, None, v, executor=executor)
+    with pytest.raises(ct.InvalidArgument, match="alibi: expected slopes or a number of heads, found 'abc'"):
+        alibi("abc")
+    with pytest.raises(ct.InvalidArgument, match="expected a whole number as first_offset, found -3.5"):
+        relative_bias(torch.zeros(4, 3), -3.5)
+    with pytest.raises(ct.InvalidArgument, match="expected an even number of buckets"):
+        t5_bias(torch.zeros(4, 31), bidirectional=True)
     refused("expected what alibi, relative_bias or t5_bias returns, found Tensor", bias=torch.zeros(4, 4))
     refused("expected constant slopes", bias=alibi(4)._replace(slopes=torch.ones(4, requires_grad=True)))
     with pytest.raises(ct.InvalidArgument, match="expected constant slopes"):

@@ -125,6 +125,7 @@ def gather_what_does_not_fit():
     refused(r"collect: expected a dimension of \[\d+, 4\], found dim=2", lambda: collect(mine, plan=plan, dim=2))
     refused(r"dispatch: expected a dimension of \[257\], found dim=-2", lambda: dispatch(torch.zeros(257), plan=plan, rank=0, dim=-2))
     refused(r"tokens: expected 0 to 256, found -1 to 5", lambda: gather_rows(mine, [5, -1], plan=plan))
+    refused(r"tokens: expected whole numbers", lambda: gather_rows(mine, [0.5], plan=plan))
     # All ranks learn of what is wrong on one.
     wrong = mine[:-1] if rank == 1 else mine
     refused(

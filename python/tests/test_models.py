@@ -165,13 +165,51 @@ def test_encoders_with_decoders_need_their_sides():
         model(**tokens, use_cache=False)
     with cth.use(executor, sides=sides):
         assert model(**tokens, use_cache=False).logits.shape == (1, 11, 97)
-    # Pairs of as many tokens that are cut elsewhere, and a plan of another kind.
-    other = Sides([8, 5], [6, 5], plan=plan, rank=0)
-    with pytest.raises(ct.InvalidArgument, match="mask 'encoder': expected the 89 pairs of the sides, found 97"), cth.use(executor, sides=other):
+    # Pairs of as many tokens that are cut elsewhere, another plan, and a plan of another kind.
+    with pytest.raises(ct.InvalidArgument, match="sides: expected the lengths .* found 89 pairs for mask 'encoder', which has 97"):
+        Sides([8, 5], [6, 5], plan=plan, rank=0)
+    other = ct.plan(**cth.batch_of(model, **ct.masks.encoder_decoder([4, 9], [6, 5])), cluster="local:1x1", strategy="dcp")
+    executor.prepare(other)
+    with pytest.raises(ct.InvalidArgument, match="found those of another plan"), cth.use(executor, sides=sides):
         pass
     executor.prepare(ct.plan([14, 10], cluster="local:1x1", strategy="dcp", heads=4, head_dim=8, dtype="f32"))
     with pytest.raises(ct.InvalidArgument, match="expected one for masks.encoder_decoder, found masks causal"), cth.use(executor, sides=sides):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("T5ForConditionalGeneration", "T5Config", "expected no position_bias in a model with an encoder and a decoder"),
+        ("M2M100ForConditionalGeneration", "M2M100Config", "embed_positions .* counts them from this rank's input_ids"),
+    ],
+)
+def test_encoders_with_decoders_that_would_be_wrong_are_refused(name, config, message):
+    sizes = {"vocab_size": 97, "d_model": 32, "decoder_start_token_id": 1, "pad_token_id": 0, "eos_token_id": 2}
+    heads = {"d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 4} if name.startswith("T5") else {
+        "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128}  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **heads)).eval()
+    model.set_attn_implementation(cth.register())
+    plan = ct.plan(**cth.batch_of(model, **ct.masks.encoder_decoder([9, 4], [5, 6])), cluster="local:1x1", strategy="dcp")
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(plan)
+    sides = Sides([9, 4], [5, 6], plan=plan, rank=0)
+    tokens = {"input_ids": torch.ones(1, 13, dtype=torch.int64), "decoder_input_ids": torch.ones(1, 11, dtype=torch.int64)}
+    with pytest.raises(ct.InvalidArgument, match=message), cth.use(executor, sides=sides):
+        model(**tokens, use_cache=False)
+
+
+def test_layers_of_an_encoder_that_attend_elsewhere_are_noticed():
+    model = make("BartForConditionalGeneration", cth.register())
+    plan = ct.plan(**cth.batch_of(model, **ct.masks.encoder_decoder([9], [5])), cluster="local:1x1", strategy="dcp")
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(plan)
+    sides = Sides([9], [5], plan=plan, rank=0)
+    encoded = transformers.modeling_outputs.BaseModelOutput(torch.randn(1, 9, 32))
+    with pytest.raises(ct.InvalidArgument, match="found none of kind encoder"), cth.use(executor, sides=sides):
+        model(encoder_outputs=encoded, decoder_input_ids=torch.ones(1, 5, dtype=torch.int64), use_cache=False)
 
 
 def test_models_that_count_positions_are_given_them():

@@ -9,9 +9,11 @@ torch = pytest.importorskip("torch")
 
 from contextile.torch import (  # noqa: E402
     Alibi,
+    Executor,
     RelativeBias,
     Softcap,
     alibi,
+    attention,
     from_score_mod,
     relative_bias,
 )
@@ -71,3 +73,22 @@ def test_declared_functions_are_score_mods_themselves():
 def test_other_functions_are_refused(score_mod, message):
     with pytest.raises(ct.InvalidArgument, match=message):
         found_in(score_mod)
+
+
+@pytest.mark.parametrize("score_mod", [by_table, lambda score, b, h, q, k: score - SLOPES[h] * (q - k)])
+def test_a_function_that_was_tried_for_short_documents_is_refused_for_longer_ones(score_mod):
+    executor = Executor(ct.inproc_group(1)[0])
+    for length in (60, 61):
+        executor.prepare(ct.plan([length], cluster="local:1x1", strategy="zigzag", heads=3, head_dim=16, dtype="f32"))
+        q = torch.randn(length, 3, 16)
+        if length == 60:
+            attention(q, q, q, executor=executor, bias=found_in(score_mod).bias)
+        else:
+            with pytest.raises(ct.InvalidArgument, match="expected one for documents of 61 tokens, found .* num_tokens=60"):
+                attention(q, q, q, executor=executor, bias=found_in(score_mod).bias)
+
+
+def test_what_is_no_function_is_refused():
+    for given in (None, 3):
+        with pytest.raises(ct.InvalidArgument, match=f"score_mod: expected a function, found {given}"):
+            found_in(given)

@@ -90,3 +90,27 @@ def test_sides_of_other_batches_are_refused():
         cross_attention(k, k, k, sides=sides, executor=executor)
     with pytest.raises(ct.InvalidArgument, match="mask: expected one of encoder, decoder, cross, found 'full'"):
         cross_attention(q, k, k, sides=sides, executor=executor, mask="full")
+
+
+def test_sides_of_another_plan_or_rank_are_refused():
+    def planned(sources, targets):
+        return ct.plan(**ct.masks.encoder_decoder(sources, targets, layers=(2, 2)), cluster="local:1x2", strategy="dcp", heads=HEADS,
+                       head_dim=DIM, dtype="f32", block_size=8)  # fmt: skip
+
+    plan, reversed_plan = planned(SOURCES, TARGETS), planned(SOURCES[::-1], TARGETS[::-1])
+    with pytest.raises(ct.InvalidArgument, match="sides: expected the lengths of the plan's sources and targets"):
+        Sides([source - 1 for source in SOURCES], [target + 1 for target in TARGETS], plan=plan, rank=0)
+
+    def body(transport):
+        executor = Executor(transport)
+        executor.prepare(plan)
+        rank = transport.rank
+        for sides, message in (
+            (Sides(SOURCES[::-1], TARGETS[::-1], plan=reversed_plan, rank=rank), "found those of another plan"),
+            (Sides(SOURCES, TARGETS, plan=plan, rank=1 - rank), f"on rank {rank}, found those of rank {1 - rank}"),
+        ):
+            q, k = random(len(sides.target_rows), HEADS[0], 1), random(len(sides.source_rows), HEADS[1], 2)
+            with pytest.raises(ct.InvalidArgument, match=message):
+                cross_attention(q, k, k, sides=sides, executor=executor)
+
+    ct.run_inproc(2, body)

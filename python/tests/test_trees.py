@@ -85,7 +85,8 @@ def test_trees_that_are_none_are_refused():
         with pytest.raises(ct.InvalidArgument, match=message):
             ct.masks.token_tree(branches)
     tree = ct.masks.token_tree([[1, 2], [1, 3, 4]])
-    for weights, message in (([1], "weights of 2 branches, found 1"), ([1, [1, 2]], r"branch 1, or 3, found \[2\]")):
+    for weights, message in (([1], "weights of 2 branches, found 1"), ([1, [1, 2]], r"branch 1, or 3, found \[2\]"),
+                             ([1, float("nan")], "finite weights of branch 1")):  # fmt: skip
         with pytest.raises(ct.InvalidArgument, match=message):
             tree.loss_weights(weights)
 

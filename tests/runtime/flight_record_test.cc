@@ -24,6 +24,7 @@
 #include "contextile/executor.h"
 #include "contextile/plan.h"
 #include "runtime/check/layer_tensors.h"
+#include "runtime/executor/call_check.h"
 #include "runtime/executor/executor_testing.h"
 #include "runtime/executor/plan_execution.h"
 #include "support/plan_support.h"
@@ -354,6 +355,7 @@ TEST(Executor, OtherVersionsAreNamed) {
   run_inproc(2, [&](Transport& transport) {
     const OldIdentity old{plan->digest};
     if (transport.rank() == Rank{1}) {
+      CallCheck(transport, {.plan = plan->digest, .direction = CallTag::kPrepare}).wait();
       static_cast<void>(all_gather(transport, std::as_bytes(std::span(&old, 1))));
       return;
     }

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 from contextile import _core
-from contextile.torch._bias import Bias, Terms, native_terms, terms_of
+from contextile.torch._bias import Bias, Terms, check_known, native_terms, terms_of
 from contextile.torch._dtensor import check_dtensors, has_dtensors
 from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
 from contextile.torch._models import check_batch
@@ -361,6 +361,9 @@ def attention(
     >>> q.grad.shape
     torch.Size([100, 4, 32])
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise _core.InvalidArgument(f"attention: expected a Tensor as {name}, found {type(tensor).__name__}")
     terms = terms_of(bias, dropout_p, dropout_seed)
     _refuse_forward_mode(q, k, v, sink, terms.table)
     if not torch.compiler.is_compiling() and has_dtensors(q, k, v, sink):
@@ -370,6 +373,8 @@ def attention(
                 "attention: expected no bias and no dropout with DTensors, found " + ("dropout" if bias is None else "a bias")
             )
     prepared = executor.prepared_of(plan)
+    if bias is not None and not torch.compiler.is_compiling():
+        check_known(bias, prepared.longest_document)
     if terms.has_any and executor._gpu is not None:
         raise _core.InvalidArgument(
             "attention: expected no bias and no dropout on a GPU, whose kernels (cuda:*) have neither, found "

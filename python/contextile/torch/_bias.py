@@ -16,6 +16,7 @@ class Alibi(NamedTuple):
     """A bias ``slopes[head] * (key position - query position)``; see ``alibi``."""
 
     slopes: Tensor
+    num_tokens: int = 0  # of the longest document for which it is known; 0: any
 
     def __call__(self, score: Any, batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
         """Does the same as FlexAttention's ``score_mod``."""
@@ -28,6 +29,7 @@ class RelativeBias(NamedTuple):
     table: Tensor
     buckets: Tensor
     first_offset: int
+    num_tokens: int = 0  # of the longest document for which it is known; 0: any
 
     def __call__(self, score: Any, batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
         """Does the same as FlexAttention's ``score_mod``."""
@@ -69,7 +71,10 @@ def alibi(slopes: Tensor | Sequence[float] | int) -> Alibi:
     """
     if isinstance(slopes, int):
         slopes = _published_slopes(slopes)
-    found = torch.as_tensor(slopes, dtype=torch.float32)
+    try:
+        found = torch.as_tensor(slopes, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _core.InvalidArgument(f"alibi: expected slopes or a number of heads, found {slopes!r:.40}") from error
     if found.dim() != 1:
         raise _core.InvalidArgument(f"alibi: expected a slope per query head, found a tensor of {list(found.shape)}")
     if found.requires_grad:
@@ -108,6 +113,8 @@ def relative_bias(table: Tensor, first_offset: int, *, buckets: Tensor | None = 
     """
     if table.dim() != 2 or table.shape[1] < 1:
         raise _core.InvalidArgument(f"relative_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}")
+    if not isinstance(first_offset, int) or isinstance(first_offset, bool):
+        raise _core.InvalidArgument(f"relative_bias: expected a whole number as first_offset, found {first_offset!r:.40}")
     if buckets is None:
         buckets = torch.arange(table.shape[1])
     if buckets.dim() != 1 or buckets.is_floating_point():
@@ -136,6 +143,10 @@ def t5_bias(table: Tensor, *, bidirectional: bool, max_distance: int = 128) -> R
     """
     if table.dim() != 2:
         raise _core.InvalidArgument(f"t5_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}")
+    if bidirectional and table.shape[1] % 2 != 0:
+        raise _core.InvalidArgument(
+            f"t5_bias: expected an even number of buckets, half of them for later keys, found {table.shape[1]}"
+        )
     num_buckets = table.shape[1] // 2 if bidirectional else table.shape[1]
     exact = num_buckets // 2
     if exact < 1 or max_distance <= exact:
@@ -169,13 +180,13 @@ class Terms(NamedTuple):
 
 def terms_of(bias: Bias | None, dropout: float, seed: int | Tensor | None) -> Terms:
     """Returns the terms of a call. Raises InvalidArgument on any that there are not."""
-    if not 0.0 <= dropout < 1.0:
+    if not isinstance(dropout, (int, float, torch.SymFloat)) or not 0.0 <= dropout < 1.0:
         raise _core.InvalidArgument(f"dropout_p: expected at least 0 and below 1, found {dropout}")
     if dropout > 0.0 and seed is None:
         raise _core.InvalidArgument(
             "dropout_seed: expected a number with dropout_p, the same on every rank and another for every call, found none"
         )
-    drawn = None if seed is None or dropout == 0.0 else torch.as_tensor(seed, dtype=torch.int64).reshape(1)
+    drawn = None if seed is None or dropout == 0.0 else _seed_of(seed)
     if isinstance(bias, Alibi):
         if bias.slopes.requires_grad:
             raise _core.InvalidArgument("bias: expected constant slopes, for they get no gradient; found ones with requires_grad")
@@ -187,6 +198,27 @@ def terms_of(bias: Bias | None, dropout: float, seed: int | Tensor | None) -> Te
             f"bias: expected what alibi, relative_bias or t5_bias returns, found {type(bias).__name__}"
         )
     return Terms(dropout=dropout, seed=drawn)
+
+
+def _seed_of(seed: Any) -> Tensor:
+    if isinstance(seed, Tensor):
+        if seed.numel() == 1 and seed.dtype in (torch.int64, torch.int32):
+            return seed.to(torch.int64).reshape(1)
+        raise _core.InvalidArgument(
+            f"dropout_seed: expected a whole number of 64 bits, found a tensor of {seed.dtype} {list(seed.shape)}"
+        )
+    if not isinstance(seed, (int, torch.SymInt)) or isinstance(seed, bool) or not -(1 << 63) <= seed < 1 << 63:
+        raise _core.InvalidArgument(f"dropout_seed: expected a whole number of 64 bits, found {seed!r:.40}")
+    return torch.as_tensor(seed, dtype=torch.int64).reshape(1)
+
+
+def check_known(bias: Bias | None, longest_document: int) -> None:
+    """Raises if a bias was recognised for shorter documents only."""
+    if bias is not None and 0 < bias.num_tokens < longest_document:
+        raise _core.InvalidArgument(
+            f"bias: expected one for documents of {longest_document} tokens, found one that from_score_mod recognised for "
+            f"num_tokens={bias.num_tokens}"
+        )
 
 
 def native_terms(terms: Terms) -> _core.ScoreTerms | None:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from contextile import _core
-from contextile.torch._layout import dim_of, without_filler
+from contextile.torch._layout import dim_of, whole_numbers, without_filler
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -262,7 +262,7 @@ def gather_rows(
 
         firsts = gather_rows(x, [begin for begin, _ in plan.sequences], plan=plan)
     """
-    wanted = torch.as_tensor(tokens, dtype=torch.int64, device="cpu").reshape(-1)
+    wanted = whole_numbers("tokens", tokens).cpu().reshape(-1)
     if len(wanted) > 0 and not 0 <= int(wanted.min()) <= int(wanted.max()) < plan.num_tokens:
         raise _core.InvalidArgument(
             f"tokens: expected 0 to {plan.num_tokens - 1}, found {int(wanted.min())} to {int(wanted.max())}"

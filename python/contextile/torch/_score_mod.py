@@ -80,7 +80,7 @@ def from_score_mod(score_mod: Any, *, heads: int, num_tokens: int) -> ScoreMod:
     heads : int
         Number of query heads.
     num_tokens : int
-        Number of tokens of the longest document.
+        Number of tokens of the longest document, for which the bias is then accepted.
 
     Returns
     -------
@@ -103,6 +103,8 @@ def from_score_mod(score_mod: Any, *, heads: int, num_tokens: int) -> ScoreMod:
         return ScoreMod(float(score_mod.cap), None)
     if isinstance(score_mod, (Alibi, RelativeBias)):
         return ScoreMod(0.0, score_mod)
+    if not callable(score_mod):
+        raise _core.InvalidArgument(f"score_mod: expected a function, found {score_mod!r:.40}")
     if heads < 1 or not 1 <= num_tokens <= _MOST_OFFSETS // 2:
         raise _core.InvalidArgument(
             f"score_mod: expected at least 1 head and 1 to {_MOST_OFFSETS // 2} tokens, found {heads} and {num_tokens}"
@@ -133,11 +135,12 @@ def _bias(score_mod: Any, head: Tensor, offsets: Tensor) -> Tensor:
 def _recognised(by_offset: Tensor, offsets: Tensor) -> Bias | None:
     if not bool(by_offset.any()):
         return None
+    num_tokens = int(offsets[-1]) + 1
     slopes = by_offset[:, -1] / max(1, int(offsets[-1]))
     if _is_close(by_offset, slopes[:, None] * offsets):
-        return Alibi(slopes.float())
+        return Alibi(slopes.float(), num_tokens)
     # Cut the offsets before the first and after the last change, which count as the outermost.
     change = torch.nonzero((by_offset[:, 1:] != by_offset[:, :-1]).any(0))[:, 0]
     first, last = (0, 0) if not len(change) else (int(change[0]), int(change[-1]) + 1)
     table = by_offset[:, first : last + 1].float().contiguous()
-    return RelativeBias(table, torch.arange(table.shape[1], dtype=torch.int32), int(offsets[first]))
+    return RelativeBias(table, torch.arange(table.shape[1], dtype=torch.int32), int(offsets[first]), num_tokens)

@@ -38,7 +38,7 @@ class Sides:
     Raises
     ------
     InvalidArgument
-        The plan is one of other lengths.
+        The plan is one of other lengths, of sources or of targets.
 
     Examples
     --------
@@ -68,6 +68,7 @@ class Sides:
         self.source_positions = position[source]
         self.target_positions = (position - sources.repeat_interleave(both))[target]
         self.num_tokens = len(local)
+        self._plan, self._rank = plan.digest, rank
         targets = both - sources
         # Attended pairs of each mask.
         self.num_pairs = {
@@ -75,6 +76,21 @@ class Sides:
             "decoder": int((targets * (targets + 1) // 2).sum()),
             "cross": int((sources * targets).sum()),
         }
+
+        for name, pairs in self.num_pairs.items() if plan.slice_of is None else ():
+            if name in plan.mask_names and plan.mask(plan.mask_names.index(name)).num_pairs != pairs:
+                raise _core.InvalidArgument(
+                    f"sides: expected the lengths of the plan's sources and targets, found {pairs} pairs for mask '{name}', "
+                    f"which has {plan.mask(plan.mask_names.index(name)).num_pairs}"
+                )
+
+    def check_plan(self, plan: _core.Plan, rank: int) -> None:
+        """Raises unless these are the sides of a plan on a rank."""
+        if (plan.digest, rank) != (self._plan, self._rank):
+            raise _core.InvalidArgument(
+                f"sides: expected those of the plan that the executor is prepared for, on rank {rank}, found those of "
+                + ("another plan" if plan.digest != self._plan else f"rank {self._rank}")
+            )
 
     def rows_of(self, mask: str) -> tuple[Tensor, Tensor]:
         """Returns the rows of the queries and of the keys of a mask: encoder, decoder or cross."""
@@ -142,6 +158,8 @@ def cross_attention(
     torch.Size([20, 4, 32])
     """
     query_rows, key_rows = sides.rows_of(mask)
+    prepared = executor.prepared_of(plan)
+    sides.check_plan(prepared.mask_of(mask)[0], prepared.rank)
     for name, tensor, rows in (("q", q, query_rows), ("k", k, key_rows), ("v", v, key_rows)):
         if len(tensor) != len(rows):
             raise _core.InvalidArgument(f"{name}: expected {len(rows)} tokens of this rank, found {len(tensor)}")

@@ -23,7 +23,7 @@ from contextile.transformers._bias import bias_of_layer
 from contextile.transformers._layers import is_causal_of, kind_of
 from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
 from contextile.transformers._pooled import pooling, pools_by_plan
-from contextile.transformers._positions import counted
+from contextile.transformers._positions import counted, counting_part
 
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
@@ -32,6 +32,7 @@ _check_positions = True
 _positions: Tensor | None = None
 _sides: Sides | None = None
 _calls = 0  # number of calls of layers since the process began
+_kinds: set[str] = set()  # of layers that were called with sides: encoder, decoder, cross
 _last_layer: tuple[float, type] = (math.inf, object)  # number and type of the layer called last
 
 
@@ -159,11 +160,18 @@ def use(
     _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
     by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
     _last_layer = math.inf, object
+    _kinds.clear()
     try:
         with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered):
             yield executor
     finally:
         _executor, _check_masks, _check_positions, _positions, _sides = before
+    if sides is not None and 0 < len(_kinds) < 3:
+        missing = sorted({"encoder", "decoder", "cross"} - _kinds)
+        raise _core.InvalidArgument(
+            f"attention: expected layers of the encoder and the decoder that attend through contextile, found none of kind "
+            f"{' and '.join(missing)}: such layers attended on each rank alone"
+        )
     if _calls == before_calls:
         raise _core.InvalidArgument(
             "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
@@ -287,6 +295,12 @@ def check_model(prepared: Prepared) -> None:
         raise _core.InvalidArgument(
             f"{pixels[0]}: expected none inside use, for the model would merge the features of all images into this rank's tokens; "
             'found some. Give mm_encoder_outputs={"image": local_images(…)}'
+        )
+    counting = counting_part(model) if _check_positions and not prepared.counts_from_zero else None
+    if counting is not None:
+        raise _core.InvalidArgument(
+            f"model: expected one whose positions can be given, found {name} with {counting}, which counts them from this rank's "
+            "input_ids"
         )
     if not _check_positions or prepared.counts_from_zero or _sides is not None:
         return
@@ -419,6 +433,12 @@ def _attend(
     if is_first:
         check_model(prepared)
     if _sides is not None:
+        _kinds.add(kind)
+        if position_bias is not None:
+            raise _core.InvalidArgument(
+                "attention: expected no position_bias in a model with an encoder and a decoder, found one (T5: its encoder alone "
+                "has a plan)"
+            )
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         by_side = cross_attention(q, k, v, sides=_sides, executor=cast(Executor, _executor), plan=prepared, mask=kind)
         return by_side[None], None

@@ -189,6 +189,7 @@ def check_sides(prepared: Prepared, sides: Sides) -> None:
             raise _core.InvalidArgument(
                 f"mask '{name}': expected the {pairs} pairs of the sides, found {plan.mask(index).num_pairs}"
             )
+        sides.check_plan(plan, prepared.rank)
     if len(sides.target_rows) == 0 or len(sides.source_rows) == 0:
         raise _core.InvalidArgument(
             f"sides: expected sources and targets on every rank, found {len(sides.source_rows)} and {len(sides.target_rows)} on "

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,21 @@ def _is_in_encoder() -> bool:
             return "Encoder" in owner
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+@functools.lru_cache(maxsize=64)
+def _counting_part(model: weakref.ref[Any]) -> str | None:
+    for name, module in model().named_modules():
+        kind = type(module)
+        if "Position" in kind.__name__ and "input_ids" in inspect.signature(kind.forward).parameters:
+            if "position_ids" not in inspect.signature(kind.forward).parameters:
+                return f"{name} ({kind.__name__})"
+    return None
+
+
+def counting_part(model: nn.Module) -> str | None:
+    """Returns the name of a part that counts positions from token ids, if the model has one."""
+    return _counting_part(weakref.ref(model))
 
 
 @contextlib.contextmanager

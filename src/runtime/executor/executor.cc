@@ -61,7 +61,7 @@ namespace {
 
 CallTag tag_of(const SharedCall& call, const Plan& plan) {
   return {plan.digest, static_cast<std::int64_t>(call.mask), call.number,
-          static_cast<std::int64_t>(call.direction), digest_of(call.terms)};
+          static_cast<std::int64_t>(call.direction), digest_of(call.terms), {}};
 }
 
 }  // namespace
