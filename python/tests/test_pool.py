@@ -419,7 +419,7 @@ def test_ranks_with_other_micro_batches_go_on():
 def test_a_batch_of_another_pool_is_refused():
     executor = Executor(ct.inproc_group(1)[0])
     pools = [
-        Pool(executor, neighbourhoods=1, cluster="local:1x1", mask=mask, **SHAPE) for mask in ("causal", "sliding_window:8")
+        Pool(executor, neighbourhoods=1, cluster="local:1x1", mask=mask, strategy="dcp", **SHAPE) for mask in ("causal", "sliding_window:8")
     ]
     batch = pools[1].prepare([[60, 40]], nano_batches=1)
     message = "expected a batch that this pool prepared, found one of another pool .*mask sliding_window:8, for one of 1, mask causal"

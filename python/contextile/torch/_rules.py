@@ -78,6 +78,10 @@ def _check_causal(rules: Rules, expected: bool | None, found: bool | None) -> No
         )
 
 
+def _is_of(rules: Rules, tokens: int) -> bool:
+    return tokens == rules.tokens or (tokens, rules.tokens) == (1, 0)  # a rank without tokens may have a filler
+
+
 def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
     """Checks q, k and v of [1, heads, tokens, dim]."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
@@ -86,9 +90,7 @@ def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: boo
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {q.shape[0]}")
     # Compiled code leaves numbers that change with every batch to the operator, which checks them,
     # too.
-    # A rank without tokens may have a filler.
-    expected = (rules.tokens,) if rules.tokens > 0 else (0, 1)
-    if not torch.compiler.is_compiling() and not (q.shape[2] == k.shape[2] == v.shape[2] and q.shape[2] in expected):
+    if not torch.compiler.is_compiling() and not (q.shape[2] == k.shape[2] == v.shape[2] and _is_of(rules, q.shape[2])):
         raise _core.InvalidArgument(
             f"attention: expected this rank's {rules.tokens} tokens as queries, keys and values, found {q.shape[2]}, "
             f"{k.shape[2]} and {v.shape[2]}"
