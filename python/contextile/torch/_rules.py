@@ -79,7 +79,8 @@ def _check_causal(rules: Rules, expected: bool | None, found: bool | None) -> No
 
 
 def _is_of(rules: Rules, tokens: int) -> bool:
-    return tokens == rules.tokens or (tokens, rules.tokens) == (1, 0)  # a rank without tokens may have a filler
+    # A rank without tokens may have a filler.
+    return tokens == rules.tokens or (tokens, rules.tokens) == (1, 0)
 
 
 def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:

@@ -178,15 +178,15 @@ void add_batch_options(CLI::App& app, InputOptions& options) {
 }
 
 void add_mask_rule_option(CLI::App& app, InputOptions& options) {
-  add_repeatable(
-      app, "--mask",
-      {"[NAME=]SPEC[@LAYERS]",
-       "rule of every sequence, for LAYERS of the model (1); may be repeated: {} (tokens; W and SINK "
-       "of causal_blockwise in blocks)",
-       "causal", mask_forms()},
-      [&options](const std::string& text) {
-        options.workload.masks.push_back(parse_mask_use(text));
-      });
+  add_repeatable(app, "--mask",
+                 {"[NAME=]SPEC[@LAYERS]",
+                  "rule of every sequence, for LAYERS of the model (1); may be repeated: {} "
+                  "(tokens; W and SINK "
+                  "of causal_blockwise in blocks)",
+                  "causal", mask_forms()},
+                 [&options](const std::string& text) {
+                   options.workload.masks.push_back(parse_mask_use(text));
+                 });
 }
 
 void add_blocking_options(CLI::App& app, InputOptions& options) {

@@ -60,8 +60,9 @@ Executor::Handle::~Handle() = default;
 namespace {
 
 CallTag tag_of(const SharedCall& call, const Plan& plan) {
-  return {plan.digest, static_cast<std::int64_t>(call.mask), call.number,
-          static_cast<std::int64_t>(call.direction), digest_of(call.terms), {}};
+  return {plan.digest,           static_cast<std::int64_t>(call.mask),
+          call.number,           static_cast<std::int64_t>(call.direction),
+          digest_of(call.terms), {}};
 }
 
 }  // namespace
