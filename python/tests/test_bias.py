@@ -271,7 +271,7 @@ def test_the_operators_keep_their_promises_to_pytorch(monkeypatch):
     monkeypatch.setattr(executor, "begin_call", lambda: 1)
     number, index, saved = executor.prepared_of(None).call_of("")
     q, k, v, dout = inputs(sum(LENGTHS), HEADS, DIM)
-    table, buckets, first = biases(4)["t5"]
+    table, buckets, first = biases(4)["t5"][:3]
     terms = (None, table.clone().requires_grad_(), buckets, first, 0.2, torch.tensor([SEED]))
     args = [x.clone().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(torch.ops.contextile.attention.default, (*args, None, number, index, saved, *terms))
