@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 import contextile.transformers as cth  # noqa: E402
 from contextile.torch import Executor, Sides, collect, dispatch, local_batch  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from tiny_models import make_tiny  # noqa: E402
 
 LENGTHS = [60, 33, 5]
 SMALL = {
@@ -50,12 +51,7 @@ MODELS = {
 
 
 def make(name, implementation):
-    config_name, changes = MODELS[name]
-    torch.manual_seed(5)
-    model = getattr(transformers, name)(getattr(transformers, config_name)(**changes)).float().train()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    model = make_tiny(name, *MODELS[name])
     model.set_attn_implementation(implementation)
     return model
 
