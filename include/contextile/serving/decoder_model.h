@@ -212,6 +212,11 @@ struct DecoderWeights {
 // samples of at most 16 MiB of each. Throws as load_weights does.
 [[nodiscard]] std::uint64_t weights_digest(const std::string& folder);
 
+// Returns the heads and dims of the attention that ranks which share tokens compute for a prompt,
+// and the mask of layers with a window (DecoderConfig::window).
+[[nodiscard]] AttentionShape prompt_attention(const DecoderConfig& config, const DecoderPart& part);
+[[nodiscard]] MaskSpec window_mask(std::int32_t window);
+
 // How ranks compute prompts whose tokens they share (DecoderPart::context_parallel above 1).
 struct PrefillPolicy {
   // Parts of prompts with at least as many tokens are shared; shorter ones are computed as decoding

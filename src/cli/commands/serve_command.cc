@@ -143,10 +143,12 @@ std::string model_text(const DecoderConfig& config) {
 std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRanks& split) {
   const KvLayout& layout = serving.decoder.layout;
   const EngineOptions& engine = serving.engine;
-  std::vector<EngineSetting> settings = {
-      {"model", model_text(serving.model.config)},
-      {"weights", weights_identity(serving.model)},
-      {"--ranks", std::to_string(serving.part.num_ranks)},
+  std::vector<EngineSetting> settings = {{"model", model_text(serving.model.config)},
+                                         {"weights", weights_identity(serving.model)},
+                                         {"--ranks", std::to_string(serving.part.num_ranks)}};
+  // Before what follows from them, such as the number of pages.
+  const std::vector<EngineSetting> groups = settings_of(split, serving.part);
+  const std::vector<EngineSetting> others = {
       {"--page-size", std::to_string(layout.page_size)},
       {"--interleave", std::to_string(layout.interleave)},
       {"KV pages (--kv-tokens)", std::to_string(serving.decoder.num_pages)},
@@ -160,9 +162,8 @@ std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRank
       {"--max-waiting", std::to_string(engine.max_waiting)},
       {"--step-tokens", std::to_string(engine.max_step_tokens)},
       {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
-  // Before what follows from them, such as the number of pages.
-  const std::vector<EngineSetting> groups = settings_of(split, serving.part);
-  settings.insert(settings.begin() + 3, groups.begin(), groups.end());
+  settings.insert(settings.end(), groups.begin(), groups.end());
+  settings.insert(settings.end(), others.begin(), others.end());
   return settings;
 }
 

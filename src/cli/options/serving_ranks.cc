@@ -6,6 +6,7 @@
 #include <array>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -20,15 +21,6 @@ namespace {
 
 constexpr std::string_view kPlan = "plan:";
 
-AttentionShape shape_of(const DecoderConfig& config, const DecoderPart& part) {
-  AttentionShape shape;
-  shape.q_heads = static_cast<std::int32_t>(part.group(config.q_heads).size());
-  shape.kv_heads = static_cast<std::int32_t>(part.kv_heads(config.kv_heads).size());
-  shape.head_dim = shape.value_dim = config.head_dim;
-  shape.dtype = Dtype::kF32;
-  return shape;
-}
-
 // Plans every shared part of a prompt for one node of so many devices.
 std::function<std::shared_ptr<const Plan>(const Workload&)> planner_of(const std::string& strategy,
                                                                        const DecoderConfig& config,
@@ -39,17 +31,15 @@ std::function<std::shared_ptr<const Plan>(const Workload&)> planner_of(const std
   PlanOptions options;
   options.backward = false;
   const PrefillSequence sequence = {0, 4096, {}};
-  std::vector<std::int32_t> windows = {0};
-  windows.insert(windows.end(), config.windows.begin(), config.windows.end());
+  std::set<std::int32_t> windows;
+  for (std::int32_t i = 0; i < config.num_layers; ++i) windows.insert(config.window(i));
   for (const std::int32_t window : windows) {
-    PrefillBatch batch = {
-        {.num_ranks = part.context_parallel}, std::span(&sequence, 1), PrefillChunks::kEven, {}};
-    if (window > 0) {
-      batch.mask.rule = MaskSpec::Rule::kSlidingWindow;
-      batch.mask.window = window;
-    }
-    const auto reason = unsupported_reason(prefill_workload(batch, shape_of(config, part)), cluster,
-                                           choices.front(), options);
+    const PrefillBatch batch = {{.num_ranks = part.context_parallel},
+                                std::span(&sequence, 1),
+                                PrefillChunks::kEven,
+                                window_mask(window)};
+    const auto reason = unsupported_reason(prefill_workload(batch, prompt_attention(config, part)),
+                                           cluster, choices.front(), options);
     CONTEXTILE_CHECK(!reason, "expected a strategy that plans prompts, found {}: {}",
                      quote(strategy), *reason);
   }
@@ -86,7 +76,7 @@ void add_serving_ranks_options(CLI::App& app, ServingRanks& ranks) {
             {"auto|off|pass_kv|pass_q|all_gather|ulysses|plan:STRATEGY",
              "with --context-parallel: how attention of prompts meets the keys of other ranks; "
              "auto: the mode that a simulation with measured rates prefers for every step; off: as "
-             "decoding does",
+             "decoding does; plan: of a strategy, and as with auto what it cannot plan",
              "auto"},
             [&ranks](const std::string& text) {
               check_prefill(text);
@@ -146,6 +136,8 @@ PrefillPolicy prefill_policy(const ServingRanks& ranks, const DecoderConfig& con
                    quote(ranks.prefill));
   if (is_default) return policy;
   if (ranks.prefill == "off") {
+    CONTEXTILE_CHECK(!ranks.prefill_tokens,
+                     "--prefill-tokens: expected without --prefill off, which shares no prompts");
     policy.min_tokens = std::numeric_limits<std::int64_t>::max();
   } else if (ranks.prefill.starts_with(kPlan)) {
     try {

@@ -104,17 +104,7 @@ void DecodePass::keep(std::int32_t layer, const Rows& rows, std::span<const floa
   for (const std::size_t row : rows.kept) positions.push_back(rows.positions[row]);
   const Floats k = core_.keys(core_.layer(layer), mine, positions);
   const Floats v = core_.values(core_.layer(layer), mine);
-  const auto dim = static_cast<std::size_t>(core_.config().head_dim);
-  const LayerPages& pages = core_.pages(layer);
-  const std::int32_t heads = pages.k.view().heads;
-  std::size_t at = 0;
-  for (const std::int64_t slot : rows.slots) {
-    for (std::int32_t h = 0; h < heads; ++h) {
-      write_row(pages.k.view(), slot, h, std::span(k).subspan(at, dim));
-      write_row(pages.v.view(), slot, h, std::span(v).subspan(at, dim));
-      at += dim;
-    }
-  }
+  core_.keep(layer, rows.slots, k, v);
 }
 
 // A group's layer is finished while the exchange of the next group's layer is on its way. For a

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kernel/tensor.h"
 #include "serving/model/activation_rows.h"
 #include "serving/prefill/check_prefill.h"
 #include "transport/all_reduce.h"
@@ -209,6 +210,20 @@ HostTensor DecoderCore::logits(const Floats& sampled) {
     }
   }
   return all;
+}
+
+void DecoderCore::keep(std::int32_t layer, std::span<const std::int64_t> slots,
+                       std::span<const float> keys, std::span<const float> values) {
+  const LayerPages& its = pages(layer);
+  const auto dim = static_cast<std::size_t>(config_.head_dim);
+  std::size_t at = 0;
+  for (const std::int64_t slot : slots) {
+    for (std::int32_t h = 0; h < its.k.view().heads; ++h) {
+      write_row(its.k.view(), slot, h, keys.subspan(at, dim));
+      write_row(its.v.view(), slot, h, values.subspan(at, dim));
+      at += dim;
+    }
+  }
 }
 
 PagedKv DecoderCore::paged_kv(std::int32_t layer) const {

@@ -74,6 +74,9 @@ class DecoderCore {
   // The logits of all tokens. Every rank computes those of its part of the vocabulary.
   [[nodiscard]] HostTensor logits(const Floats& sampled);
 
+  // Writes keys and values of tokens [slots, heads of this rank, head_dim] into their slots.
+  void keep(std::int32_t layer, std::span<const std::int64_t> slots, std::span<const float> keys,
+            std::span<const float> values);
   [[nodiscard]] PagedKv paged_kv(std::int32_t layer) const;
   void copy_pages(std::span<const PageCopy> copies);
 

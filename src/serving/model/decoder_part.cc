@@ -28,6 +28,24 @@ std::vector<Rank> DecoderPart::token_group() const {
   return ranks;
 }
 
+AttentionShape prompt_attention(const DecoderConfig& config, const DecoderPart& part) {
+  AttentionShape shape;
+  shape.q_heads = static_cast<std::int32_t>(part.group(config.q_heads).size());
+  shape.kv_heads = static_cast<std::int32_t>(part.kv_heads(config.kv_heads).size());
+  shape.head_dim = shape.value_dim = config.head_dim;
+  shape.dtype = Dtype::kF32;
+  return shape;
+}
+
+MaskSpec window_mask(std::int32_t window) {
+  MaskSpec mask;
+  if (window > 0) {
+    mask.rule = MaskSpec::Rule::kSlidingWindow;
+    mask.window = window;
+  }
+  return mask;
+}
+
 void check_decoder_part(const DecoderConfig& config, const DecoderPart& part) {
   CONTEXTILE_CHECK(part.num_ranks >= 1 && part.rank.value >= 0 && part.rank.value < part.num_ranks,
                    "decoder: expected a rank of {}, found {}", part.num_ranks, part.rank.value);

@@ -15,7 +15,7 @@ namespace contextile {
 
 // The attention of the layers that have one window.
 struct PrefillPass::Attention {
-  std::int64_t window = 0;
+  std::int32_t window = 0;
   std::optional<PrefillGroup> group;
   std::optional<PlannedPrefill> planned;
   std::int64_t flops = 0;  // of this rank, for a layer
@@ -60,12 +60,7 @@ std::int64_t pairs_of(PrefillMode mode, const PrefillWork& work, Rank rank) {
 
 PrefillPass::PrefillPass(DecoderCore& core)
     : core_(core),
-      shape_{.q_heads = static_cast<std::int32_t>(core.part().group(core.config().q_heads).size()),
-             .kv_heads =
-                 static_cast<std::int32_t>(core.part().kv_heads(core.config().kv_heads).size()),
-             .head_dim = core.config().head_dim,
-             .value_dim = core.config().head_dim,
-             .dtype = Dtype::kF32},
+      shape_(prompt_attention(core.config(), core.part())),
       kernel_(find_kernel("", Dtype::kF32)) {
   const std::optional<PrefillMode> mode = core.options().prefill.mode;
   if (mode == PrefillMode::kUlysses) check_ulysses(shape_, core.token_group().size());
@@ -73,13 +68,13 @@ PrefillPass::PrefillPass(DecoderCore& core)
 
 PrefillPass::~PrefillPass() = default;
 
-PrefillMode PrefillPass::mode_of(const PrefillBatch& batch) {
+PrefillMode PrefillPass::mode_of(const PrefillWork& work) {
   if (core_.options().prefill.mode) return *core_.options().prefill.mode;
   if (!rates_) rates_ = measure_prefill_rates(core_.token_group(), kernel_, shape_);
   std::vector<PrefillMode> modes = {PrefillMode::kPassKv, PrefillMode::kPassQ,
                                     PrefillMode::kAllGather};
   if (fits_ulysses(shape_, core_.token_group().size())) modes.push_back(PrefillMode::kUlysses);
-  return simulated_prefill_mode(modes, prefill_work(batch), shape_, *rates_, core_.options().wire);
+  return simulated_prefill_mode(modes, work, shape_, *rates_, core_.options().wire);
 }
 
 // A plan by the policy; null without one, and for a batch that its strategy cannot plan. All ranks
@@ -95,17 +90,14 @@ std::shared_ptr<const Plan> PrefillPass::plan_of(const PrefillBatch& batch) cons
 }
 
 PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t layer) {
-  const std::int64_t window = core_.config().window(layer);
+  const std::int32_t window = core_.config().window(layer);
   const auto found =
       std::ranges::find(batch.attentions, window, [](const auto& its) { return its->window; });
   if (found != batch.attentions.end()) return **found;
   auto made = std::make_unique<Attention>();
   made->window = window;
   PrefillBatch masked = batch.batch;
-  if (window > 0) {
-    masked.mask.rule = MaskSpec::Rule::kSlidingWindow;
-    masked.mask.window = window;
-  }
+  masked.mask = window_mask(window);
   Transport& ranks = core_.token_group();
   if (std::shared_ptr<const Plan> plan = plan_of(masked)) {
     made->flops =
@@ -113,9 +105,9 @@ PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t lay
     made->planned.emplace(ranks, kernel_);
     made->planned->prepare(std::move(plan), masked);
   } else {
-    const PrefillMode mode = mode_of(masked);
-    made->flops =
-        4 * pairs_of(mode, prefill_work(masked), ranks.rank()) * shape_.q_heads * shape_.head_dim;
+    const PrefillWork work = prefill_work(masked);
+    const PrefillMode mode = mode_of(work);
+    made->flops = 4 * pairs_of(mode, work, ranks.rank()) * shape_.q_heads * shape_.head_dim;
     made->group.emplace(ranks, kernel_);
     made->group->prepare(masked, shape_, {.mode = mode, .wire = core_.options().wire});
   }
@@ -163,7 +155,8 @@ void PrefillPass::compute_layer(std::int32_t index, Batch& batch, Floats& x) {
       contiguous(q.data(), Dtype::kF32, rows, shape_.q_heads, shape_.head_dim);
   const auto run = [&](auto& with) {
     with.attend(q_view, k.view(), v.view(), core_.paged_kv(index), {o.view(), lse.stats()});
-    keep(index, with.to_cache(k.view(), v.view()));
+    const NewKv kept = with.to_cache(k.view(), v.view());
+    core_.keep(index, kept.slots, kept.k_THD.values<float>(), kept.v_THD.values<float>());
   };
   if (attention.planned) {
     run(*attention.planned);
@@ -173,19 +166,6 @@ void PrefillPass::compute_layer(std::int32_t index, Batch& batch, Floats& x) {
   core_.work().attention_flops += attention.flops;
   core_.add_outputs(layer, o.values<float>(), heads, core_.tensor_group(), x);
   core_.add_feed_forward(layer, part.held(core_.config().ffn_size), core_.tensor_group(), x);
-}
-
-void PrefillPass::keep(std::int32_t layer, const NewKv& kv) {
-  const LayerPages& pages = core_.pages(layer);
-  std::vector<float> row(static_cast<std::size_t>(shape_.head_dim));
-  for (std::size_t i = 0; i < kv.slots.size(); ++i) {
-    for (std::int32_t h = 0; h < shape_.kv_heads; ++h) {
-      read_row(kv.k_THD.view(), static_cast<std::int64_t>(i), h, std::span(row));
-      write_row(pages.k.view(), kv.slots[i], h, row);
-      read_row(kv.v_THD.view(), static_cast<std::int64_t>(i), h, std::span(row));
-      write_row(pages.v.view(), kv.slots[i], h, row);
-    }
-  }
 }
 
 // Each row comes from the ranks that have the request's last token; the others add 0.

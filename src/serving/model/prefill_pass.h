@@ -26,9 +26,8 @@ class PrefillPass {
 
   [[nodiscard]] Attention& attention_of(Batch& batch, std::int32_t layer);
   [[nodiscard]] std::shared_ptr<const Plan> plan_of(const PrefillBatch& batch) const;
-  [[nodiscard]] PrefillMode mode_of(const PrefillBatch& batch);
+  [[nodiscard]] PrefillMode mode_of(const PrefillWork& work);
   void compute_layer(std::int32_t layer, Batch& batch, Floats& x);
-  void keep(std::int32_t layer, const NewKv& kv);
   [[nodiscard]] Floats last_rows(const Batch& batch, std::span<const StepRequest> requests,
                                  std::span<const float> x);
 
