@@ -73,6 +73,9 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # peers may wait in collectives
+    # An executor that an error's traceback keeps alive says no goodbye below. Peers that still wait
+    # for a third rank would take this rank for dead.
+    dist.barrier()
     dist.destroy_process_group()
     # The process does not go through the interpreter's end. There, a thread of PyTorch's gloo that
     # still drops the last reference to a collective's tensors waits for an interpreter that is
