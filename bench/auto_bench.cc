@@ -2,6 +2,7 @@
 //
 //   auto_bench [--devices 8,32] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
 //              [--clusters p4de,dgx-h200] [--datasets prolong,single] [--seed 1] [--rows]
+//              [--steps 300000,600000]
 //
 // Every strategy counts with the fastest of its variants (Strategy::variants) and block sizes, and
 // every plan that counts is verified first. Classes of workload go by the time of the best plan: 2
@@ -10,7 +11,8 @@
 //   distca and magi, and than the best of all, of any plans and of those that own no more tokens
 //   than `auto` may;
 // - its distance to the lower bound, the whole one and the old one without its joint part;
-// - how much slower the plan of a search with 50 ms and one thread is, and its wall time.
+// - how much slower the plan of a search with 50 ms and one thread is, and its wall time; the same
+//   of searches with those limits in steps, and their CPU time.
 // --rows prints every workload.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
@@ -18,8 +20,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <compare>
 #include <cstdint>
 #include <cstdlib>
+#include <ctime>
 #include <limits>
 #include <map>
 #include <sstream>
@@ -48,10 +52,23 @@ struct Options {
   std::int64_t tokens_per_device = 4096;
   std::uint64_t seed = 1;
   AttentionShape shape;
+  std::vector<std::string> steps = {};
   bool rows = false;
 };
 
 using bench::GeometricMean;
+
+// A limit of `auto`: an option and its value.
+struct Limit {
+  std::string option;
+  std::string value;
+
+  [[nodiscard]] bool is_timed() const { return option == "budget_ms"; }
+  [[nodiscard]] std::string text() const {
+    return value + (is_timed() ? " ms" : " steps") + " on one thread";
+  }
+  friend auto operator<=>(const Limit&, const Limit&) = default;
+};
 
 // The findings on one class of workloads.
 struct Summary {
@@ -62,8 +79,11 @@ struct Summary {
   GeometricMean to_bound;
   GeometricMean to_separate_bound;
   GeometricMean planning_s;
-  GeometricMean quick;  // time over that of the whole search
-  GeometricMean quick_ms;
+  struct Limited {
+    GeometricMean ratio;  // time over that of the whole search
+    GeometricMean took_ms;
+  };
+  std::map<Limit, Limited> limited;
 };
 
 std::size_t class_of(double time_us) { return time_us >= 2000 ? 0 : time_us >= 500 ? 1 : 2; }
@@ -78,27 +98,33 @@ struct Predicted {
   std::string binding;  // of the bound's longer direction
 };
 
-constexpr int kQuickMs = 50;
+double cpu_ms() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
+}
 
 // The plan that one thread finds.
-struct Quick {
+struct LimitedPlan {
   double time_us = 0;
-  double planning_ms = 0;
+  double took_ms = 0;  // wall time of a limit in time, CPU time of one in steps
 };
-Quick quick_plan(const Workload& workload, const Cluster& cluster) {
+LimitedPlan limited_plan(const Workload& workload, const Cluster& cluster, const Limit& limit) {
   const tbb::global_control one_thread(tbb::global_control::max_allowed_parallelism, 1);
   StrategyRequest request;
   request.max_roundings = kAnyRoundings;  // as the originals
-  request.options["budget_ms"] = fmt::format("{}", kQuickMs);
+  request.options[limit.option] = limit.value;
   const auto start = std::chrono::steady_clock::now();
+  const double cpu_start_ms = cpu_ms();
   const Plan plan =
       build_plan(workload, cluster, find_strategy("auto").arrange(workload, cluster, request));
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  const double took_ms = limit.is_timed() ? took.count() : cpu_ms() - cpu_start_ms;
   if (!verify(plan).ok()) {
-    fmt::print(stderr, "auto in {} ms: a plan that does not verify\n", kQuickMs);
+    fmt::print(stderr, "auto with {}: a plan that does not verify\n", limit.text());
     std::exit(1);
   }
-  return {simulate(plan, cluster).time_us(), took.count()};
+  return {simulate(plan, cluster).time_us(), took_ms};
 }
 
 // The mean and a block of 1024 tokens (docs/auto.md).
@@ -182,8 +208,14 @@ void print_row(const std::string& name, const Predicted& ours, bool even, const 
   std::fflush(stdout);
 }
 
-void compare(const std::string& name, const Workload& workload, const Cluster& cluster, bool rows,
-             std::vector<Summary>& classes) {
+std::vector<Limit> limits_of(const Options& options) {
+  std::vector<Limit> limits = {{"budget_ms", "50"}};
+  for (const std::string& steps : options.steps) limits.push_back({"steps", steps});
+  return limits;
+}
+
+void compare(const std::string& name, const Workload& workload, const Cluster& cluster,
+             const Options& options, std::vector<Summary>& classes) {
   std::map<std::string, double> times;
   FastestPlans ours;
   Predicted best;
@@ -212,15 +244,20 @@ void compare(const std::string& name, const Workload& workload, const Cluster& c
   summary.gain_over_all.add(best.time_us / ours.any.time_us);
   summary.gain_over_even.add(best_even.time_us / ours.any.time_us);
   summary.planning_s.add(ours.any.planning_s);
-  const Quick quick = quick_plan(workload, cluster);
-  summary.quick.add(quick.time_us / ours.any.time_us);
-  summary.quick_ms.add(quick.planning_ms);
+  std::string limited_rows;
+  for (const Limit& limit : limits_of(options)) {
+    const LimitedPlan limited = limited_plan(workload, cluster, limit);
+    const double ratio = limited.time_us / ours.any.time_us;
+    summary.limited[limit].ratio.add(ratio);
+    summary.limited[limit].took_ms.add(limited.took_ms);
+    limited_rows += fmt::format("  {:56} {}: {:.3f}x, took {:.0f} ms\n", "", limit.text(), ratio,
+                                limited.took_ms);
+  }
   summary.to_bound.add(ours.any.time_us / ours.any.bound_us);
   summary.to_separate_bound.add(ours.any.time_us / ours.any.separate_bound_us);
-  if (rows) {
+  if (options.rows) {
     print_row(name, ours.any, !ours.even.text.empty(), best, best_even);
-    fmt::print("  {:56} in {} ms: {:.3f}x, took {:.0f} ms\n", "", kQuickMs,
-               quick.time_us / ours.any.time_us, quick.planning_ms);
+    fmt::print("{}", limited_rows);
   }
 }
 
@@ -261,10 +298,11 @@ void print_summary(const std::vector<Summary>& classes, const AttentionShape& sh
                judged(summary.to_bound.value(), aims.joint_bound, false));
     fmt::print("  planning time {:.2f} s, longest {:.1f} s\n", summary.planning_s.value(),
                summary.planning_s.worst());
-    fmt::print(
-        "  in {} ms on one thread: {:.3f}x slower, most {:.2f}x; took {:.0f} ms, most {:.0f}\n",
-        kQuickMs, summary.quick.value(), summary.quick.worst(), summary.quick_ms.value(),
-        summary.quick_ms.worst());
+    for (const auto& [limit, limited] : summary.limited) {
+      fmt::print("  {}: {:.3f}x slower, most {:.2f}x; took {:.0f} ms, most {:.0f}\n", limit.text(),
+                 limited.ratio.value(), limited.ratio.worst(), limited.took_ms.value(),
+                 limited.took_ms.worst());
+    }
     for (const auto& [strategy, gain] : summary.gain) {
       fmt::print("  faster than {:18} {:6.2f}x, least {:.2f}x ({} workloads)\n", strategy,
                  gain.value(), gain.least(), gain.count());
@@ -299,6 +337,8 @@ Options parse(const std::vector<std::string>& args) {
       options.clusters = split(value);
     } else if (key == "--datasets") {
       options.datasets = split(value);
+    } else if (key == "--steps") {
+      options.steps = split(value);
     } else if (key == "--seed") {
       options.seed = std::stoull(value);
     } else if (key == "--tokens-per-device") {
@@ -338,7 +378,7 @@ int run(const Options& options) {
              {"causal", "lambda:64,4096", "causal_blockwise:256,2,1", "shared_question:0.2,4"}) {
           const MaskUse use = parse_mask_use(mask);
           compare(fmt::format("{} x {} {} {}", preset, devices, name, mask),
-                  make_workload(lengths, options.shape, {&use, 1}), cluster, options.rows, classes);
+                  make_workload(lengths, options.shape, {&use, 1}), cluster, options, classes);
         }
       }
     }

@@ -2,7 +2,7 @@
 // iteration, and the traffic through a store.
 //
 //   lookahead_bench [--devices 8,32,64] [--batches 6] [--datasets prolong,longalign,…]
-//                   [--tokens 131072] [--strategy auto:steps=4000000] [--iteration-s 1]
+//                   [--tokens 131072] [--strategy auto:steps=600000] [--iteration-s 1]
 //   lookahead_bench --stores memory:,file:///FOLDER,redis://HOST,redis+unix:///SOCKET
 //                   [--value-bytes 1000,20000,1000000] [--seconds 1]
 //
@@ -39,7 +39,7 @@ struct Options {
   std::vector<std::string> datasets;
   std::int64_t batches = 6;
   std::int64_t tokens = 131072;
-  std::string strategy = "auto:steps=4000000";
+  std::string strategy = "auto:steps=600000";
   double iteration_s = 1;
   std::vector<std::string> stores;
   std::vector<std::int64_t> value_bytes = {1000, 20'000, 1'000'000};

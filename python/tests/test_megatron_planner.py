@@ -116,7 +116,7 @@ def plan_while_ending():
     """Leaves the interpreter while a thread plans, and more plans are to be made."""
     # Callbacks run in reverse order: this one after those of modules that are imported later.
     atexit.register(lambda: print("planning:", planner._plans._worker.is_alive(), flush=True))
-    planner = planner_of(strategy="auto:steps=4000000")
+    planner = planner_of(strategy="auto:steps=600000")
     for window in (16, 17, 18):
         config = config_of("plain", window_size=(window, 0), window_attn_skip_freq=[0, 1, 0])
         planner.prepare(config, packed([512] * 64, [512] * 64))

@@ -108,7 +108,7 @@ TEST_F(Commands, PlanPrintsItsStatistics) {
 TEST_F(Commands, PlanSearchesForAboutASecondUnlessToldOtherwise) {
   const json plan = plan_document(small());
   EXPECT_EQ(plan.at("strategy"), "auto");
-  EXPECT_EQ(plan.at("options").at("steps"), "4000000");
+  EXPECT_EQ(plan.at("options").at("steps"), "600000");
   EXPECT_EQ(plan_document(small()).at("digest"), plan.at("digest"));
 }
 

@@ -61,7 +61,7 @@ class DataLoader:
         fields with a row per token. ``dataset.lengths`` is optional and saves reading all documents once.
     cluster, strategy
         As for ``contextile.plan``; the cluster is that of one replica. Strategies with a time budget
-        are refused, because plans must not depend on the machine. Default: ``auto:steps=4000000``.
+        are refused, because plans must not depend on the machine. Default: ``auto:steps=600000``.
     schedule : StrategyChoice or str, optional
         ``"megatron_dynamic"``, ``"megatron_packed"`` or ``"bytescale"``, as for
         ``contextile.schedule``: groups of ranks share micro-batches. Iterating then yields a
@@ -231,7 +231,7 @@ class DataLoader:
             inside = None if strategy is None else _choice_of(strategy)
             self._source = ScheduleSource(self._batches, the_cluster, _choice_of(schedule), inside, options, **ahead)
         else:
-            choice = _choice_of("auto:steps=4000000" if strategy is None else strategy)
+            choice = _choice_of("auto:steps=600000" if strategy is None else strategy)
             self._source = PlanSource(
                 self._batches, sampler, the_cluster, choice, options, first.shape, store=store, run_id=run_id,
                 replicas=data_parallel, replica=replica, **ahead,

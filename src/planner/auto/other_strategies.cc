@@ -61,93 +61,125 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
   std::vector<std::int64_t> sizes = timed_sizes(strategy, state_.workload, open);
   const std::int64_t devices = state_.num_devices();
   const std::int64_t tokens = state_.workload.num_tokens();
-  const auto tiles_at = [&](std::int64_t size) {
-    return static_cast<std::int64_t>(estimated_tiles(state_.workload, size));
-  };
   if (sizes.empty()) {
     const std::int64_t sequences = std::ssize(state_.workload.sequences);
-    std::int64_t steps = strategy.deciding() == Deciding::kBySearch
-                             ? steps_of_searching_strategy(devices, tokens, sequences)
-                             : steps_of_other_strategy(devices, tokens, sequences);
-    if (request.block_size) steps += steps_of_simulating(devices, tiles_at(*request.block_size));
+    const std::int64_t steps = strategy.deciding() == Deciding::kBySearch
+                                   ? steps_of_searching_strategy(devices, tokens, sequences)
+                                   : steps_of_other_strategy(devices, tokens, sequences);
     quick_.push_back({choice, {}, steps});
     return;
   }
   if (request.block_size) sizes = {*request.block_size};
   for (const std::int64_t size : sizes) {
     const std::int64_t steps =
-        steps_of_partitioning(devices, num_blocks(state_.workload, size), tiles_at(size));
+        steps_of_partitioning(devices, num_blocks(state_.workload, size),
+                              static_cast<std::int64_t>(estimated_tiles(state_.workload, size)));
     partitioning_.push_back({choice, size, steps});
   }
 }
 
 void OtherStrategies::try_likely(double share_of_arranging, double share) {
-  constexpr std::int64_t kPartOfArranging = 8;  // arranging takes 1/8 of a strategy's steps
   std::vector<std::size_t> by_rule;
   state_.settle();
   for (std::size_t i = 0; i < quick_.size(); ++i) {
-    const std::int64_t steps = quick_[i].steps / kPartOfArranging;
     const Strategy& strategy = find_strategy(quick_[i].choice.name);
     if (strategy.deciding() != Deciding::kByRule) continue;
-    if (state_.take(steps, share_of_arranging)) by_rule.push_back(i);
+    if (state_.take(quick_[i].arranging_steps, share_of_arranging)) by_rule.push_back(i);
   }
-  struct Likely {
-    double least_cost_us = kNever;
-    std::size_t index = 0;
-    Arrangement arrangement;
-  };
-  std::vector<Likely> best;
+  std::vector<Bounded> best;
   std::mutex mutex;
   state_.progress.expect(std::ssize(by_rule));
   parallel_for(std::size_t{0}, by_rule.size(), [&](std::size_t i) {
-    Likely likely;
-    likely.index = by_rule[i];
-    likely.arrangement = arranged(quick_[by_rule[i]]);
-    likely.least_cost_us = least_cost_us(likely.arrangement);
-    state_.progress.one_done("arranging other strategies");
+    Other& other = quick_[by_rule[i]];
+    Bounded bounded = with_bound(other);
+    bounded.index = by_rule[i];
+    other.least_cost_us = bounded.least_cost_us;
     const std::scoped_lock lock(mutex);
-    best.push_back(std::move(likely));
+    best.push_back(std::move(bounded));
     std::ranges::sort(best, {},
-                      [](const Likely& l) { return std::pair(l.least_cost_us, l.index); });
+                      [](const Bounded& b) { return std::pair(b.least_cost_us, b.index); });
     if (best.size() > kLikely) best.pop_back();
   });
-  for (Likely& likely : best) {
-    const std::int64_t tiles = tiles_of_a_direction(likely.arrangement);
-    const std::int64_t steps = steps_of_simulating(state_.num_devices(), tiles) -
-                               steps_of_arranging(state_.num_devices(), tiles);
+  for (Bounded& likely : best) {
+    if (is_hopeless(likely.least_cost_us)) break;
     state_.settle();
-    if (!state_.take(steps, share)) continue;
+    if (!state_.take(steps_of_simulating_only(likely.arrangement), share)) continue;
     Other& other = quick_[likely.index];
-    PlanCandidate candidate =
-        candidate_of(other, std::move(likely.arrangement), likely.least_cost_us);
     other.is_done = true;
-    if (candidate.chosen.empty()) break;
-    state_.count_tried(candidate.memory_bytes);
-    state_.keep_if_best(std::move(candidate));
+    take(simulated(other, std::move(likely.arrangement)));
   }
   std::erase_if(quick_, [](const Other& other) { return other.is_done; });
 }
 
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
-  const std::vector<Other> taken =
-      state_.affordable(others, share, [](const Other& other) { return other.steps; });
-  if (taken.empty()) return;
+  // Whatever is simulated in one turn spares later turns simulations. More in a turn keep more
+  // threads busy.
+  constexpr std::size_t kOfTurn = 8;
+  std::erase_if(others, [&](const Other& other) {
+    return other.least_cost_us && is_hopeless(*other.least_cost_us);
+  });
+  std::vector<Other> left = std::move(others);
   others.clear();
-  std::vector<PlanCandidate> candidates(taken.size());
+  while (!left.empty()) {
+    // Without a plan the cheapest of all must be among those of the turn.
+    const auto end = left.begin() + static_cast<std::ptrdiff_t>(state_.has_plan()
+                                                                    ? std::min(kOfTurn, left.size())
+                                                                    : left.size());
+    const std::vector<Other> of_turn(left.begin(), end);
+    left.erase(left.begin(), end);
+    const std::vector<Other> taken =
+        state_.affordable(of_turn, share, [](const Other& other) { return other.arranging_steps; });
+    if (taken.empty()) {
+      others.insert(others.end(), of_turn.begin(), of_turn.end());
+      continue;
+    }
+    try_turn(taken, share);
+  }
+}
+
+void OtherStrategies::try_turn(const std::vector<Other>& taken, double share) {
   const bool has_plan = state_.has_plan();
+  std::vector<Bounded> bounded(taken.size());
   state_.progress.expect(std::ssize(taken));
   parallel_for(std::size_t{0}, taken.size(), [&](std::size_t i) {
-    if ((i > 0 || has_plan) && !state_.has_time_for(taken[i].steps, share)) return;
-    Arrangement arrangement = arranged(taken[i]);
-    const double least_us = least_cost_us(arrangement);
-    candidates[i] = candidate_of(taken[i], std::move(arrangement), least_us);
+    if ((i > 0 || has_plan) && !state_.has_time_for(taken[i].arranging_steps, share)) return;
+    bounded[i] = with_bound(taken[i]);
+  });
+  std::vector<std::size_t> promising;
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    if (is_hopeless(bounded[i].least_cost_us)) continue;
+    const std::int64_t steps = steps_of_simulating_only(bounded[i].arrangement);
+    const bool has_to = !has_plan && promising.empty();
+    if (state_.take(steps, share) || has_to) promising.push_back(i);
+  }
+  std::vector<PlanCandidate> candidates(promising.size());
+  state_.progress.expect(std::ssize(promising));
+  parallel_for(std::size_t{0}, promising.size(), [&](std::size_t i) {
+    candidates[i] = simulated(taken[promising[i]], std::move(bounded[promising[i]].arrangement));
     state_.progress.one_done("simulating other strategies");
   });
-  for (PlanCandidate& candidate : candidates) {
-    if (candidate.chosen.empty()) continue;
-    state_.count_tried(candidate.memory_bytes);
-    state_.keep_if_best(std::move(candidate));
-  }
+  for (PlanCandidate& candidate : candidates) take(std::move(candidate));
+}
+
+void OtherStrategies::take(PlanCandidate candidate) {
+  state_.count_tried(candidate.memory_bytes);
+  state_.keep_if_best(std::move(candidate));
+}
+
+std::int64_t OtherStrategies::steps_of_simulating_only(const Arrangement& arrangement) const {
+  const std::int64_t tiles = tiles_of_a_direction(arrangement);
+  return steps_of_simulating(state_.num_devices(), tiles) -
+         steps_of_arranging(state_.num_devices(), tiles);
+}
+
+OtherStrategies::Bounded OtherStrategies::with_bound(const Other& other) const {
+  Bounded bounded;
+  bounded.arrangement = find_strategy(other.choice.name)
+                            .arrange(state_.workload, state_.cluster,
+                                     request_of(state_, other.choice, other.block_size));
+  bounded.least_cost_us = least_cost_us(bounded.arrangement);
+  state_.progress.one_done("arranging other strategies");
+  return bounded;
 }
 
 double OtherStrategies::least_cost_us(const Arrangement& arrangement) const {
@@ -155,15 +187,8 @@ double OtherStrategies::least_cost_us(const Arrangement& arrangement) const {
   return state_.cost_us(least_us, most_tokens(arrangement, state_.cluster));
 }
 
-Arrangement OtherStrategies::arranged(const Other& other) const {
-  return find_strategy(other.choice.name)
-      .arrange(state_.workload, state_.cluster, request_of(state_, other.choice, other.block_size));
-}
-
-PlanCandidate OtherStrategies::candidate_of(const Other& other, Arrangement arrangement,
-                                            double least_cost_us) const {
+PlanCandidate OtherStrategies::simulated(const Other& other, Arrangement arrangement) const {
   PlanCandidate candidate;
-  if (least_cost_us >= state_.best.cost_us) return candidate;
   candidate.chosen = other.choice.name;
   const Plan plan = build_plan(state_.workload, state_.cluster, arrangement, {.digest = false});
   const PlanTimes times = times_of(plan, simulate(plan, state_.cluster), state_.memory_limit_bytes);

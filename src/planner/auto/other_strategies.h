@@ -1,6 +1,7 @@
 // Every other strategy as a candidate of a search.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -30,20 +31,33 @@ class OtherStrategies {
   struct Other {
     StrategyChoice choice;
     std::optional<std::int64_t> block_size;
-    std::int64_t steps = 0;  // its approximate cost
+    std::int64_t arranging_steps = 0;
+    // Lower bound on the cost of its plans; unset: it has not been arranged yet.
+    std::optional<double> least_cost_us = {};
     bool is_done = false;
+  };
+  // An arrangement with a lower bound on the cost of every plan of it.
+  struct Bounded {
+    double least_cost_us = kNever;
+    std::size_t index = 0;
+    Arrangement arrangement;
   };
 
   // Adds the strategy at every block size that it leaves open, if it supports the workload.
   void add(const Strategy& strategy, const StrategyChoice& choice);
-  // Tries in parallel as many as end in that share of the limits; empties the list if any do.
+  // Arranges as many as end in that share of the limits and simulates those that may win. Removes
+  // them from the list.
   void try_all(std::vector<Other>& others, double share);
-  [[nodiscard]] Arrangement arranged(const Other& other) const;
-  // Has no name if it is known without a simulation to be slower than the best so far.
-  [[nodiscard]] PlanCandidate candidate_of(const Other& other, Arrangement arrangement,
-                                           double least_cost_us) const;
-  // A lower bound on the cost of every plan of the arrangement.
+  void try_turn(const std::vector<Other>& taken, double share);
+  void take(PlanCandidate candidate);
+  [[nodiscard]] Bounded with_bound(const Other& other) const;
+  [[nodiscard]] PlanCandidate simulated(const Other& other, Arrangement arrangement) const;
   [[nodiscard]] double least_cost_us(const Arrangement& arrangement) const;
+  [[nodiscard]] bool is_hopeless(double least_cost_us) const {
+    return least_cost_us >= state_.best.cost_us;
+  }
+  // Steps of simulating an arrangement that is there.
+  [[nodiscard]] std::int64_t steps_of_simulating_only(const Arrangement& arrangement) const;
 
   SearchState& state_;
   std::vector<Other> quick_;

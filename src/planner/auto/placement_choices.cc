@@ -45,12 +45,17 @@ std::vector<std::int64_t> grid_block_sizes(const Workload& workload, const Clust
   return sizes;
 }
 
+// The likeliest first: with a group per KV head, heads that meet on a device share most keys and
+// devices fill most evenly.
 std::vector<std::int32_t> grid_head_groups(const Workload& workload) {
-  std::vector<std::int32_t> groups{1};
+  constexpr std::int32_t kMost = 64;
+  constexpr std::int32_t kFew = 8;
   const std::int32_t kv_heads = workload.shape.kv_heads;
-  if (kv_heads > 1) groups.push_back(kv_heads <= 16 ? kv_heads : 8 * (kv_heads % 8 == 0));
-  if (kv_heads % 2 == 0 && kv_heads > 2) groups.push_back(2);
-  std::erase(groups, 0);
+  std::vector<std::int32_t> groups;
+  if (kv_heads <= kMost) groups.push_back(kv_heads);
+  if (kv_heads > kFew && kv_heads % kFew == 0) groups.push_back(kFew);
+  if (kv_heads > 1) groups.push_back(1);
+  if (kv_heads > 2 && kv_heads % 2 == 0) groups.push_back(2);
   return groups;
 }
 
@@ -105,7 +110,7 @@ std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choi
 
 std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
                             const PlacementChoice& choice) {
-  return steps_of_placing(cluster.num_devices(),
+  return steps_of_placing(choice.effort, cluster.num_devices(),
                           choice.head_groups * num_blocks(workload, choice.block_size),
                           most_tiles(workload, choice));
 }

@@ -16,10 +16,12 @@ class RowSearch {
   void take(Tried tried);
   // Rebalances the best of them, under more schedules.
   void refine(double share);
-  // Tries more block sizes, seeds and steps, the best under more schedules.
+  // Tries more block sizes, seeds and steps.
   void widen(double share);
-  // Rebalances the best for longer.
-  void improve();
+  // Rebalances the best for longer and tries more schedules.
+  void improve(double share);
+  // The same once more, with what is left of the limits.
+  void finish(double share);
 
  private:
   // Places and tries those that limits allow.

@@ -78,38 +78,41 @@ class SearchProgress {
 };
 
 // Costs of candidates, in steps. `tiles` and `units`, which are blocks, count all head groups; for
-// rows, which are placed with all heads, one. The coefficients were set between 2026-11-22 and
-// 2026-11-24 from the time that searches took on two cores at 2.8 GHz and on an AMD EPYC; timings
-// of single candidates were not kept. A coefficient that is too small breaks a limit in time, one
-// that is too large leaves time unused. `build/budget_bench` shows both (docs/results/auto.md,
-// Keeping a budget); `contextile plan --explain --strategy auto:budget_ms=N` shows the phase.
-constexpr std::int64_t steps_of_placing(std::int64_t devices, std::int64_t units,
+// rows, which are placed with all heads, one. Those of placing tiles and of simulating are fitted
+// to the CPU time of 600 placements on 32 devices, with 1 to 32 head groups and blocks of 512 to
+// 2048 tokens (2026-11-26, one core of an AMD EPYC); the others to that of whole searches. A
+// coefficient that is too small breaks a limit in time, one that is too large leaves time unused.
+// `build/auto_bench --steps N` prints the CPU time of limits in steps, `build/budget_bench` that of
+// limits in time; `contextile plan --explain --strategy auto:budget_ms=N` shows the phase.
+constexpr std::int64_t steps_of_placing(double effort, std::int64_t devices, std::int64_t units,
                                         std::int64_t tiles) {
-  return 1300 * devices + 60 * units + tiles;
+  return 60 * devices + 2 * tiles / 5 +
+         static_cast<std::int64_t>(effort * static_cast<double>(700 * devices + 12 * units));
 }
 constexpr std::int64_t steps_of_placing_rows(double effort, std::int64_t rows, std::int64_t tiles) {
   const double keys_of_row = static_cast<double>(tiles) / static_cast<double>(rows);
   return static_cast<std::int64_t>(effort * (14'000 + 250 * keys_of_row)) + 2 * rows + tiles / 10;
 }
 constexpr std::int64_t steps_of_simulating(std::int64_t devices, std::int64_t tiles) {
-  return 80 * devices + 2 * tiles / 5;
+  return 60 * devices + 17 * tiles / 20;
 }
 // The first half of simulating a candidate.
 constexpr std::int64_t steps_of_arranging(std::int64_t devices, std::int64_t tiles) {
   return steps_of_simulating(devices, tiles) / 2;
 }
-// Cost of dcp's partitioning, and of simulating its plan.
+// Cost of dcp's partitioning.
 constexpr std::int64_t steps_of_partitioning(std::int64_t devices, std::int64_t units,
                                              std::int64_t tiles) {
-  return 3 * steps_of_placing(devices, units, tiles) + steps_of_simulating(devices, tiles);
+  return 2000 * devices + 90 * units + 3 * tiles / 2;
 }
+// Cost of arranging another strategy.
 constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_t tokens,
                                                std::int64_t sequences) {
-  return 500 + devices * tokens / 2048 + 200 * sequences + devices * devices * devices / 80;
+  return (500 + devices * tokens / 2048 + 200 * sequences + devices * devices * devices / 80) / 8;
 }
 constexpr std::int64_t steps_of_searching_strategy(std::int64_t devices, std::int64_t tokens,
                                                    std::int64_t sequences) {
-  return steps_of_other_strategy(devices, tokens, sequences) + devices * devices * devices / 14;
+  return steps_of_other_strategy(devices, tokens, sequences) + devices * devices * devices / 112;
 }
 
 }  // namespace contextile

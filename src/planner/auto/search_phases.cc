@@ -9,13 +9,14 @@ namespace contextile {
 namespace {
 
 bool is_even(const SearchParts& parts) { return !parts.quick.is_lopsided(); }
+bool tiles_lead(const SearchParts& parts) { return parts.tiles.leads(); }
 bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 
 // No measurement of single shares is recorded. They balance a first plan early against a better
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
-constexpr std::array<PhaseRow, 14> kTable = {{
+constexpr std::array<PhaseRow, 16> kTable = {{
     {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
      0.1, is_even,
      [](SearchParts& parts, const PhaseRow& row) {
@@ -36,19 +37,25 @@ constexpr std::array<PhaseRow, 14> kTable = {{
      }},
     {"others", "simulate every other strategy that leaves no block size open", 0, 0.9, 0.2, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.others.try_quick(row.budget_share); }},
-    {"more rows", "place rows at more block sizes and seeds, with more steps", 0, 0.93, 0.4,
-     nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
-    {"tiles", "place tiles at several block sizes and head groups", 0, 0.95, 0.55, nullptr,
+    {"likely tiles", "place tiles at several block sizes and head groups if tiles lead", 0, 0.93,
+     0.3, tiles_lead,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
-    {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.95, 0.7,
+    {"more rows", "place rows at more block sizes and seeds, with more steps", 0, 0.93, 0.3,
+     nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
+    {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 0.95,
+     0.5, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.rows.improve(row.budget_share); }},
+    {"tiles", "place tiles at several block sizes and head groups otherwise", 0, 0.97, 0.6, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
+    {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.98, 0.7,
      nullptr,
      [](SearchParts& parts, const PhaseRow& row) {
        parts.others.try_partitioning(row.budget_share);
      }},
-    {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 1, 0.9,
-     nullptr, [](SearchParts& parts, const PhaseRow&) { parts.rows.improve(); }},
     {"improve tiles", "place the best tiles with other balances, more steps and more schedules", 0,
-     1, 1, nullptr, [](SearchParts& parts, const PhaseRow&) { parts.tiles.improve(); }},
+     1, 0.9, nullptr, [](SearchParts& parts, const PhaseRow&) { parts.tiles.improve(); }},
+    {"finish rows", "rebalance the best row placements once more", 0, 1, 1, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.rows.finish(row.budget_share); }},
     // The last three run only if the limits let no candidate finish: the cheapest candidate is then
     // the plan.
     {"any other", "without a plan: the cheapest other strategy, whatever it takes", 0, 1, 1,

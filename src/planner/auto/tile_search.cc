@@ -26,8 +26,7 @@ bool TileSearch::is_near() const {
 }
 
 std::int64_t TileSearch::steps_of(const PlacementChoice& choice, std::int64_t simulations) const {
-  const auto placing = static_cast<double>(steps_of_tiles(state_.workload, state_.cluster, choice));
-  return static_cast<std::int64_t>(choice.effort * placing) +
+  return steps_of_tiles(state_.workload, state_.cluster, choice) +
          simulations *
              steps_of_simulating(state_.num_devices(), most_tiles(state_.workload, choice));
 }
@@ -64,6 +63,8 @@ void TileSearch::refine(double share) {
 }
 
 void TileSearch::try_sizes(double share) {
+  if (has_tried_sizes_) return;
+  has_tried_sizes_ = true;
   place_and_try(tile_choices(state_.workload, state_.cluster, state_.request, kEps), kTried,
                 likely_schedules(PlacedUnit::kTiles, 0), share);
 }

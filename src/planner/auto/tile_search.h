@@ -14,11 +14,16 @@ class TileSearch {
  public:
   TileSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
+  // True if the best candidate of all is one of them.
+  [[nodiscard]] bool leads() const {
+    return !tried_.empty() && tried_.front().cost_us <= state_.best.cost_us;
+  }
   // Adds one that has been tried.
   void take(Tried tried);
   // Tries the best of them near the best so far under more schedules.
   void refine(double share);
-  // Tries several block sizes and head groups, the most promising under several schedules.
+  // Tries several block sizes and head groups, the most promising under several schedules, once in
+  // a search.
   void try_sizes(double share);
   // If the best of them is near the best so far, tries other balances, then more steps and other
   // seeds, under more schedules.
@@ -35,6 +40,7 @@ class TileSearch {
   SearchState& state_;
   PlacementTrials trials_;
   std::vector<Tried> tried_;  // by cost
+  bool has_tried_sizes_ = false;
 };
 
 }  // namespace contextile

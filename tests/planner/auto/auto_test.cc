@@ -365,6 +365,31 @@ TEST(Auto, FewStepsComeNearTheBestStrategyThatDecidesByRule) {
   EXPECT_LE(ours, 1.05 * best);
 }
 
+// The bounds of the other strategies show that none can win. Their simulations cost nothing, and
+// half of the steps go into placements.
+TEST(Auto, StrategiesThatCannotWinLeaveStepsToPlacements) {
+  const Cluster cluster = cluster_of("dgx-h200", 4, 8);
+  const Workload workload =
+      batch_of({37'933, 20'000, 17'067, 9000, 8000, 16'000, 3000, 2000, 12'000, 6072}, "causal");
+  StrategyRequest request;
+  request.options["steps"] = "300000";
+  EXPECT_GE(std::stoll(auto_plan(workload, cluster, request).options.at("tried")), 20);
+}
+
+// Over slow links, 32 KV heads on 32 devices: tiles of single heads spread evenly without splitting
+// documents.
+TEST(Auto, PlacesTilesOfSingleKvHeads) {
+  const Cluster cluster = cluster_of("p4de", 2, 4);
+  Workload workload = batch_of({9000, 4000, 2000, 1384}, "causal");
+  workload.shape.q_heads = workload.shape.kv_heads = 32;
+  StrategyRequest request;
+  request.options["candidates"] = "own";
+  const Plan plan = auto_plan(workload, cluster, request);
+  EXPECT_TRUE(verify(plan).ok());
+  EXPECT_EQ(plan.options.at("chosen.of"), "tiles");
+  EXPECT_EQ(plan.options.at("chosen.head_groups"), "32");
+}
+
 TEST(BuildPlan, LeavesOutTheDigestWhereThatIsAskedFor) {
   const Cluster cluster = cluster_of("local", 1, 4);
   const Workload workload = batch_of({900, 300}, "causal");
