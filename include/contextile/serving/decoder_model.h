@@ -251,7 +251,7 @@ struct StepRequest {
   std::span<const std::int32_t> tokens;
   std::int64_t position = 0;      // of the first
   std::span<const PageId> table;  // covers all its tokens up to the last of these
-  bool needs_logits = true;       // of the last token
+  std::int64_t num_logits = 1;    // of its last tokens
 };
 
 // Bytes that a rank has sent since construction, by purpose.
@@ -285,7 +285,7 @@ class DecoderRank {
   // Copies pages. Call it before the step whose tokens are written to the copies.
   void copy_pages(std::span<const PageCopy> copies);
   // Caches keys and values of the requests' tokens. Returns the logits [n, 1, vocab_size] after the
-  // last tokens of the requests that need them, in order; the same bits on every rank. Throws
+  // last num_logits tokens of each request, in order; the same bits on every rank. Throws
   // InvalidArgument and TransportError.
   [[nodiscard]] HostTensor forward(std::span<const StepRequest> requests);
 

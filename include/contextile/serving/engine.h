@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,34 +27,72 @@
 
 namespace contextile {
 
-// How a token is chosen from its logits. The choice depends only on the logits, these parameters
-// and the number of the token.
+// An addition to the logit of a token.
+struct TokenBias {
+  std::int32_t token = 0;
+  float bias = 0;
+
+  friend bool operator==(const TokenBias&, const TokenBias&) = default;
+};
+
+// How a token is chosen from its logits. The choice depends only on the logits, these parameters,
+// the number of the token and, with penalties, the tokens before it.
 struct SamplingParams {
   double temperature = 0;  // 0: the likeliest token
   double top_p = 1;  // choose among the likeliest tokens whose probabilities together reach this
   std::int32_t top_k = 0;  // choose among the k likeliest; 0: among all
   std::uint64_t seed = 0;
+  double min_p = 0;  // choose among tokens that are at least min_p times as likely as the likeliest
+  // Logits of tokens that occur in prompt or output are divided by this if they are positive, and
+  // multiplied by it if they are negative.
+  double repetition_penalty = 1;
+  // Logits of tokens that occur in the output are reduced by these: once, and for each occurrence.
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  std::vector<TokenBias> logit_bias = {};  // of different tokens; applied before the penalties
 };
 
 struct GenerationRequest {
+  static constexpr std::int32_t kMostLogprobs = 20;
+
   RequestId id;
   std::vector<std::int32_t> prompt;
-  std::int32_t max_tokens = 16;
+  std::int32_t max_tokens = 16;  // 0: the prompt is computed, and nothing is chosen
   SamplingParams sampling;
   std::vector<std::int32_t> stop_tokens;  // each ends the request and is returned as its last token
+  std::int32_t num_logprobs = 0;  // likeliest tokens that come with each token, up to kMostLogprobs
+  bool scores_prompt = false;     // the first event has log-probabilities of the prompt's tokens
 };
 
 enum class FinishReason : std::uint8_t { kStop, kLength };
 [[nodiscard]] std::string_view to_string(FinishReason reason);  // "stop", "length"
 
+// A token and the natural logarithm of its probability at temperature 1, without penalties or bias.
+struct TokenLogprob {
+  std::int32_t token = 0;
+  float logprob = 0;
+
+  friend bool operator==(const TokenLogprob&, const TokenLogprob&) = default;
+};
+
+// The log-probabilities of the tokens of a prompt of n tokens, given those before them.
+struct PromptLogprobs {
+  std::vector<float> tokens;      // [n - 1], of all but the first
+  std::vector<TokenLogprob> top;  // [n - 1, num_logprobs], the likeliest first; kNoToken: no more
+};
+
 // A token that a step produced for a request.
 struct EngineEvent {
+  static constexpr std::int32_t kNoToken = -1;
+
   RequestId request;
-  std::int32_t token = 0;
+  std::int32_t token = 0;              // kNoToken: of a request without output
   float logprob = 0;                   // of the token among all, natural logarithm
   std::int64_t cached_tokens = 0;      // tokens of its prompt that were cached when it first began
   std::optional<FinishReason> finish;  // set: this token is the last
   std::string failure = {};  // not empty: no token could be chosen, and the request has ended
+  std::vector<TokenLogprob> top = {};  // the request's num_logprobs likeliest, the likeliest first
+  PromptLogprobs prompt = {};          // of the first event of a request that scores its prompt
 };
 
 struct EngineOptions {
@@ -64,6 +103,9 @@ struct EngineOptions {
   // While requests decode, prompts get so many tokens in a step that it takes about `pace` times
   // one without prompts, as far as earlier steps tell. 0: prompts get all tokens of a step.
   double pace = 3;
+  // Tokens of a step whose log-probabilities are computed for GenerationRequest::scores_prompt. An
+  // engine takes fewer where their logits are more than 64 MiB.
+  std::int32_t max_scored_tokens = 512;
 };
 
 // The time that prompts may take in a step in which others decode.
@@ -95,8 +137,9 @@ struct EngineStats {
 // The tokens of a request that a step computes.
 struct ScheduledTokens {
   RequestId request;
-  Range tokens;              // of prompt and output
-  bool needs_logits = true;  // nothing of the request remains to be computed
+  Range tokens;                 // of prompt and output
+  bool needs_logits = true;     // nothing of the request remains to be computed
+  std::int64_t num_logits = 1;  // of its last tokens: 1 if it needs logits, all if they are scored
 };
 
 // Decides which tokens are computed when: first come, first served. Running requests get their
@@ -122,6 +165,8 @@ class Scheduler {
   [[nodiscard]] std::vector<ScheduledTokens> next(const StepLimit& limit = {});
   // Takes the next token of a request whose logits a step computed.
   EngineEvent take(RequestId request, std::int32_t token, float logprob);
+  // Ends a request whose max_tokens is 0.
+  EngineEvent end(RequestId request);
 
   [[nodiscard]] const GenerationRequest& request(RequestId request) const;
   // Returns the prompt and output of a request.
@@ -140,16 +185,34 @@ class Scheduler {
   std::unique_ptr<State> state_;
 };
 
-// A token that is chosen from a row of logits, and the logarithm of its probability at temperature
-// 1.
-struct SampledToken {
-  std::int32_t token = 0;
-  float logprob = 0;
+// The log-probabilities of all tokens by a row of logits, which must outlive this object.
+class TokenLogprobs {
+ public:
+  // Throws InvalidArgument if no logit is a number, or one is NaN or +inf.
+  explicit TokenLogprobs(std::span<const float> logits);
+
+  [[nodiscard]] float of(std::int32_t token) const;
+  // Returns the `count` likeliest tokens, the likeliest first, and equally likely ones by id.
+  [[nodiscard]] std::vector<TokenLogprob> likeliest(std::int32_t count) const;
+
+ private:
+  std::span<const float> logits_;
+  double log_total_ = 0;
 };
-// Chooses the `number`-th token of a request from its logits. Throws InvalidArgument if no logit is
-// a number.
+
+using SampledToken = TokenLogprob;
+// Chooses the `number`-th token of a request from its logits, without penalties and bias. Throws as
+// TokenLogprobs does.
 [[nodiscard]] SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                                   std::int64_t number);
+// Returns the logits after bias and penalties. `tokens` are those of the prompt and, from
+// `num_prompt` on, of the output so far. Throws InvalidArgument if a bias is of no token.
+[[nodiscard]] std::vector<float> penalized(std::span<const float> logits,
+                                           const SamplingParams& params,
+                                           std::span<const std::int32_t> tokens,
+                                           std::size_t num_prompt);
+// Returns true if penalized() changes logits.
+[[nodiscard]] bool has_penalties(const SamplingParams& params);
 // Throws InvalidArgument on parameters out of range.
 void check_sampling(const SamplingParams& params);
 
@@ -163,7 +226,7 @@ class Engine {
   [[nodiscard]] bool submit(GenerationRequest request) {
     return scheduler_.submit(std::move(request));
   }
-  bool cancel(RequestId request) { return scheduler_.cancel(request); }
+  bool cancel(RequestId request);
   [[nodiscard]] bool idle() const { return scheduler_.idle(); }
   ~Engine();
 
@@ -177,8 +240,12 @@ class Engine {
   [[nodiscard]] const Scheduler& scheduler() const { return scheduler_; }
 
  private:
+  [[nodiscard]] std::optional<EngineEvent> take(const ScheduledTokens& part,
+                                                std::span<const float> logits);
+
   DecoderRank& model_;
   Scheduler scheduler_;
+  std::map<RequestId, PromptLogprobs> scores_;  // of prompts that are being computed
   double pace_;
   std::unique_ptr<class StepTimes> times_;
 };

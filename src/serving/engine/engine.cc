@@ -1,13 +1,69 @@
 #include "contextile/serving/engine.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/clock.h"
 #include "serving/engine/step_times.h"
 
 namespace contextile {
+namespace {
+
+constexpr std::int64_t kMostScoredBytes = 64 << 20;  // of logits of a step
+
+EngineOptions with_scored_tokens(EngineOptions options, std::int32_t vocab_size) {
+  const std::int64_t most = kMostScoredBytes / (4 * std::max<std::int64_t>(vocab_size, 1));
+  options.max_scored_tokens = static_cast<std::int32_t>(
+      std::min<std::int64_t>(options.max_scored_tokens, std::max<std::int64_t>(most, 1)));
+  return options;
+}
+
+// Chooses the next token of a request.
+EngineEvent choose(std::span<const float> logits, const GenerationRequest& asked,
+                   std::span<const std::int32_t> tokens) {
+  EngineEvent event;
+  event.request = asked.id;
+  const auto number = static_cast<std::int64_t>(tokens.size() - asked.prompt.size());
+  const bool is_plain = !has_penalties(asked.sampling);
+  if (is_plain && asked.num_logprobs == 0) {
+    const SampledToken sampled = sample(logits, asked.sampling, number);
+    event.token = sampled.token;
+    event.logprob = sampled.logprob;
+    return event;
+  }
+  const TokenLogprobs logprobs(logits);
+  std::vector<float> changed;
+  if (!is_plain) changed = penalized(logits, asked.sampling, tokens, asked.prompt.size());
+  event.token = sample(is_plain ? logits : changed, asked.sampling, number).token;
+  event.logprob = logprobs.of(event.token);
+  event.top = logprobs.likeliest(asked.num_logprobs);
+  return event;
+}
+
+// Enters the log-probabilities of the prompt's tokens that follow `tokens`.
+void score(std::span<const float> logits, Range tokens, const GenerationRequest& asked,
+           PromptLogprobs& scores) {
+  const auto num_scores = static_cast<std::int64_t>(asked.prompt.size()) - 1;
+  const auto num_top = static_cast<std::size_t>(asked.num_logprobs);
+  scores.tokens.resize(static_cast<std::size_t>(num_scores));
+  scores.top.resize(static_cast<std::size_t>(num_scores) * num_top, {EngineEvent::kNoToken, 0});
+  const std::size_t width = logits.size() / static_cast<std::size_t>(tokens.size());
+  for (std::int64_t i = tokens.begin; i < std::min(tokens.end, num_scores); ++i) {
+    const TokenLogprobs row(
+        logits.subspan(static_cast<std::size_t>(i - tokens.begin) * width, width));
+    const auto place = static_cast<std::size_t>(i);
+    scores.tokens[place] = row.of(asked.prompt[place + 1]);
+    const std::vector<TokenLogprob> top = row.likeliest(asked.num_logprobs);
+    std::copy(top.begin(), top.end(),
+              scores.top.begin() + static_cast<std::ptrdiff_t>(place * num_top));
+  }
+}
+
+}  // namespace
 
 Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options)
     : model_(model),
-      scheduler_(options, config.max_length),
+      scheduler_(with_scored_tokens(options, config.vocab_size), config.max_length),
       pace_(options.pace),
       times_(std::make_unique<StepTimes>()) {}
 Engine::~Engine() = default;
@@ -28,29 +84,60 @@ std::vector<EngineEvent> Engine::step(const StepLimit& limit) {
                             .subspan(static_cast<std::size_t>(part.tokens.begin),
                                      static_cast<std::size_t>(part.tokens.size())),
                         part.tokens.begin, scheduler_.cache().table(part.request),
-                        part.needs_logits});
+                        part.num_logits});
   }
   const HostTensor logits = model_.forward(requests);
   times_->add(seconds_since(begin), contents);
   const std::span<const float> all = logits.values<float>();
   const auto width = static_cast<std::size_t>(logits.dim());
+  std::size_t row = 0;
   std::vector<EngineEvent> events;
   for (const ScheduledTokens& part : scheduled) {
-    if (!part.needs_logits) continue;
-    const GenerationRequest& asked = scheduler_.request(part.request);
-    const std::int64_t number = part.tokens.end - static_cast<std::int64_t>(asked.prompt.size());
-    const auto row = all.subspan(events.size() * width, width);
+    const auto num_rows = static_cast<std::size_t>(part.num_logits);
+    const auto rows = all.subspan(row * width, num_rows * width);
+    row += num_rows;
+    if (num_rows == 0) continue;
     try {
-      const SampledToken sampled = sample(row, asked.sampling, number);
-      events.push_back(scheduler_.take(part.request, sampled.token, sampled.logprob));
+      if (auto event = take(part, rows)) events.push_back(std::move(*event));
     } catch (const InvalidArgument& error) {  // the same on all ranks, whose logits are
-      scheduler_.cancel(part.request);
+      cancel(part.request);
       events.push_back({});
       events.back().request = part.request;
       events.back().failure = error.what();
     }
   }
   return events;
+}
+
+// Scores the prompt's tokens of a part, and chooses the next token if nothing else remains to be
+// computed.
+std::optional<EngineEvent> Engine::take(const ScheduledTokens& part,
+                                        std::span<const float> logits) {
+  const GenerationRequest& asked = scheduler_.request(part.request);
+  const std::span<const std::int32_t> tokens = scheduler_.tokens(part.request);
+  if (asked.scores_prompt && tokens.size() == asked.prompt.size()) {
+    score(logits, part.tokens, asked, scores_[part.request]);
+  }
+  if (!part.needs_logits) return std::nullopt;
+  EngineEvent event;
+  if (asked.max_tokens == 0) {
+    event = scheduler_.end(part.request);
+  } else {
+    const std::size_t width = logits.size() / static_cast<std::size_t>(part.num_logits);
+    EngineEvent chosen = choose(logits.last(width), asked, tokens);
+    event = scheduler_.take(part.request, chosen.token, chosen.logprob);
+    event.top = std::move(chosen.top);
+  }
+  if (const auto found = scores_.find(part.request); found != scores_.end()) {
+    event.prompt = std::move(found->second);
+    scores_.erase(found);
+  }
+  return event;
+}
+
+bool Engine::cancel(RequestId request) {
+  scores_.erase(request);
+  return scheduler_.cancel(request);
 }
 
 }  // namespace contextile

@@ -82,6 +82,13 @@ std::vector<std::byte> encode(const EngineInput& input) {
     put_value(bytes, request.sampling.top_p);
     put_value(bytes, request.sampling.top_k);
     put_value(bytes, request.sampling.seed);
+    put_value(bytes, request.sampling.min_p);
+    put_value(bytes, request.sampling.repetition_penalty);
+    put_value(bytes, request.sampling.presence_penalty);
+    put_value(bytes, request.sampling.frequency_penalty);
+    put_list(bytes, request.sampling.logit_bias);
+    put_value(bytes, request.num_logprobs);
+    put_value(bytes, static_cast<std::uint8_t>(request.scores_prompt ? 1 : 0));
     put_list(bytes, request.prompt);
     put_list(bytes, request.stop_tokens);
   }
@@ -103,6 +110,13 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
     request.sampling.top_p = reader.value<double>();
     request.sampling.top_k = reader.value<std::int32_t>();
     request.sampling.seed = reader.value<std::uint64_t>();
+    request.sampling.min_p = reader.value<double>();
+    request.sampling.repetition_penalty = reader.value<double>();
+    request.sampling.presence_penalty = reader.value<double>();
+    request.sampling.frequency_penalty = reader.value<double>();
+    request.sampling.logit_bias = reader.list<TokenBias>();
+    request.num_logprobs = reader.value<std::int32_t>();
+    request.scores_prompt = reader.value<std::uint8_t>() != 0;
     request.prompt = reader.list<std::int32_t>();
     request.stop_tokens = reader.list<std::int32_t>();
     input.arrivals.push_back(std::move(request));

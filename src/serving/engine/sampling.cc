@@ -10,13 +10,6 @@
 namespace contextile {
 namespace {
 
-// Natural logarithm of the sum of exp(logits).
-double log_sum(std::span<const float> logits, double most) {
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
-  return most + std::log(sum);
-}
-
 struct Candidate {
   float logit;
   std::int32_t token;
@@ -46,6 +39,10 @@ class Candidates {
     }
   }
 
+  // Keeps those of at least this weight; the likeliest has 1.
+  void keep_heavy(double least) {
+    std::erase_if(all_, [&](const Candidate& candidate) { return candidate.weight < least; });
+  }
   // Keeps the `count` likeliest.
   void keep(std::size_t count) {
     if (count >= all_.size()) return;
@@ -103,16 +100,99 @@ void check_sampling(const SamplingParams& params) {
                    "sampling, top_p: expected more than 0, at most 1, found {}", params.top_p);
   CONTEXTILE_CHECK(params.top_k >= 0, "sampling, top_k: expected at least 0, found {}",
                    params.top_k);
+  CONTEXTILE_CHECK(params.min_p >= 0 && params.min_p <= 1,
+                   "sampling, min_p: expected 0 to 1, found {}", params.min_p);
+  CONTEXTILE_CHECK(params.repetition_penalty >= 0.01 && params.repetition_penalty <= 100,
+                   "sampling, repetition_penalty: expected 0.01 to 100, found {}",
+                   params.repetition_penalty);
+  CONTEXTILE_CHECK(std::abs(params.presence_penalty) <= 2,
+                   "sampling, presence_penalty: expected -2 to 2, found {}",
+                   params.presence_penalty);
+  CONTEXTILE_CHECK(std::abs(params.frequency_penalty) <= 2,
+                   "sampling, frequency_penalty: expected -2 to 2, found {}",
+                   params.frequency_penalty);
+  for (const TokenBias& its : params.logit_bias) {
+    CONTEXTILE_CHECK(its.token >= 0 && std::abs(its.bias) <= 100,
+                     "sampling, logit_bias: expected tokens and biases of -100 to 100, found {} "
+                     "and {}",
+                     its.token, its.bias);
+  }
+}
+
+TokenLogprobs::TokenLogprobs(std::span<const float> logits) : logits_(logits) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  const double most = best == logits.end() ? 0 : *best;
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+  log_total_ = most + std::log(sum);
+  CONTEXTILE_CHECK(std::isfinite(log_total_),
+                   "sampling: expected {} logits, none NaN or +inf, found a sum of {}",
+                   logits.size(), log_total_);
+}
+
+float TokenLogprobs::of(std::int32_t token) const {
+  return static_cast<float>(logits_[static_cast<std::size_t>(token)] - log_total_);
+}
+
+// Keeps the likeliest so far in a heap whose first one is the least likely of them.
+std::vector<TokenLogprob> TokenLogprobs::likeliest(std::int32_t count) const {
+  std::vector<TokenLogprob> top;
+  if (count <= 0) return top;
+  const auto is_likelier = [&](const TokenLogprob& a, const TokenLogprob& b) {
+    const float logit_a = logits_[static_cast<std::size_t>(a.token)];
+    const float logit_b = logits_[static_cast<std::size_t>(b.token)];
+    return logit_a != logit_b ? logit_a > logit_b : a.token < b.token;
+  };
+  for (std::size_t i = 0; i < logits_.size(); ++i) {
+    const TokenLogprob token = {static_cast<std::int32_t>(i), 0};
+    if (std::ssize(top) == count) {
+      if (!is_likelier(token, top.front())) continue;
+      std::pop_heap(top.begin(), top.end(), is_likelier);
+      top.pop_back();
+    }
+    top.push_back(token);
+    std::push_heap(top.begin(), top.end(), is_likelier);
+  }
+  std::sort_heap(top.begin(), top.end(), is_likelier);
+  for (TokenLogprob& token : top) token.logprob = of(token.token);
+  return top;
+}
+
+bool has_penalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
+         params.frequency_penalty != 0 || !params.logit_bias.empty();
+}
+
+std::vector<float> penalized(std::span<const float> logits, const SamplingParams& params,
+                             std::span<const std::int32_t> tokens, std::size_t num_prompt) {
+  std::vector<float> changed(logits.begin(), logits.end());
+  for (const TokenBias& its : params.logit_bias) {
+    CONTEXTILE_CHECK(its.token >= 0 && static_cast<std::size_t>(its.token) < changed.size(),
+                     "logit_bias: expected tokens of 0 to {}, found {}", changed.size() - 1,
+                     its.token);
+    changed[static_cast<std::size_t>(its.token)] += its.bias;
+  }
+  const auto penalty = static_cast<float>(params.repetition_penalty);
+  std::vector<std::int32_t> counts(changed.size());  // in the output; -1: in the prompt alone
+  for (std::size_t i = tokens.size(); i-- > 0;) {
+    std::int32_t& count = counts[static_cast<std::size_t>(tokens[i])];
+    if (i >= num_prompt) ++count;
+    if (i < num_prompt && count == 0) count = -1;
+  }
+  for (std::size_t i = 0; i < changed.size(); ++i) {
+    if (counts[i] == 0) continue;
+    float& logit = changed[i];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+    if (counts[i] < 0) continue;
+    logit -= static_cast<float>(params.presence_penalty + params.frequency_penalty * counts[i]);
+  }
+  return changed;
 }
 
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::int64_t number) {
+  const TokenLogprobs logprobs(logits);
   const auto best = std::max_element(logits.begin(), logits.end());
-  const double most = best == logits.end() ? 0 : *best;
-  const double log_total = log_sum(logits, most);
-  CONTEXTILE_CHECK(std::isfinite(log_total),
-                   "sampling: expected {} logits, none NaN or +inf, found a sum of {}",
-                   logits.size(), log_total);
   auto token = static_cast<std::int32_t>(best - logits.begin());
   // So close to 0 that the weights of all other tokens are 0.
   constexpr double kLeastTemperature = 1e-6;
@@ -121,13 +201,13 @@ SampledToken sample(std::span<const float> logits, const SamplingParams& params,
     // were drawn before.
     Rng random(params.seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(number));
     thread_local std::vector<Candidate> scratch;
-    Candidates candidates(logits, most, params.temperature, scratch);
+    Candidates candidates(logits, *best, params.temperature, scratch);
+    if (params.min_p > 0) candidates.keep_heavy(params.min_p);
     if (params.top_k > 0) candidates.keep(static_cast<std::size_t>(params.top_k));
     if (params.top_p < 1) candidates.keep_share(params.top_p);
     token = candidates.draw(random.uniform());
   }
-  const double logprob = logits[static_cast<std::size_t>(token)] - log_total;
-  return {token, static_cast<float>(logprob)};
+  return {token, logprobs.of(token)};
 }
 
 }  // namespace contextile

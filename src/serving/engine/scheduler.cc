@@ -27,6 +27,8 @@ struct Request {
   [[nodiscard]] std::int64_t num_output() const {
     return length() - static_cast<std::int64_t>(asked.prompt.size());
   }
+  // Logits of all tokens of the prompt are still needed: none may come from the cache.
+  [[nodiscard]] bool is_scored() const { return asked.scores_prompt && num_output() == 0; }
 };
 
 }  // namespace
@@ -46,6 +48,7 @@ struct Scheduler::State {
     check("max_running", given.max_running);
     check("max_step_tokens", given.max_step_tokens);
     check("max_waiting", given.max_waiting);
+    check("max_scored_tokens", given.max_scored_tokens);
     CONTEXTILE_CHECK(given.pace == 0 || (given.pace >= 1 && std::isfinite(given.pace)),
                      "engine, pace: expected 0, or 1 and more, found {}", given.pace);
   }
@@ -63,8 +66,12 @@ struct Scheduler::State {
                      request.id.valid() ? ", which is under way" : "");
     CONTEXTILE_CHECK(!request.prompt.empty(),
                      "request: expected a prompt of at least 1 token, found none");
-    CONTEXTILE_CHECK(request.max_tokens >= 1, "request, max_tokens: expected at least 1, found {}",
+    CONTEXTILE_CHECK(request.max_tokens >= 0, "request, max_tokens: expected at least 0, found {}",
                      request.max_tokens);
+    CONTEXTILE_CHECK(
+        request.num_logprobs >= 0 && request.num_logprobs <= GenerationRequest::kMostLogprobs,
+        "request, num_logprobs: expected 0 to {}, found {}", GenerationRequest::kMostLogprobs,
+        request.num_logprobs);
     const auto length = static_cast<std::int64_t>(request.prompt.size()) + request.max_tokens;
     CONTEXTILE_CHECK(length <= max_length,
                      "request: expected at most {} tokens of prompt and output, found {} + {}",
@@ -108,14 +115,27 @@ struct Scheduler::State {
     return true;
   }
 
+  // The same as KvCache::add, which looks up neither a single token in the cache nor those that are
+  // appended later.
+  [[nodiscard]] std::optional<std::int64_t> add(const Request& request,
+                                                std::span<const std::int32_t> tokens) {
+    if (!request.is_scored()) return cache.add(request.asked.id, tokens);
+    // A block that is added and not computed would stay in the cache.
+    if (cache.layout().num_blocks(std::ssize(tokens)) > cache.free_pages()) return std::nullopt;
+    const auto added = cache.add(request.asked.id, tokens.first(1));
+    CONTEXTILE_CHECK(added && cache.append(request.asked.id, tokens.subspan(1)),
+                     "engine: expected {} free pages, found fewer",
+                     cache.layout().num_blocks(std::ssize(tokens)));
+    return added;
+  }
+
   // Number of its tokens that the cache has; none if there is no room for the tokens that are to be
   // computed first.
   [[nodiscard]] std::optional<std::int64_t> begin(Request& request, std::int64_t budget) {
     const std::span<const std::int32_t> tokens = request.tokens;
-    const std::int64_t hit = cache.cached_tokens(tokens);
+    const std::int64_t hit = request.is_scored() ? 0 : cache.cached_tokens(tokens);
     const std::int64_t count = std::min(budget, request.length() - hit);
-    const auto added =
-        cache.add(request.asked.id, tokens.first(static_cast<std::size_t>(hit + count)));
+    const auto added = add(request, tokens.first(static_cast<std::size_t>(hit + count)));
     if (!added) return std::nullopt;
     request.computed = hit + count;
     request.is_running = true;
@@ -138,7 +158,8 @@ struct Scheduler::State {
   // Number of running requests that need one token, their next.
   [[nodiscard]] std::int64_t num_decoding() const {
     return std::count_if(requests.begin(), requests.end(), [](const auto& entry) {
-      return entry.second.is_running && entry.second.missing() == 1;
+      const Request& request = entry.second;
+      return request.is_running && request.missing() == 1 && !request.is_scored();
     });
   }
 
@@ -161,7 +182,7 @@ struct Scheduler::State {
 
   // True if a request that has not begun waits for one that runs, or that begins in this step.
   [[nodiscard]] bool follows(Request& request, const std::vector<Arrival>& beginning) {
-    if (!options.cache.share_prefixes) return false;
+    if (!options.cache.share_prefixes || request.is_scored()) return false;
     const auto leads = [&](Arrival arrival) {
       const auto found = requests.find(arrival);
       if (found == requests.end()) return false;
@@ -199,13 +220,21 @@ struct Scheduler::State {
     std::vector<std::pair<std::int64_t, Arrival>> wanted;
     std::vector<Arrival> beginning;
     std::int64_t may_begin = options.max_running - num_running;
+    std::int64_t may_score = options.max_scored_tokens;
+    const auto want = [&](const Request& request, Arrival arrival, std::int64_t count) {
+      if (request.is_scored()) {
+        count = std::min(count, may_score);
+        may_score -= count;
+      }
+      wanted.emplace_back(count, arrival);
+    };
     for (auto& [arrival, request] : requests) {
       if (request.is_running) {
-        if (request.missing() > 1) wanted.emplace_back(request.missing(), arrival);
+        if (request.missing() > 1 || request.is_scored()) want(request, arrival, request.missing());
       } else if (may_begin > 0 && !follows(request, beginning)) {
         --may_begin;
         beginning.push_back(arrival);
-        wanted.emplace_back(request.length(), arrival);
+        want(request, arrival, request.length());
       }
     }
     std::sort(wanted.begin(), wanted.end());
@@ -222,7 +251,10 @@ struct Scheduler::State {
 
   // Tokens [first, computed) of a request are in this step.
   void schedule(const Request& request, std::int64_t first, std::vector<ScheduledTokens>& step) {
-    step.push_back({request.asked.id, {first, request.computed}, request.missing() == 0});
+    const bool needs_logits = request.missing() == 0;
+    const std::int64_t num_logits =
+        request.is_scored() ? request.computed - first : std::int64_t{needs_logits ? 1 : 0};
+    step.push_back({request.asked.id, {first, request.computed}, needs_logits, num_logits});
     stats.num_computed_tokens += request.computed - first;
   }
 
@@ -325,6 +357,13 @@ EngineEvent Scheduler::take(RequestId id, std::int32_t token, float logprob) {
     event.finish = FinishReason::kLength;
   }
   if (event.finish) cancel(id);
+  return event;
+}
+
+EngineEvent Scheduler::end(RequestId id) {
+  const EngineEvent event = {id, EngineEvent::kNoToken, 0, state_->at(id).cached_tokens,
+                             FinishReason::kLength};
+  cancel(id);
   return event;
 }
 

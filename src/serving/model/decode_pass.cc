@@ -93,7 +93,9 @@ DecodePass::Rows DecodePass::rows_of(std::span<const StepRequest> requests) cons
       rows.tokens.push_back(request.tokens[static_cast<std::size_t>(i)]);
       rows.positions.push_back(request.position + i);
     }
-    if (request.needs_logits) rows.sampled.push_back(rows.tokens.size() - 1);
+    for (std::int64_t i = request.num_logits; i > 0; --i) {
+      rows.sampled.push_back(rows.tokens.size() - static_cast<std::size_t>(i));
+    }
   }
   return rows;
 }

@@ -15,8 +15,8 @@ class DecodePass {
  public:
   explicit DecodePass(DecoderCore& core);
 
-  // Caches keys and values of the requests' tokens. Returns the activations of the last tokens of
-  // the requests that need logits. A request may read what an earlier one writes in the same call.
+  // Caches keys and values of the requests' tokens. Returns the activations of the tokens that need
+  // logits. A request may read what an earlier one writes in the same call.
   [[nodiscard]] Floats forward(std::span<const StepRequest> requests);
 
  private:

@@ -26,7 +26,7 @@ class DecoderRank::State {
     if (std::ranges::none_of(requests, [this](const auto& its) { return is_shared(its); })) {
       return core_.logits(decode_.forward(requests));
     }
-    // The activations behind the last tokens of requests, which need not be computed in order.
+    // The activations that need logits, by request: these need not be computed in order.
     std::vector<Floats> last(requests.size());
     const std::vector<std::int32_t> levels = levels_of(requests);
     const std::int32_t num_levels = 1 + *std::ranges::max_element(levels);
@@ -48,6 +48,9 @@ class DecoderRank::State {
   void check(const StepRequest& request) const {
     const std::int64_t count = std::ssize(request.tokens);
     CONTEXTILE_CHECK(count >= 1, "step: expected at least 1 token of every request, found none");
+    CONTEXTILE_CHECK(request.num_logits >= 0 && request.num_logits <= count,
+                     "step: expected logits of 0 to {} tokens, found {}", count,
+                     request.num_logits);
     for (const std::int32_t token : request.tokens) core_.check_token(token);
     const std::int64_t blocks = core_.options().layout.num_blocks(request.position + count);
     CONTEXTILE_CHECK(std::ssize(request.table) >= blocks,
@@ -89,8 +92,7 @@ class DecoderRank::State {
     const Floats rows = shared ? prefill_.forward(group) : decode_.forward(group);
     auto row = rows.begin();
     for (const std::size_t i : some) {
-      if (!requests[i].needs_logits) continue;
-      const auto end = row + core_.config().hidden_size;
+      const auto end = row + requests[i].num_logits * core_.config().hidden_size;
       last[i].assign(row, end);
       row = end;
     }

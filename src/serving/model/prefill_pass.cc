@@ -168,24 +168,27 @@ void PrefillPass::compute_layer(std::int32_t index, Batch& batch, Floats& x) {
   core_.add_feed_forward(layer, part.held(core_.config().ffn_size), core_.tensor_group(), x);
 }
 
-// Each row comes from the ranks that have the request's last token; the others add 0.
+// Each row comes from the ranks that have its token; the others add 0.
 Floats PrefillPass::last_rows(const Batch& batch, std::span<const StepRequest> requests,
                               std::span<const float> x) {
-  std::vector<std::optional<std::size_t>> row_of(requests.size());
-  std::size_t row = 0;
+  std::vector<std::size_t> first_of;  // rows of `last`, by request
+  std::size_t num_rows = 0;
+  for (const StepRequest& request : requests) {
+    first_of.push_back(num_rows);
+    num_rows += static_cast<std::size_t>(request.num_logits);
+  }
+  Floats last(num_rows * core_.hidden());
+  auto row = x.begin();
   for (const PrefillSegment& segment : batch.rows.segments) {
     const auto i = static_cast<std::size_t>(segment.sequence);
-    row += static_cast<std::size_t>(segment.tokens.size());
-    if (segment.tokens.end == std::ssize(requests[i].tokens)) row_of[i] = row - 1;
-  }
-  Floats last;
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (!requests[i].needs_logits) continue;
-    if (row_of[i]) {
-      const Floats its = core_.rows_at(x, std::span(&*row_of[i], 1));
-      last.insert(last.end(), its.begin(), its.end());
-    } else {
-      last.resize(last.size() + core_.hidden());
+    const std::int64_t first = std::ssize(requests[i].tokens) - requests[i].num_logits;
+    for (std::int64_t token = segment.tokens.begin; token < segment.tokens.end; ++token) {
+      const auto end = row + static_cast<std::ptrdiff_t>(core_.hidden());
+      if (token >= first) {
+        const std::size_t at = first_of[i] + static_cast<std::size_t>(token - first);
+        std::copy(row, end, last.begin() + static_cast<std::ptrdiff_t>(at * core_.hidden()));
+      }
+      row = end;
     }
   }
   core_.meter(core_.traffic().logits_bytes);

@@ -335,8 +335,8 @@ TEST(Scheduler, RefusesWhatCanNeverBeServed) {
   Scheduler scheduler(options_of(2, 10), 70);  // 80 tokens
   EXPECT_THAT(error_of(scheduler, request_of(-1, {1}, 1)), HasSubstr("found -1"));
   EXPECT_THAT(error_of(scheduler, request_of(1, {}, 1)), HasSubstr("a prompt of at least 1 token"));
-  EXPECT_THAT(error_of(scheduler, request_of(1, {1}, 0)),
-              HasSubstr("max_tokens: expected at least 1"));
+  EXPECT_THAT(error_of(scheduler, request_of(1, {1}, -1)),
+              HasSubstr("max_tokens: expected at least 0"));
   EXPECT_THAT(error_of(scheduler, request_of(1, {1, 2}, 69)),
               HasSubstr("at most 70 tokens of prompt and output, found 2 + 69"));
   GenerationRequest request = request_of(1, {1}, 1);
@@ -430,6 +430,10 @@ TEST(EngineRank, InputsComeBackFromTheirBytes) {
   EngineInput input;
   input.arrivals = {request_of(5, {1, 2, 3}, 9), request_of(6, {4}, 1)};
   input.arrivals[0].sampling = {0.5, 0.25, 3, 99};
+  input.arrivals[0].sampling.logit_bias = {{7, -1.5}};
+  input.arrivals[0].sampling.min_p = 0.125;
+  input.arrivals[0].num_logprobs = 4;
+  input.arrivals[1].scores_prompt = true;
   input.arrivals[1].stop_tokens = {8, 9};
   input.cancelled = {RequestId(1), RequestId(2)};
   const std::vector<std::byte> bytes = encode(input);
@@ -437,6 +441,11 @@ TEST(EngineRank, InputsComeBackFromTheirBytes) {
   EXPECT_EQ(encode(back), bytes);
   EXPECT_EQ(back.arrivals[1].stop_tokens, input.arrivals[1].stop_tokens);
   EXPECT_EQ(back.arrivals[0].sampling.seed, 99U);
+  EXPECT_EQ(back.arrivals[0].sampling.logit_bias, input.arrivals[0].sampling.logit_bias);
+  EXPECT_EQ(back.arrivals[0].sampling.min_p, 0.125);
+  EXPECT_EQ(back.arrivals[0].num_logprobs, 4);
+  EXPECT_FALSE(back.arrivals[0].scores_prompt);
+  EXPECT_TRUE(back.arrivals[1].scores_prompt);
   EXPECT_EQ(back.cancelled, input.cancelled);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_THROW(static_cast<void>(decode_engine_input(std::span(bytes).first(size))),
