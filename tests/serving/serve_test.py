@@ -220,7 +220,9 @@ class Tests:
             one, other = (server.complete(prompt="abc", max_tokens=30, temperature=1).tokens for _ in range(2))
             assert one != other  # without a seed
             assert server.ask("GET", "/v1/models").json()["data"][0]["id"] == "random"
-            assert server.ask("POST", "/tokenize", '{"prompt": "ab"}').json() == {"tokens": [97, 98]}
+            assert server.ask("POST", "/tokenize", '{"prompt": "ab"}').json()["tokens"] == [97, 98]
+            assert server.ask("POST", "/detokenize", '{"tokens": [97, 195, 164, 255]}').json() == {"prompt": "aä\ufffd"}
+            assert server.ask("GET", "/version").json()["version"].count(".") == 2
             assert server.ask("GET", "/health").status == 200
 
     def test_what_is_wrong_is_said_and_nothing_is_lost(self):
@@ -237,7 +239,14 @@ class Tests:
             ('{"prompt": "a", "temperature": -1}', 400, "temperature"), ('{"prompt": "a", "top_p": 0}', 400, "top_p"),
             ('{"prompt": "a", "n": 1000}', 400, "n: expected"), ('{"prompt": "a", "stop": [""]}', 400, "stop"),
             ('{"prompt": "a", "stream": "yes"}', 400, "stream"), ('{"prompt": "a", "best_of": 3}', 400, "best_of"),
-            ('{"prompt": "a", "tools": []}', 400, "tools"), ('{"prompt": "a", "logprobs": 5}', 400, "logprobs"),
+            ('{"prompt": "a", "tools": []}', 400, "tools"), ('{"prompt": "a", "logprobs": 21}', 400, "logprobs"),
+            ('{"prompt": "a", "logit_bias": {"256": 1}}', 400, "0 to 255, found '256'"),
+            ('{"prompt": "a", "logit_bias": {"1": 101}}', 400, "-100 to 100, found '101'"),
+            ('{"prompt": "a", "logit_bias": {"1": 1, "01": 1}}', 400, "different token ids"),
+            ('{"prompt": "a", "stop_token_ids": [-1]}', 400, "stop_token_ids"),
+            ('{"prompt": "a", "repetition_penalty": 0}', 400, "repetition_penalty"),
+            ('{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}', 400, "max_completion_tokens"),
+            ('{"prompt": "a", "response_format": {"type": "json_object"}}', 400, "response_format"),
             ('{"prompt": "a", "model": "gpt"}', 404, "expected 'random', found"),
             ('{"prompt": "\\ud800"}', 400, ""), ("[" * 100_000, 400, "nesting"),
             ('{"prompt": "a", "prompt": "b"}', 400, "once"),

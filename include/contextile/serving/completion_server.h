@@ -39,6 +39,8 @@ class Tokenizer {
   // Returns the bytes of a token, which need not be whole characters. Empty for tokens that
   // represent no text.
   [[nodiscard]] virtual std::string_view bytes(std::int32_t token) const = 0;
+  // Returns how answers write a token: its bytes, or the text of a special token.
+  [[nodiscard]] virtual std::string_view name(std::int32_t token) const { return bytes(token); }
   // Returns the largest token id plus 1.
   [[nodiscard]] virtual std::int32_t num_ids() const = 0;
   // Returns the length of the longest text of one token, in bytes, special tokens included.
@@ -55,12 +57,12 @@ class Tokenizer {
 // The sampling that a model's makers recommend.
 struct GenerationDefaults {
   SamplingParams sampling = {.temperature = 1};
-  // Fields that would change completions and that the server does not have: "min_p 0.05".
+  // Fields that would change completions and that the server does not have: "typical_p 0.9".
   std::vector<std::string> ignored;
 };
-// Reads generation_config.json in a model's folder: temperature, top_p, top_k and do_sample, where
-// false means the likeliest token. Without the file, the defaults are those of the protocol. Throws
-// IoError and InvalidArgument.
+// Reads generation_config.json in a model's folder: temperature, top_p, top_k, min_p,
+// repetition_penalty and do_sample, where false means the likeliest token. Without the file, the
+// defaults are those of the protocol. Throws IoError and InvalidArgument.
 [[nodiscard]] GenerationDefaults read_generation_defaults(const std::string& folder);
 
 // ------------------------------------------------------------------------------- completion server
@@ -94,9 +96,9 @@ struct ServeOptions {
 // Returns what this build lacks for serving; empty: nothing.
 [[nodiscard]] std::string_view completion_server_missing();
 
-// Answers POST /v1/completions and /tokenize, GET /v1/models, /health and /metrics on threads of
-// its own; one thread, that of the first rank, drives the engines. Until run is called, /health
-// says "starting" and completions wait.
+// Answers POST /v1/completions, /tokenize and /detokenize, GET /v1/models, /version, /health and
+// /metrics on threads of its own; one thread, that of the first rank, drives the engines. Until run
+// is called, /health says "starting" and completions wait.
 class CompletionServer {
  public:
   // Ends all requests in progress with an error to their clients.

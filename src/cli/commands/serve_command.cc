@@ -196,6 +196,10 @@ std::string sampling_text(const GenerationDefaults& defaults) {
                          : fmt::format("temperature {:g}", sampling.temperature);
   if (sampling.top_p < 1) text += fmt::format(", top_p {:g}", sampling.top_p);
   if (sampling.top_k > 0) text += fmt::format(", top_k {}", sampling.top_k);
+  if (sampling.min_p > 0) text += fmt::format(", min_p {:g}", sampling.min_p);
+  if (sampling.repetition_penalty != 1) {
+    text += fmt::format(", repetition_penalty {:g}", sampling.repetition_penalty);
+  }
   text += ", unless a request says otherwise";
   if (!defaults.ignored.empty()) {
     text += fmt::format("; generation_config.json also has {}, which the server does not have",

@@ -80,6 +80,7 @@ class BpeTokenizer final : public Tokenizer {
       if (added.is_normalized) added.text = normalized(added.text, file_.normalizers);
       // As in the library whose files these are, a special token shows if normalizing changes it.
       const bool is_hidden = special.contains(added.text);
+      if (is_hidden) names_[added.token] = added.text;
       texts_[added.token] = is_hidden ? std::string() : text_of(added.text);
       (added.is_normalized ? of_normalized : raw).push_back(added);
     }
@@ -123,6 +124,10 @@ class BpeTokenizer final : public Tokenizer {
     return token ? token : normalized_added_->special(text);
   }
 
+  [[nodiscard]] std::string_view name(std::int32_t token) const override {
+    const auto found = names_.find(token);
+    return found == names_.end() ? bytes(token) : found->second;
+  }
   [[nodiscard]] std::string_view bytes(std::int32_t token) const override {
     const auto found = texts_.find(token);
     return found == texts_.end() ? std::string_view() : std::string_view(found->second);
@@ -325,6 +330,7 @@ class BpeTokenizer final : public Tokenizer {
   WordPattern white_space_{fmt::format("[{}]", kWhiteSpace)};
   WordPattern word_character_{fmt::format("[{}]", kWordCharacters)};
   std::int32_t num_ids_ = 0;
+  std::unordered_map<std::int32_t, std::string> names_;  // of special tokens
   std::int64_t longest_bytes_ = 1;
   std::array<std::string, 256> characters_;
   std::map<std::string, char> bytes_of_characters_;

@@ -1,8 +1,32 @@
 #include "serving/server/completion.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <limits>
+#include <utility>
 
 namespace contextile {
+
+std::vector<GenerationRequest> requests_of(const CompletionRequest& asked, std::uint64_t seed,
+                                           const std::vector<std::int32_t>& end_tokens) {
+  std::vector<GenerationRequest> requests;
+  for (const std::vector<std::int32_t>& prompt : asked.prompts) {
+    for (std::int32_t i = 0; i < asked.n; ++i) {
+      GenerationRequest request;
+      request.prompt = prompt;
+      request.max_tokens = asked.max_tokens;
+      request.num_logprobs = asked.num_top;
+      request.scores_prompt = asked.echo && asked.logprobs;
+      request.sampling = asked.sampling;
+      request.sampling.seed = seed + static_cast<std::uint64_t>(i);
+      if (!asked.ignore_end) request.stop_tokens = end_tokens;
+      request.stop_tokens.insert(request.stop_tokens.end(), asked.stop_tokens.begin(),
+                                 asked.stop_tokens.end());
+      requests.push_back(std::move(request));
+    }
+  }
+  return requests;
+}
 
 Completion::Completion(const CompletionRequest& request, const Tokenizer& tokenizer)
     : request_(request), tokenizer_(tokenizer) {
@@ -14,6 +38,36 @@ Completion::Completion(const CompletionRequest& request, const Tokenizer& tokeni
     }
   }
   num_open_ = choices_.size();
+  offsets_.resize(choices_.size());
+}
+
+// A character that several tokens make begins with the first of them.
+void Completion::add_logprobs(const TokenLogprob& token, std::span<const TokenLogprob> top,
+                              CompletionChoice& whole, CompletionChoice& piece) {
+  std::int64_t& offset = offsets_[static_cast<std::size_t>(whole.index)];
+  for (ChoiceLogprobs* logprobs : {&whole.logprobs, &piece.logprobs}) {
+    logprobs->num_top = request_.num_top;
+    logprobs->chosen.push_back(token);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(request_.num_top); ++i) {
+      logprobs->top.push_back(i < top.size() ? top[i] : TokenLogprob{EngineEvent::kNoToken, 0});
+    }
+    logprobs->offsets.push_back(offset);
+  }
+  offset += std::ranges::count_if(tokenizer_.bytes(token.token), [](char byte) {
+    return (static_cast<unsigned char>(byte) & 0xc0U) != 0x80U;
+  });
+}
+
+void Completion::add_prompt(const EngineEvent& event, CompletionChoice& whole,
+                            CompletionChoice& piece) {
+  const std::int32_t index = whole.index / request_.n;
+  const std::vector<std::int32_t>& prompt = request_.prompts[static_cast<std::size_t>(index)];
+  const auto num_top = static_cast<std::size_t>(request_.num_top);
+  add_logprobs({prompt.front(), std::numeric_limits<float>::quiet_NaN()}, {}, whole, piece);
+  for (std::size_t i = 0; i < event.prompt.tokens.size(); ++i) {
+    const TokenLogprob token = {prompt.at(i + 1), event.prompt.tokens[i]};
+    add_logprobs(token, std::span(event.prompt.top).subspan(i * num_top, num_top), whole, piece);
+  }
 }
 
 CompletionChoice Completion::add(std::int32_t index, const EngineEvent& event) {
@@ -24,19 +78,18 @@ CompletionChoice Completion::add(std::int32_t index, const EngineEvent& event) {
   const bool is_first = whole.tokens.empty();
   if (is_first && request_.echo) {
     piece.text = request_.prompt_texts[i / static_cast<std::size_t>(request_.n)];
+    if (request_.logprobs) add_prompt(event, whole, piece);
   }
   if (is_first && index % request_.n == 0) usage_.cached_tokens += event.cached_tokens;
-  ++usage_.completion_tokens;
-  // A token that ends the request is not part of its text.
-  const bool is_end = event.finish == FinishReason::kStop;
-  const std::string_view bytes = is_end ? std::string_view() : tokenizer_.bytes(event.token);
-  piece.text += texts_[i].add(bytes);
-  piece.tokens = {event.token};
-  piece.logprobs = {event.logprob};
-  TextStream alone({});
-  std::string token_text = alone.add(bytes);
-  token_text += alone.finish();
-  piece.token_texts = {std::move(token_text)};
+  if (event.token != EngineEvent::kNoToken) {
+    ++usage_.completion_tokens;
+    // A token that ends the request is not part of its text.
+    const bool is_end = event.finish == FinishReason::kStop;
+    piece.text += texts_[i].add(is_end ? std::string_view() : tokenizer_.bytes(event.token));
+    piece.tokens = {event.token};
+    whole.tokens.push_back(event.token);
+    if (request_.logprobs) add_logprobs({event.token, event.logprob}, event.top, whole, piece);
+  }
   if (event.finish && !texts_[i].stopped()) {
     piece.text += texts_[i].finish();
     piece.finish_reason = to_string(*event.finish);
@@ -45,9 +98,6 @@ CompletionChoice Completion::add(std::int32_t index, const EngineEvent& event) {
   }
   if (piece.finish_reason) --num_open_;
   whole.text += piece.text;
-  whole.tokens.push_back(event.token);
-  whole.logprobs.push_back(event.logprob);
-  whole.token_texts.push_back(piece.token_texts.front());
   whole.finish_reason = piece.finish_reason;
   return piece;
 }

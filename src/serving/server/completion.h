@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "contextile/serving/completion_server.h"
@@ -10,6 +11,11 @@
 #include "serving/server/text_stream.h"
 
 namespace contextile {
+
+// The requests of a call to the engines: n for each prompt, with seeds from `seed` on.
+[[nodiscard]] std::vector<GenerationRequest> requests_of(
+    const CompletionRequest& asked, std::uint64_t seed,
+    const std::vector<std::int32_t>& end_tokens);
 
 class Completion {
  public:
@@ -27,10 +33,15 @@ class Completion {
   [[nodiscard]] const std::vector<CompletionChoice>& choices() const { return choices_; }
 
  private:
+  void add_logprobs(const TokenLogprob& token, std::span<const TokenLogprob> top,
+                    CompletionChoice& whole, CompletionChoice& piece);
+  void add_prompt(const EngineEvent& event, CompletionChoice& whole, CompletionChoice& piece);
+
   const CompletionRequest& request_;
   const Tokenizer& tokenizer_;
   std::vector<TextStream> texts_;
   std::vector<CompletionChoice> choices_;
+  std::vector<std::int64_t> offsets_;  // of the next token of each choice
   std::size_t num_open_;
   CompletionUsage usage_;
 };

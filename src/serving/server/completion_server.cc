@@ -28,10 +28,23 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenLooks{200};  // at whether a client is still there
 constexpr std::chrono::milliseconds kGraceAtEnd{1'000};  // for clients to read their last bytes
 constexpr const char* kJson = "application/json";
+constexpr const char* kRequestId = "X-Request-Id";
 
 std::uint64_t random_bits() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) | device();
+}
+
+// The client's name for its request, or a new one where it gives none of a usual form.
+std::string request_id(const httplib::Request& request) {
+  constexpr std::size_t kMostBytes = 128;
+  std::string given = request.get_header_value(kRequestId);
+  const bool is_usual =
+      !given.empty() && given.size() <= kMostBytes && std::ranges::all_of(given, [](char c) {
+        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+               c == '-' || c == '_' || c == '.';
+      });
+  return is_usual ? given : fmt::format("{:016x}", random_bits());
 }
 
 std::int64_t seconds_now() {  // since 1970
@@ -169,11 +182,18 @@ class HttpServer final : public CompletionServer {
       const int yes = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     });
+    server_.set_pre_routing_handler(
+        [](const httplib::Request& request, httplib::Response& response) {
+          response.set_header(kRequestId, request_id(request));
+          return httplib::Server::HandlerResponse::Unhandled;
+        });
     server_.answer_at_once({"/health", "/metrics"});
     if (options_.allow_origin.empty()) return;
-    server_.set_default_headers({{"Access-Control-Allow-Origin", options_.allow_origin},
-                                 {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
-                                 {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"}});
+    server_.set_default_headers(
+        {{"Access-Control-Allow-Origin", options_.allow_origin},
+         {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Request-Id"},
+         {"Access-Control-Expose-Headers", kRequestId},
+         {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"}});
     server_.Options(
         ".*", [](const httplib::Request&, httplib::Response& response) { response.status = 204; });
   }
@@ -183,8 +203,22 @@ class HttpServer final : public CompletionServer {
       complete(body, response);
     });
     post("/tokenize", [this](const std::string& body, httplib::Response& response) {
-      const json answered = {{"tokens", parse_tokenize(body, *tokenizer_)}};
+      const std::vector<std::int32_t> tokens = parse_tokenize(body, *tokenizer_);
+      const json answered = {
+          {"count", tokens.size()}, {"max_model_len", options_.max_length}, {"tokens", tokens}};
       response.set_content(answered.dump(), kJson);
+    });
+    post("/detokenize", [this](const std::string& body, httplib::Response& response) {
+      const json answered = {{"prompt", parse_detokenize(body, *tokenizer_)}};
+      response.set_content(answered.dump(-1, ' ', false, json::error_handler_t::replace), kJson);
+    });
+    post("/v1/chat/completions", [](const std::string&, httplib::Response&) {
+      throw ProtocolFailure(
+          {.status = 501,
+           .message =
+               "chat completions: expected POST /v1/completions, because this program has "
+               "no engine of chat templates; `python -m contextile.serve MODEL` serves chats",
+           .code = "unsupported_endpoint"});
     });
   }
 
@@ -249,6 +283,9 @@ class HttpServer final : public CompletionServer {
                   .param = "model",
                   .code = "model_not_found"});
         });
+    server_.Get("/version", [](const httplib::Request&, httplib::Response& response) {
+      response.set_content(json({{"version", version()}}).dump(), kJson);
+    });
     server_.Get("/health", [this](const httplib::Request&, httplib::Response& response) {
       const auto [status, text] = health_.now(options_.slow_step);
       response.status = status;
@@ -277,34 +314,14 @@ class HttpServer final : public CompletionServer {
       const std::string what =
           response.status == 404
               ? fmt::format(
-                    "expected POST /v1/completions or /tokenize, GET /v1/models, /health or "
-                    "/metrics, found {} {}",
+                    "expected POST /v1/completions, /tokenize or /detokenize, GET /v1/models, "
+                    "/version, /health or /metrics, found {} {}",
                     printable(request.method), printable(request.path))
           : response.status == 413
               ? std::string("request: expected fewer bytes (--max-body-bytes)")
               : fmt::format("the request cannot be served: HTTP status {}", response.status);
       answer(response, {.status = response.status, .message = what});
     });
-  }
-
-  // The requests of a call to the engines: n for each prompt.
-  [[nodiscard]] std::vector<GenerationRequest> requests_of(const CompletionRequest& asked) const {
-    std::vector<GenerationRequest> requests;
-    const std::uint64_t seed = asked.has_seed ? asked.sampling.seed : random_bits();
-    for (const std::vector<std::int32_t>& prompt : asked.prompts) {
-      for (std::int32_t i = 0; i < asked.n; ++i) {
-        GenerationRequest request;
-        request.prompt = prompt;
-        request.max_tokens = asked.max_tokens;
-        request.sampling = asked.sampling;
-        request.sampling.seed = seed + static_cast<std::uint64_t>(i);
-        if (!asked.ignore_end) request.stop_tokens = options_.end_tokens;
-        request.stop_tokens.insert(request.stop_tokens.end(), asked.stop_tokens.begin(),
-                                   asked.stop_tokens.end());
-        requests.push_back(std::move(request));
-      }
-    }
-    return requests;
   }
 
   // One call from its first token to its last.
@@ -326,10 +343,12 @@ class HttpServer final : public CompletionServer {
                                    .max_length = options_.max_length,
                                    .sampling = options_.sampling};
     CompletionRequest asked = parse_completion(body, *tokenizer_, limits);
-    const CompletionHead head = {fmt::format("cmpl-{:016x}", random_bits()), options_.model,
+    const CompletionHead head = {"cmpl-" + response.get_header_value(kRequestId), options_.model,
                                  seconds_now()};
     const auto answered = std::make_shared<Answer>(std::move(asked), *tokenizer_, head);
-    answered->call = queue_.submit(requests_of(answered->asked));
+    answered->call = queue_.submit(requests_of(
+        answered->asked, answered->asked.has_seed ? answered->asked.sampling.seed : random_bits(),
+        options_.end_tokens));
     // Nothing is sent before it is certain that the engines take it.
     const auto first = wait(*answered);
     if (!first) return;
@@ -342,9 +361,14 @@ class HttpServer final : public CompletionServer {
       if (!update->is_taken) static_cast<void>(take(*answered, *update));
     }
     note_end(*answered, "answered");
-    response.set_content(completion_json(head, answered->asked, answered->completion.choices(),
-                                         answered->completion.usage()),
-                         kJson);
+    response.set_content(
+        text_of(*answered, answered->completion.choices(), answered->completion.usage()), kJson);
+  }
+
+  [[nodiscard]] std::string text_of(const Answer& answered,
+                                    const std::vector<CompletionChoice>& choices,
+                                    const std::optional<CompletionUsage>& usage) const {
+    return completion_json(answered.head, answered.asked, *tokenizer_, choices, usage);
   }
 
   // The next update; none if the client has gone, and its request with it.
@@ -411,12 +435,12 @@ class HttpServer final : public CompletionServer {
     const CompletionChoice piece = take(answered, update);
     const bool shows = !piece.text.empty() || piece.finish_reason || answered.asked.return_tokens ||
                        answered.asked.logprobs;
-    if (shows && !event(completion_json(answered.head, answered.asked, {piece}, std::nullopt))) {
+    if (shows && !event(text_of(answered, {piece}, std::nullopt))) {
       return false;
     }
     if (!answered.completion.is_finished()) return true;
     if (answered.asked.include_usage &&
-        !event(completion_json(answered.head, answered.asked, {}, answered.completion.usage()))) {
+        !event(text_of(answered, {}, answered.completion.usage()))) {
       return false;
     }
     return event("[DONE]");

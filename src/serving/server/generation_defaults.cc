@@ -19,10 +19,8 @@ using nlohmann::json;
 // Fields that change what `generate` of transformers returns, that this server does not have, and
 // their values without an effect. A field whose value is null has none either.
 const json& unsupported() {
-  static const json kNeutral = {{"repetition_penalty", 1.0},
-                                {"encoder_repetition_penalty", 1.0},
+  static const json kNeutral = {{"encoder_repetition_penalty", 1.0},
                                 {"no_repeat_ngram_size", 0},
-                                {"min_p", 0.0},
                                 {"top_h", nullptr},
                                 {"typical_p", 1.0},
                                 {"epsilon_cutoff", 0.0},
@@ -107,6 +105,9 @@ GenerationDefaults read_generation_defaults(const std::string& folder) {
   sampling.temperature = reader.number("temperature", sampling.temperature, 0, 2);
   sampling.top_p = reader.number("top_p", sampling.top_p, 1e-6, 1);
   sampling.top_k = reader.top_k();
+  sampling.min_p = reader.number("min_p", sampling.min_p, 0, 1);
+  sampling.repetition_penalty =
+      reader.number("repetition_penalty", sampling.repetition_penalty, 0.01, 100);
   // Files that leave do_sample out mean sampling to other servers, whatever `generate` does.
   if (!reader.flag("do_sample", true)) sampling.temperature = 0;
   for (const auto& [key, neutral] : unsupported().items()) {

@@ -1,12 +1,16 @@
 #include "serving/server/protocol.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <set>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
+#include "serving/server/logprobs_json.h"
+#include "serving/server/text_stream.h"
 
 namespace contextile {
 namespace {
@@ -15,6 +19,8 @@ using nlohmann::json;
 
 constexpr std::size_t kMostStops = 16;
 constexpr std::size_t kMostStopBytes = 1000;
+constexpr std::size_t kMostStopTokens = 128;
+constexpr std::size_t kMostBiases = 1024;
 
 template <typename... Args>
 [[noreturn]] void fail(const char* param, fmt::format_string<Args...> format, Args&&... args) {
@@ -91,7 +97,14 @@ void check_keys(const json& object) {
                                                "top_p",
                                                "top_k",
                                                "seed",
+                                               "min_p",
+                                               "repetition_penalty",
+                                               "presence_penalty",
+                                               "frequency_penalty",
+                                               "logit_bias",
+                                               "max_completion_tokens",
                                                "stop",
+                                               "stop_token_ids",
                                                "stream",
                                                "stream_options",
                                                "echo",
@@ -102,12 +115,15 @@ void check_keys(const json& object) {
                                                "add_special_tokens"};
   // Parameters that other servers take, and that clients send with a value that changes nothing.
   const auto is_neutral = [](const std::string& key, const json& value) {
-    if (value.is_null()) return true;
-    if (key == "presence_penalty" || key == "frequency_penalty") return value == 0;
-    if (key == "best_of") return value == 1;
-    if (key == "suffix") return value == "";
-    if (key == "logit_bias") return value.is_object() && value.empty();
-    return false;
+    static const json kNeutral = {{"best_of", 1},
+                                  {"suffix", ""},
+                                  {"length_penalty", 1},
+                                  {"min_tokens", 0},
+                                  {"response_format", {{"type", "text"}}},
+                                  {"skip_special_tokens", true},
+                                  {"use_beam_search", false}};
+    const auto found = kNeutral.find(key);
+    return value.is_null() || (found != kNeutral.end() && value == *found);
   };
   for (const auto& [key, value] : object.items()) {
     if (kKnown.contains(key) || is_neutral(key, value)) continue;
@@ -236,6 +252,104 @@ void read_stops(const RequestReader& reader, const Tokenizer& tokenizer,
   }
 }
 
+void read_stop_tokens(const RequestReader& reader, const ProtocolLimits& limits,
+                      CompletionRequest& request) {
+  const json* tokens = reader.find("stop_token_ids");
+  if (tokens == nullptr) return;
+  if (!tokens->is_array() || tokens->size() > kMostStopTokens) {
+    fail("stop_token_ids", "expected a list of at most {} token ids, found {}", kMostStopTokens,
+         tokens->is_array() ? fmt::format("{}", tokens->size()) : shown(*tokens));
+  }
+  for (const json& token : *tokens) {
+    if (!is_integer(token, 0, limits.vocab_size - 1)) {
+      fail("stop_token_ids", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
+           shown(token));
+    }
+    request.stop_tokens.push_back(token.get<std::int32_t>());
+  }
+}
+
+// {"token id": bias}
+void read_logit_bias(const RequestReader& reader, const ProtocolLimits& limits,
+                     SamplingParams& sampling) {
+  const json* biases = reader.find("logit_bias");
+  if (biases == nullptr) return;
+  if (!biases->is_object()) fail("logit_bias", "expected an object, found {}", shown(*biases));
+  if (biases->size() > kMostBiases) {
+    fail("logit_bias", "expected at most {} tokens, found {}", kMostBiases, biases->size());
+  }
+  std::set<std::int32_t> tokens;
+  for (const auto& [key, bias] : biases->items()) {
+    std::int32_t token = -1;
+    const char* end = key.data() + key.size();
+    const auto read = std::from_chars(key.data(), end, token);
+    const bool is_token = read.ec == std::errc() && read.ptr == end;
+    if (!is_token || token < 0 || token >= limits.vocab_size || !tokens.insert(token).second) {
+      fail("logit_bias", "expected different token ids of 0 to {}, found {}", limits.vocab_size - 1,
+           quote(key));
+    }
+    if (!bias.is_number() || !(std::abs(bias.get<double>()) <= 100)) {
+      fail("logit_bias", "expected numbers of -100 to 100, found {}", shown(bias));
+    }
+    sampling.logit_bias.push_back({token, bias.get<float>()});
+  }
+}
+
+void read_sampling(const RequestReader& reader, const ProtocolLimits& limits,
+                   CompletionRequest& request) {
+  constexpr auto kInt64 = std::numeric_limits<std::int64_t>();
+  SamplingParams& sampling = request.sampling;
+  sampling = limits.sampling;
+  sampling.temperature = reader.number("temperature", sampling.temperature, 0, 2);
+  sampling.top_p = reader.number("top_p", sampling.top_p, 1e-6, 1);
+  const std::int64_t top_k =
+      reader.integer("top_k", sampling.top_k, -1, std::numeric_limits<int>::max());
+  // -1 means all, as in other servers.
+  sampling.top_k = static_cast<std::int32_t>(std::max<std::int64_t>(top_k, 0));
+  sampling.min_p = reader.number("min_p", sampling.min_p, 0, 1);
+  sampling.repetition_penalty =
+      reader.number("repetition_penalty", sampling.repetition_penalty, 0.01, 100);
+  sampling.presence_penalty = reader.number("presence_penalty", 0, -2, 2);
+  sampling.frequency_penalty = reader.number("frequency_penalty", 0, -2, 2);
+  read_logit_bias(reader, limits, sampling);
+  request.has_seed = reader.find("seed") != nullptr;
+  sampling.seed = static_cast<std::uint64_t>(reader.integer("seed", 0, kInt64.min(), kInt64.max()));
+}
+
+void read_lengths(const RequestReader& reader, const ProtocolLimits& limits,
+                  CompletionRequest& request) {
+  constexpr const char* kNames[] = {"max_tokens", "max_completion_tokens"};
+  if (reader.find(kNames[0]) != nullptr && reader.find(kNames[1]) != nullptr &&
+      *reader.find(kNames[0]) != *reader.find(kNames[1])) {
+    fail(kNames[1], "expected max_tokens, which is given, too, found {}",
+         shown(*reader.find(kNames[1])));
+  }
+  const char* name = reader.find(kNames[1]) != nullptr ? kNames[1] : kNames[0];
+  request.max_tokens = static_cast<std::int32_t>(reader.integer(name, 16, 0, limits.max_length));
+  for (const std::vector<std::int32_t>& prompt : request.prompts) {
+    if (std::ssize(prompt) + request.max_tokens > limits.max_length) {
+      fail_length(limits.max_length, fmt::format("{} + {}", prompt.size(), request.max_tokens));
+    }
+  }
+}
+
+void read_logprobs(const RequestReader& reader, const ProtocolLimits& limits,
+                   CompletionRequest& request) {
+  const json* logprobs = reader.find("logprobs");
+  if (logprobs == nullptr || *logprobs == false) return;
+  request.logprobs = true;
+  request.num_top =
+      static_cast<std::int32_t>(reader.integer("logprobs", 0, 0, GenerationRequest::kMostLogprobs));
+  if (!request.echo) return;
+  std::int64_t count = 0;
+  for (const auto& prompt : request.prompts) count += std::ssize(prompt);
+  count *= std::int64_t{request.n} * (1 + request.num_top);
+  if (count > limits.max_prompt_logprobs) {
+    fail("logprobs", "expected at most {} of a call's prompts, alternatives included, found {}",
+         limits.max_prompt_logprobs, count);
+  }
+}
+
 void read_stream_options(const RequestReader& reader, CompletionRequest& request) {
   const json* options = reader.find("stream_options");
   if (options == nullptr) return;
@@ -267,12 +381,6 @@ json object_of(std::string_view body) {
   }
 }
 
-json logprobs_json(const CompletionChoice& choice) {
-  return {{"tokens", choice.token_texts},
-          {"token_logprobs", choice.logprobs},
-          {"top_logprobs", nullptr}};
-}
-
 }  // namespace
 
 CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
@@ -288,33 +396,14 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
     fail("prompt", "expected at most {} completions, found {} prompts of {}",
          limits.max_completions, request.prompts.size(), request.n);
   }
-  request.max_tokens =
-      static_cast<std::int32_t>(reader.integer("max_tokens", 16, 1, limits.max_length));
-  for (const std::vector<std::int32_t>& prompt : request.prompts) {
-    if (std::ssize(prompt) + request.max_tokens > limits.max_length) {
-      fail_length(limits.max_length, fmt::format("{} + {}", prompt.size(), request.max_tokens));
-    }
-  }
-  const SamplingParams& unless = limits.sampling;
-  request.sampling.temperature = reader.number("temperature", unless.temperature, 0, 2);
-  request.sampling.top_p = reader.number("top_p", unless.top_p, 1e-6, 1);
-  request.sampling.top_k = static_cast<std::int32_t>(
-      reader.integer("top_k", unless.top_k, -1, std::numeric_limits<int>::max()));
-  request.sampling.top_k =
-      std::max(request.sampling.top_k, 0);  // -1: all, as other servers have it
-  request.has_seed = reader.find("seed") != nullptr;
-  request.sampling.seed =
-      static_cast<std::uint64_t>(reader.integer("seed", 0, std::numeric_limits<std::int64_t>::min(),
-                                                std::numeric_limits<std::int64_t>::max()));
+  read_lengths(reader, limits, request);
+  read_sampling(reader, limits, request);
   read_stops(reader, tokenizer, request);
+  read_stop_tokens(reader, limits, request);
   request.stream = reader.flag("stream", false);
   read_stream_options(reader, request);
   request.echo = reader.flag("echo", false);
-  if (const json* logprobs = reader.find("logprobs")) {
-    if (*logprobs != 0)
-      fail("logprobs", "expected 0, of the chosen tokens alone, found {}", shown(*logprobs));
-    request.logprobs = true;
-  }
+  read_logprobs(reader, limits, request);
   request.ignore_end = reader.flag("ignore_eos", false);
   request.return_tokens = reader.flag("return_token_ids", false);
   return request;
@@ -329,29 +418,53 @@ std::vector<std::int32_t> parse_tokenize(std::string_view body, const Tokenizer&
   return encode(prompt->get<std::string>(), tokenizer, special_of(reader));
 }
 
+std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer) {
+  const json object = object_of(body);
+  const RequestReader reader(object);
+  reader.check_keys("request", {"model", "tokens"});
+  const json* tokens = reader.find("tokens");
+  if (tokens == nullptr || !tokens->is_array()) {
+    fail("tokens", "expected a list of token ids, found {}", tokens ? shown(*tokens) : "none");
+  }
+  TextStream text({});
+  std::string whole;
+  for (const json& token : *tokens) {
+    if (!is_integer(token, 0, tokenizer.num_ids() - 1)) {
+      fail("tokens", "expected token ids of 0 to {}, found {}", tokenizer.num_ids() - 1,
+           shown(token));
+    }
+    whole += text.add(tokenizer.bytes(token.get<std::int32_t>()));
+  }
+  return whole + text.finish();
+}
+
 std::string completion_json(const CompletionHead& head, const CompletionRequest& request,
+                            const Tokenizer& tokenizer,
                             const std::vector<CompletionChoice>& choices,
                             const std::optional<CompletionUsage>& usage) {
-  json list = json::array();
+  std::string list;
   for (const CompletionChoice& choice : choices) {
-    json entry = {{"index", choice.index}, {"text", choice.text}, {"logprobs", nullptr}};
+    json entry = {{"index", choice.index}, {"text", choice.text}};
     entry["finish_reason"] = choice.finish_reason ? json(*choice.finish_reason) : json(nullptr);
-    if (request.logprobs) entry["logprobs"] = logprobs_json(choice);
     if (request.return_tokens) entry["token_ids"] = choice.tokens;
-    list.push_back(std::move(entry));
+    std::string text = entry.dump(-1, ' ', false, json::error_handler_t::replace);
+    text.pop_back();
+    list += (list.empty() ? "" : ",") + text + ",\"logprobs\":" +
+            (request.logprobs ? logprobs_json(choice.logprobs, tokenizer) : "null") + "}";
   }
   json document = {{"id", head.id},
                    {"object", "text_completion"},
                    {"created", head.created_s},
-                   {"model", head.model},
-                   {"choices", std::move(list)}};
+                   {"model", head.model}};
   if (usage) {
     document["usage"] = {{"prompt_tokens", usage->prompt_tokens},
                          {"completion_tokens", usage->completion_tokens},
                          {"total_tokens", usage->prompt_tokens + usage->completion_tokens},
                          {"prompt_tokens_details", {{"cached_tokens", usage->cached_tokens}}}};
   }
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text = document.dump(-1, ' ', false, json::error_handler_t::replace);
+  text.pop_back();
+  return text + ",\"choices\":[" + list + "]}";
 }
 
 std::string error_json(const ProtocolError& error) {

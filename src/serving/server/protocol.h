@@ -39,11 +39,12 @@ struct CompletionRequest {
   SamplingParams sampling = {.temperature = 1};
   bool has_seed = false;
   std::vector<std::string> stops;
-  std::vector<std::int32_t> stop_tokens;  // special tokens among the stops
+  std::vector<std::int32_t> stop_tokens;  // stop_token_ids, and special tokens among the stops
   bool stream = false;
   bool include_usage = false;  // a last chunk with the usage, of a stream
   bool echo = false;
-  bool logprobs = false;       // of the tokens that were chosen
+  bool logprobs = false;       // of the tokens that were chosen, and with echo of the prompt's
+  std::int32_t num_top = 0;    // likeliest tokens next to each of them
   bool ignore_end = false;     // go on behind the model's end tokens
   bool return_tokens = false;  // token ids next to the text
 };
@@ -53,6 +54,7 @@ struct ProtocolLimits {
   std::int32_t vocab_size = 0;
   std::int64_t max_length = 0;                   // tokens of prompt and output
   std::int32_t max_completions = 128;            // of one call
+  std::int64_t max_prompt_logprobs = 1 << 18;    // of one call, alternatives included
   SamplingParams sampling = {.temperature = 1};  // of requests that do not say
 };
 
@@ -60,17 +62,25 @@ struct ProtocolLimits {
 [[nodiscard]] CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
                                                  const ProtocolLimits& limits);
 
+// The text of {"tokens": [token ids]}. Throws ProtocolFailure.
+[[nodiscard]] std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer);
 // The tokens of {"prompt": text, "add_special_tokens": true}. Throws ProtocolFailure.
 [[nodiscard]] std::vector<std::int32_t> parse_tokenize(std::string_view body,
                                                        const Tokenizer& tokenizer);
 
+// Log-probabilities of consecutive tokens; NaN of a token with none before it.
+struct ChoiceLogprobs {
+  std::int32_t num_top = 0;
+  std::vector<TokenLogprob> chosen = {};   // [n]
+  std::vector<TokenLogprob> top = {};      // [n, num_top]; kNoToken where there are fewer
+  std::vector<std::int64_t> offsets = {};  // [n], characters of the text before each token
+};
 // One completion of a call, or a piece of it in a stream.
 struct CompletionChoice {
   std::int32_t index = 0;
   std::string text = {};
   std::vector<std::int32_t> tokens = {};
-  std::vector<std::string> token_texts = {};
-  std::vector<float> logprobs = {};
+  ChoiceLogprobs logprobs = {};  // if the call has `logprobs`
   std::optional<std::string_view> finish_reason = {};
 };
 struct CompletionUsage {
@@ -87,6 +97,7 @@ struct CompletionHead {
 
 [[nodiscard]] std::string completion_json(const CompletionHead& head,
                                           const CompletionRequest& request,
+                                          const Tokenizer& tokenizer,
                                           const std::vector<CompletionChoice>& choices,
                                           const std::optional<CompletionUsage>& usage);
 [[nodiscard]] std::string error_json(const ProtocolError& error);

@@ -139,7 +139,7 @@ TEST(Completion, PutsPiecesTogether) {
 TEST(Protocol, SaysWhatIsNotUnderstood) {
   EXPECT_EQ(error_of(R"({"prompt":"a"})").status, 200);
   EXPECT_EQ(error_of(R"({"prompt":"a","logit_bias":{},"best_of":1,"suffix":null})").status, 200);
-  EXPECT_EQ(error_of(R"({"prompt":"a","logit_bias":{"5":1}})").code, "unsupported_parameter");
+  EXPECT_EQ(error_of(R"({"prompt":"a","best_of":2})").code, "unsupported_parameter");
   EXPECT_EQ(error_of(R"({"prompt":"a","model":"other"})").status, 404);
   EXPECT_EQ(error_of(R"({"prompt":["a","b","c"],"n":3})").param, "prompt");
   EXPECT_THAT(error_of(R"({"prompt":[1,300]})").message, HasSubstr("0 to 255, found '300'"));
@@ -276,6 +276,8 @@ TEST_F(BpeTokenizer, JoinsCharactersAndFallsBackToBytes) {
   EXPECT_EQ(tokenizer->bytes(4), " ab");
   EXPECT_EQ(tokenizer->bytes(5), "\xc3");
   EXPECT_EQ(tokenizer->bytes(9), "");
+  EXPECT_EQ(tokenizer->name(9), "<s>");
+  EXPECT_EQ(tokenizer->name(4), " ab");
   EXPECT_EQ(tokenizer->bytes(77), "");
   EXPECT_THROW(static_cast<void>(tokenizer->encode("c")), InvalidArgument);
   EXPECT_THROW(static_cast<void>(tokenizer->encode("\xc3")), InvalidArgument);
