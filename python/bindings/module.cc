@@ -100,6 +100,7 @@ NB_MODULE(_core, module) {
   bind_execution(module);
   bind_stores(module);
   bind_inference(module);
+  bind_serving(module);
   bind_pipeline(module);
   bind_lookahead(module);
 }

@@ -225,7 +225,7 @@ def test_sampling_is_that_of_the_model_unless_a_request_says(tmp_path):
     model = make("llama")
     model.save_pretrained(tmp_path)
     gpt2().save(str(tmp_path / "tokenizer.json"))
-    config = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0.0, "typical_p": None}
+    config = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0.05, "typical_p": 0.9}
 
     def first(server, **given):
         asked = {"prompt": [1, 2, 3], "max_tokens": 12, "seed": 5, "return_token_ids": True, **given}
@@ -235,11 +235,11 @@ def test_sampling_is_that_of_the_model_unless_a_request_says(tmp_path):
 
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     with serve(tmp_path) as server:
-        assert "temperature 0.5, top_p 0.9, top_k 20, unless" in server.started
-        assert "also has repetition_penalty 1.1, which the server" in server.started
+        assert "temperature 0.5, top_p 0.9, top_k 20, min_p 0.05, repetition_penalty 1.1, unless" in server.started
+        assert "also has typical_p 0.9, which the server" in server.started
         as_model = first(server)
-        assert as_model == first(server, temperature=0.5, top_p=0.9, top_k=20)
-        as_protocol = first(server, temperature=1, top_p=1, top_k=-1)
+        assert as_model == first(server, temperature=0.5, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1)
+        as_protocol = first(server, temperature=1, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
     with serve(tmp_path, "--generation-config", "none") as server:
         assert "temperature 1, unless" in server.started
         assert first(server) == as_protocol != as_model

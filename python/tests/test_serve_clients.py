@@ -1,0 +1,401 @@
+"""Clients of ``contextile serve`` and of ``contextile.serve``: the package ``openai``, evaluation
+harnesses, the examples of the pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+import test_serve  # noqa: E402
+from test_serve import PROGRAM, ROOT, Server  # noqa: E402
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}"
+    "{% if mood %}({{ mood }}){% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The quick fox?"}]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the servers; models are small
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.set_num_threads(1)
+    return test_serve.make("llama")
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("served") / "tiny"
+    model.save_pretrained(path)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=test_serve.llama3(), bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def check_program():
+    if not Path(PROGRAM).is_file():
+        pytest.skip(f"{PROGRAM}: no program there (make build, or CONTEXTILE_PROGRAM)")
+    probe = subprocess.run([PROGRAM, "serve", "--port", "99999"], capture_output=True, text=True, check=False)
+    if "not in this build" in probe.stderr:
+        pytest.skip(probe.stderr.strip())
+
+
+def check_front():
+    for package in ("starlette", "uvicorn", "jinja2"):
+        pytest.importorskip(package)
+
+
+def front_command(folder, *options):
+    return [sys.executable, "-m", "contextile.serve", str(folder), "--port", "0", *options]
+
+
+@pytest.fixture(scope="module")
+def program(folder):
+    check_program()
+    command = [PROGRAM, "serve", "--model", str(folder), "--ranks", "2", "--port", "0", "--generation-config", "none"]
+    with Server(command) as server:
+        yield server
+        assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def front(folder):
+    check_front()
+    with Server(front_command(folder, "--ranks", "2", "--generation-config", "none")) as server:
+        yield server
+        assert server.stop() == 0
+
+
+@pytest.fixture(params=["program", "front"])
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def client_of(server):
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"http://{server.url.netloc}/v1", api_key="none", max_retries=0)
+
+
+def asked(server, path="/v1/completions", **fields):
+    return server.ask("POST", path, json.dumps(fields))
+
+
+def greedy(model, tokens, count):
+    output = model.generate(
+        torch.tensor([tokens]), max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    return output[0].tolist()[len(tokens) :]
+
+
+def log_softmax(model, tokens):
+    with torch.no_grad():
+        return torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1)
+
+
+# -------------------------------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_loglikelihoods_are_those_of_transformers(server, model, max_tokens):
+    source = random.Random(6)
+    prompts = [[source.randrange(3, 310) for _ in range(length)] for length in (1, 2, 40, 130)]
+    # The request that lm-eval's local-completions sends.
+    fields = {"model": None, "prompt": prompts, "temperature": 0, "seed": 1234}
+    answer = asked(server, **fields, max_tokens=max_tokens, logprobs=3, echo=True)
+    assert answer.status == 200, answer.body
+    choices = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+    for tokens, choice in zip(prompts, choices, strict=True):
+        expected = log_softmax(model, tokens)
+        found = choice["logprobs"]
+        assert len(found["tokens"]) == len(found["text_offset"]) == len(tokens) + max_tokens
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        for i, token in enumerate(tokens[1:]):
+            assert found["token_logprobs"][i + 1] == pytest.approx(float(expected[i, token]), abs=1e-4)
+            top = sorted(found["top_logprobs"][i + 1].values(), reverse=True)[:3]
+            assert top == pytest.approx(expected[i].topk(3).values.tolist(), abs=1e-4)
+            # The harness takes a token for the likeliest if these two are equal.
+            is_greedy = found["token_logprobs"][i + 1] == max(found["top_logprobs"][i + 1].values())
+            assert is_greedy == (token == int(expected[i].argmax()))
+        if max_tokens:
+            assert found["token_logprobs"][-1] == pytest.approx(float(expected[-1].max()), abs=1e-4)
+
+
+def test_both_servers_give_the_same_answers(program, front):
+    for fields in [
+        {"prompt": "The quick fox", "max_tokens": 12, "temperature": 0, "logprobs": 2, "echo": True},
+        {"prompt": [5, 6, 7], "max_tokens": 20, "seed": 3, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.3},
+        {"prompt": "a", "max_tokens": 20, "seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.5, "n": 2},
+        {"prompt": "a b", "max_tokens": 8, "seed": 4, "logit_bias": {"70": 8}, "stop_token_ids": [71, 72]},
+        {"prompt": "a b", "max_completion_tokens": 8, "temperature": 0, "ignore_eos": True, "stop": ["e", "<s>"]},
+    ]:
+        one, other = (asked(server, **fields, return_token_ids=True).json() for server in (program, front))
+        for a, b in zip(one["choices"], other["choices"], strict=True):
+            assert a["token_ids"] == b["token_ids"] and a["finish_reason"] == b["finish_reason"], fields
+            assert a["text"] == b["text"]
+            if fields.get("logprobs"):
+                assert a["logprobs"]["tokens"] == b["logprobs"]["tokens"]
+                assert a["logprobs"]["token_logprobs"][1:] == pytest.approx(
+                    b["logprobs"]["token_logprobs"][1:], abs=1e-5
+                )
+        assert {**one["usage"], "prompt_tokens_details": 0} == {**other["usage"], "prompt_tokens_details": 0}
+
+
+# ------------------------------------------------------------------------------------------ openai
+
+
+def test_the_openai_package_completes(server, model, tokenizer):
+    client = client_of(server)
+    tokens = tokenizer.encode("The quick")
+    whole = client.completions.create(
+        model="tiny", prompt="The quick", max_tokens=12, temperature=0, logprobs=2, extra_headers={"X-Request-Id": "a-1"},
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
+    choice = whole.choices[0]
+    assert choice.model_extra["token_ids"] == greedy(model, tokens, 12)
+    assert whole.usage.prompt_tokens == len(tokens) and whole.usage.completion_tokens == 12
+    assert whole.id == "cmpl-a-1" and whole._request_id == "a-1"
+    assert len(choice.logprobs.tokens) == 12 and len(choice.logprobs.top_logprobs[0]) == 2
+    stream = client.completions.create(
+        model="tiny", prompt="The quick", max_tokens=12, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == choice.text
+    assert [one.id for one in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
+
+
+def test_the_openai_package_chats(front, model, tokenizer):
+    client = client_of(front)
+    tokens = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=False)
+    fields = {"model": "tiny", "messages": CHAT, "max_completion_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(
+        **fields, logprobs=True, top_logprobs=2, extra_body={"return_token_ids": True, "ignore_eos": True}
+    )
+    choice = whole.choices[0]
+    assert choice.model_extra["token_ids"] == greedy(model, tokens, 12)
+    assert choice.message.role == "assistant" and choice.finish_reason == "length"
+    assert whole.usage.prompt_tokens == len(tokens)
+    content = choice.logprobs.content
+    assert len(content) == 12 and content[0].logprob == content[0].top_logprobs[0].logprob
+    chunks = list(client.chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
+    ))  # fmt: skip
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == choice.message.content
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 12 and not chunks[-1].choices
+
+
+def test_chats_use_the_template_of_the_model(front, tokenizer):
+    for given in [{}, {"add_generation_prompt": False}, {"chat_template_kwargs": {"mood": "glad"}}]:
+        arguments = {"add_generation_prompt": True, **given}
+        arguments.update(arguments.pop("chat_template_kwargs", {}))
+        expected = tokenizer.apply_chat_template(CHAT, tokenize=True, return_dict=False, **arguments)
+        answer = asked(front, "/v1/chat/completions", messages=CHAT, max_tokens=1, **given).json()
+        assert answer["usage"]["prompt_tokens"] == len(expected)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    plain = [{"role": "user", "content": "a\nb"}]
+    one, other = (
+        asked(front, "/v1/chat/completions", messages=messages, max_tokens=5, temperature=0).json()["choices"]
+        for messages in (parts, plain)
+    )
+    assert one == other
+
+
+def test_the_program_says_who_serves_chats(program):
+    answer = asked(program, "/v1/chat/completions", messages=CHAT)
+    assert answer.status == 501 and "python -m contextile.serve" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": ["x"]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": CHAT, "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": CHAT, "prompt": "x"}, "prompt"),
+        ({"messages": CHAT, "max_tokens": 10**9}, "max_tokens"),
+    ],
+)
+def test_chats_refuse_by_name(front, fields, param):
+    answer = asked(front, "/v1/chat/completions", **fields)
+    assert answer.status == 400 and answer.json()["error"]["param"] == param, answer.body
+
+
+def test_an_answer_that_asks_for_nothing_more_is_given(front):
+    fields = {
+        "tools": [],
+        "response_format": {"type": "text"},
+        "store": False,
+        "parallel_tool_calls": True,
+        "logit_bias": None,
+    }
+    answer = asked(front, "/v1/chat/completions", messages=CHAT, max_tokens=1, **fields)
+    assert answer.status == 200, answer.body
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("", 400, "expected JSON"), ("[]", 400, "a JSON object"), ("{}", 400, "prompt: expected a text"),
+        ("[" * 100_000, 400, ""), ('{"prompt": "\\ud800"}', 400, ""), ('{"prompt": "a", "prompt": "b"}', 400, "once"),
+        ('{"prompt": NaN}', 400, ""), ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", 400, ""),
+        ('{"prompt": []}', 400, "at least 1 token"), ('{"prompt": [320]}', 400, "0 to 319, found '320'"),
+        ('{"prompt": [true]}', 400, "found 'true'"), ('{"prompt": ["a", 5]}', 400, "expected texts or lists"),
+        ('{"prompt": "a", "max_tokens": 1e99}', 400, "max_tokens"), ('{"prompt": "a", "top_p": 0}', 400, "top_p"),
+        ('{"prompt": "a", "n": 1000}', 400, "n: expected"), ('{"prompt": "a", "stop": [""]}', 400, "stop"),
+        ('{"prompt": "a", "min_p": 1.5}', 400, "min_p"), ('{"prompt": "a", "best_of": 3}', 400, "best_of"),
+        ('{"prompt": "a", "logit_bias": {"320": 1}}', 400, "0 to 319"), ('{"prompt": "a", "logprobs": 21}', 400, "0 to 20"),
+        ('{"prompt": "a", "model": "gpt"}', 404, "expected 'tiny', found"),
+        ('{"prompt": "a", "stream_options": {"x": 1}}', 400, "stream_options"),
+    ],
+)  # fmt: skip
+def test_wrong_requests_are_refused_alike(server, body, status, words):
+    answer = server.ask("POST", "/v1/completions", body)
+    assert answer.status == status, answer.body
+    assert words in answer.json()["error"]["message"]
+
+
+def test_random_bodies_get_answers(front):
+    source = random.Random(8)
+    seeds = [
+        ("/v1/completions", {"prompt": ["ab", [5, 6]], "max_tokens": 2, "logprobs": 2, "echo": True, "stop": ["x"]}),
+        ("/v1/completions", {"prompt": "é漢😀", "max_tokens": 2, "stream": True, "logit_bias": {"5": 1}, "seed": 1}),
+        ("/v1/chat/completions", {"messages": CHAT, "max_tokens": 2, "chat_template_kwargs": {"mood": "x"}, "n": 2}),
+        ("/tokenize", {"prompt": "ab"}), ("/detokenize", {"tokens": [5, 6]}),
+    ]  # fmt: skip
+    for _ in range(300):
+        path, fields = source.choice(seeds)
+        body = bytearray(json.dumps(fields, ensure_ascii=source.random() < 0.5).encode())
+        for _ in range(source.randrange(4)):
+            at = source.randrange(len(body))
+            piece = source.choice([b"null", b"[", b"}", b'"', b"-1", b"1e999", b"true", b"\xff", b"\\u0000", b"9" * 40])
+            body[at : at + source.randrange(6)] = piece
+        answer = front.ask("POST", path, bytes(body))
+        assert answer.status in (200, 400, 404), (path, bytes(body), answer.body)
+    assert front.ask("GET", "/health").body == "ok\n"
+
+
+def test_names_of_requests_come_back(server):
+    for given, expected in [("job-7_a.b", "job-7_a.b"), ("x" * 200, None), ("a b", None)]:
+        found = server.ask("GET", "/health", headers={"X-Request-Id": given}).headers["X-Request-Id"]
+        assert found == expected if expected else re.fullmatch("[0-9a-f]{16,32}", found)
+
+
+def test_tokens_become_texts_again(server, tokenizer):
+    text = "The fox, 1234"
+    tokens = asked(server, "/tokenize", prompt=text).json()
+    assert tokens["tokens"] == tokenizer.encode(text) and tokens["count"] == len(tokens["tokens"])
+    assert asked(server, "/detokenize", tokens=tokens["tokens"]).json() == {"prompt": text}
+    assert re.fullmatch(r"[0-9.]+", server.ask("GET", "/version").json()["version"])
+
+
+# ------------------------------------------------------------------------------------ front and ranks
+
+
+def test_a_client_that_leaves_is_not_computed_any_more(front):
+    for stream in (True, False):
+        connection = front.connect()
+        body = {
+            "prompt": "a",
+            "max_tokens": 500,
+            "ignore_eos": True,
+            "stream": stream,
+            "n": 8,
+            "logit_bias": {"2": -100},
+        }
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        if stream:
+            assert connection.getresponse().read(10)
+        connection.close()
+        front.wait_for("requests_running", 0)
+
+
+def test_a_body_that_is_too_large_is_refused(front):
+    assert front.ask("POST", "/v1/completions", json.dumps({"prompt": "a" * (9 << 20)})).status == 413
+
+
+def test_sampling_is_that_of_the_model_unless_a_request_says(folder, tmp_path):
+    check_front()
+    copied = tmp_path / "tiny"
+    copied.mkdir()
+    for path in folder.iterdir():
+        (copied / path.name).symlink_to(path)
+    (copied / "generation_config.json").unlink()
+    config = {"temperature": 0.5, "top_k": 20, "do_sample": False, "min_p": 0.25, "typical_p": 0.9}
+    (copied / "generation_config.json").write_text(json.dumps(config))
+    with Server(front_command(copied)) as server:
+        assert "temperature 0, top_k 20, min_p 0.25, unless" in server.started
+        assert "typical_p 0.9" in server.started
+        first, second = (asked(server, prompt="a", max_tokens=9, seed=seed).json()["choices"] for seed in (1, 2))
+        assert first == second
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--context-parallel", "2", "--prefill-tokens", "8"]])
+def test_ranks_of_torchrun_give_the_tokens_of_one(folder, model, tokenizer, options):
+    check_front()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    with Server([*launch, *front_command(folder, *options)[2:]]) as server:
+        try:
+            fields = {"messages": CHAT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+            answer = asked(server, "/v1/chat/completions", **fields, return_token_ids=True)
+        finally:
+            server.stop()  # its ranks end with it
+    tokens = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=False)
+    assert answer.tokens == [greedy(model, tokens, 12)]
+
+
+# -------------------------------------------------------------------------------------------- pages
+
+
+def blocks_of(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
+def run_curl(page, server):
+    lines = [line for block in blocks_of(page, "sh") for line in block.splitlines() if line.startswith("curl ")]
+    assert lines, page
+    for line in lines:
+        command = line.replace("curl ", "curl -sS --fail-with-body ").replace("localhost:8000", server.url.netloc)
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and '"error"' not in done.stdout, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def test_examples_of_the_pages_run(program, front):
+    run_curl("serving.md", program)
+    run_curl("python/serve.md", front)
+
+
+def test_examples_of_python_run(front):
+    pytest.importorskip("openai")
+    blocks = [block for block in blocks_of("python/serve.md", "python") if "openai" in block]
+    assert blocks
+    for block in blocks:
+        code = block.replace("localhost:8000", front.url.netloc)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
