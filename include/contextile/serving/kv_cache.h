@@ -135,7 +135,15 @@ struct KvCacheOptions {
   KvLayout layout;
   std::int32_t num_pages = 0;  // pages of every rank; page 0 is one of them
   bool share_prefixes = true;
+  // Number of tokens that a token sees in the layer that sees most, itself included. Pages behind
+  // it are freed while their request goes on. 0: a layer sees all tokens.
+  std::int64_t window = 0;
 };
+
+// Returns the most pages that a request of `length` tokens holds at a time if it is added and
+// appended to in parts of at most `step_tokens` new tokens.
+[[nodiscard]] std::int64_t most_pages(const KvCacheOptions& options, std::int64_t length,
+                                      std::int64_t step_tokens);
 
 // A page that two requests continue differently: every rank copies its part of `from` to `to`
 // before the next tokens are written.
@@ -174,7 +182,8 @@ class KvCache {
   // Appends tokens to a request. Returns false if too few pages are free.
   [[nodiscard]] bool append(RequestId request, std::span<const std::int32_t> tokens);
   // Forgets all tokens except the first `length` (at least 1), for example drafts that were
-  // rejected.
+  // rejected. Throws if the next token would see a page that was freed
+  // behind the window.
   void truncate(RequestId request, std::int64_t length);
   // Begins another request with the same tokens so far; tokens that each appends are its own.
   void fork(RequestId parent, RequestId child);
@@ -186,12 +195,14 @@ class KvCache {
   [[nodiscard]] bool contains(RequestId request) const;
   [[nodiscard]] std::int64_t length(RequestId request) const;
   [[nodiscard]] std::span<const std::int32_t> tokens(RequestId request) const;
-  // The request's block table: the same on all ranks.
+  // The request's block table: the same on all ranks. Entries behind the window are not valid.
   [[nodiscard]] std::span<const PageId> table(RequestId request) const;
   // Returns the copies to make before the next tokens are written, in order, and empties the list.
   [[nodiscard]] std::vector<PageCopy> take_copies();
 
   [[nodiscard]] std::int32_t num_requests() const;
+  // Number of pages that the request holds, shared ones included.
+  [[nodiscard]] std::int32_t num_pages(RequestId request) const;
   // Number of pages that no request uses, including those of remembered prefixes.
   [[nodiscard]] std::int32_t free_pages() const;
   // Number of these pages that hold a remembered prefix.

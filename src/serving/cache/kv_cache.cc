@@ -63,6 +63,7 @@ struct KvCache::State {
   // others.
   void drop(std::span<const PageId> pages) {
     for (auto it = pages.rbegin(); it != pages.rend(); ++it) {
+      if (!it->valid()) continue;
       if (pool.users(*it) == 1 && prefixes.is_redundant(*it)) {
         prefixes.erase(*it);
         pool.discard(*it);
@@ -74,6 +75,20 @@ struct KvCache::State {
 
   [[nodiscard]] std::int64_t num_whole(const Request& request) const {
     return static_cast<std::int64_t>(request.tokens.size()) / options.layout.block_tokens();
+  }
+
+  // The first block that any token from a position on sees.
+  [[nodiscard]] std::int64_t first_seen(std::int64_t position) const {
+    if (options.window == 0) return 0;
+    return std::max<std::int64_t>(0, position + 1 - options.window) / options.layout.block_tokens();
+  }
+  // The request's pages that no token from a position on sees.
+  [[nodiscard]] std::span<PageId> behind(Request& request, std::int64_t position) const {
+    const auto end = static_cast<std::size_t>(
+        std::min(first_seen(position), static_cast<std::int64_t>(request.table.size())));
+    std::size_t begin = end;
+    while (begin > 0 && request.table[begin - 1].valid()) --begin;
+    return std::span(request.table).subspan(begin, end - begin);
   }
 
   // Remembers the blocks of the request's table from block `first` on.
@@ -88,8 +103,21 @@ struct KvCache::State {
   std::vector<PageCopy> copies;
 };
 
+std::int64_t most_pages(const KvCacheOptions& options, std::int64_t length,
+                        std::int64_t step_tokens) {
+  const std::int64_t all = options.layout.num_blocks(length);
+  if (options.window == 0) return all;
+  // Tokens that a step reads or writes begin anywhere in a block.
+  const std::int64_t seen = options.window - 1 + step_tokens;
+  return std::min(all, options.layout.num_blocks(seen - 1) + 1);
+}
+
 KvCache::KvCache(const KvCacheOptions& options) {
   check_kv_layout(options.layout);
+  if (options.window < 0) {
+    throw InvalidArgument(
+        fmt::format("KV cache: expected a window of 0 or more, found {}", options.window));
+  }
   if (options.num_pages < 1) {
     throw InvalidArgument(
         fmt::format("KV cache: expected at least 1 page, found {}", options.num_pages));
@@ -116,11 +144,16 @@ std::optional<std::int64_t> KvCache::add(RequestId request, std::span<const std:
   }
   std::vector<PageId> table = state.find(tokens);
   const auto num_hits = static_cast<std::int64_t>(table.size());
+  const std::int64_t num_unseen = state.first_seen(num_hits * layout().block_tokens());
+  std::fill_n(table.begin(), num_unseen, PageId());
   const std::int64_t num_blocks = layout().num_blocks(static_cast<std::int64_t>(tokens.size()));
-  const auto unused = std::count_if(table.begin(), table.end(),
-                                    [&](PageId page) { return state.pool.users(page) == 0; });
+  const auto unused = std::count_if(table.begin(), table.end(), [&](PageId page) {
+    return page.valid() && state.pool.users(page) == 0;
+  });
   if (num_blocks - num_hits > state.pool.num_free() - unused) return std::nullopt;
-  for (const PageId page : table) state.pool.use(page);
+  for (const PageId page : table) {
+    if (page.valid()) state.pool.use(page);
+  }
   while (static_cast<std::int64_t>(table.size()) < num_blocks) table.push_back(state.take());
   State::Request& added = state.requests[request];
   added.tokens.assign(tokens.begin(), tokens.end());
@@ -141,7 +174,12 @@ bool KvCache::append(RequestId request, std::span<const std::int32_t> tokens) {
   // The page that is written must belong to this request alone and hold nothing that is remembered.
   const bool is_open = length % layout().block_tokens() != 0;
   const bool copies = is_open && state.pool.users(its.table.back()) > 1;
-  if (missing + (copies ? 1 : 0) > state.pool.num_free()) return false;
+  const std::span<PageId> behind = state.behind(its, length);
+  const auto given_back = std::count_if(behind.begin(), behind.end(),
+                                        [&](PageId page) { return state.pool.users(page) == 1; });
+  if (missing + (copies ? 1 : 0) > state.pool.num_free() + given_back) return false;
+  state.drop(behind);
+  std::ranges::fill(behind, PageId());
   if (copies) {
     const PageId shared = std::exchange(its.table.back(), state.take());
     state.copies.push_back({shared, its.table.back()});
@@ -162,6 +200,13 @@ void KvCache::truncate(RequestId request, std::int64_t length) {
         fmt::format("KV cache: expected a length of 1 to {} tokens, found {}, of request {}",
                     its.tokens.size(), length, request.value));
   }
+  const auto first_held = std::ranges::find_if(its.table, &PageId::valid) - its.table.begin();
+  if (state_->first_seen(length) < first_held) {
+    throw InvalidArgument(
+        fmt::format("KV cache: expected a length whose window of {} tokens is still there, found "
+                    "{}, of request {} without its first {} pages",
+                    state_->options.window, length, request.value, first_held));
+  }
   const auto num_blocks = static_cast<std::size_t>(layout().num_blocks(length));
   state_->drop(std::span(its.table).subspan(num_blocks));
   its.table.resize(num_blocks);
@@ -172,7 +217,9 @@ void KvCache::fork(RequestId parent, RequestId child) {
   State& state = *state_;
   state.check_new(child);
   const State::Request copied = state.at(parent);
-  for (const PageId page : copied.table) state.pool.use(page);
+  for (const PageId page : copied.table) {
+    if (page.valid()) state.pool.use(page);
+  }
   state.requests.emplace(child, copied);
 }
 
@@ -201,6 +248,10 @@ std::vector<PageCopy> KvCache::take_copies() { return std::exchange(state_->copi
 
 std::int32_t KvCache::num_requests() const {
   return static_cast<std::int32_t>(state_->requests.size());
+}
+std::int32_t KvCache::num_pages(RequestId request) const {
+  const std::vector<PageId>& table = std::as_const(*state_).at(request).table;
+  return static_cast<std::int32_t>(std::ranges::count_if(table, &PageId::valid));
 }
 std::int32_t KvCache::free_pages() const { return state_->pool.num_free(); }
 std::int32_t KvCache::unused_prefix_pages() const {
@@ -234,7 +285,9 @@ void KvCache::check_consistency() const {
     if (static_cast<std::int64_t>(request.table.size()) != layout().num_blocks(length(id))) {
       throw std::logic_error("KV cache: a table is not as long as its request");
     }
-    for (const PageId page : request.table) ++users[page.index()];
+    for (const PageId page : request.table) {
+      if (page.valid()) ++users[page.index()];
+    }
   }
   for (std::int32_t page = 0; page < state_->pool.num_pages(); ++page) {
     if (users[static_cast<std::size_t>(page)] != state_->pool.users(PageId(page))) {

@@ -76,8 +76,8 @@ void PrefixTree::insert(Tokens tokens, std::span<const PageId> pages, std::int64
   if (first >= num_blocks) return;
   // Begins at the place of the block before, so that a long request is not walked for each of its
   // blocks.
-  Node* node =
-      first > 0 ? node_of_page_[pages[static_cast<std::size_t>(first - 1)].index()] : nullptr;
+  const PageId before = first > 0 ? pages[static_cast<std::size_t>(first - 1)] : PageId();
+  Node* node = before.valid() ? node_of_page_[before.index()] : nullptr;
   const std::int64_t begin = node != nullptr ? first : 0;
   if (node == nullptr) node = root_.get();
   for (std::int64_t b = begin; b < num_blocks; ++b) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/check.h"
 #include "kernel/tensor.h"
 
 namespace contextile {
@@ -18,8 +19,12 @@ std::vector<PageRun> page_runs(const PrefillGeometry& geometry, Rank rank,
       for (std::int64_t key = keys.begin; key < keys.end;) {
         const std::int64_t first = key % page_size;
         const std::int64_t tokens = std::min(keys.end - key, page_size - first);
-        runs.push_back({batch.sequences[i].table[static_cast<std::size_t>(key / page_size)], first,
-                        tokens, row});
+        const PageId page = batch.sequences[i].table[static_cast<std::size_t>(key / page_size)];
+        CONTEXTILE_CHECK(page.valid(),
+                         "prefill: table of sequence {}: expected a page of 0 and more for tokens "
+                         "that are seen, found {} at {}",
+                         i, page.value, key / page_size);
+        runs.push_back({page, first, tokens, row});
         key += tokens;
         row += tokens;
       }

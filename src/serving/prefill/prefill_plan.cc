@@ -74,6 +74,10 @@ class LocalRowsBuilder {
 
   void append(std::size_t sequence, std::int64_t position) {
     const PrefillSequence& of = batch_.sequences[sequence];
+    if (position < of.cached_tokens && is_behind_window(of, position)) {
+      ++rows_.num_rows;  // of a plan, but no query of it sees the row
+      return;
+    }
     const std::optional<std::int64_t> place =
         position < of.cached_tokens ? slot_of(of, position) : row_of(sequence, position);
     CONTEXTILE_CHECK(place,
@@ -91,6 +95,12 @@ class LocalRowsBuilder {
   [[nodiscard]] LocalRows take() { return std::move(rows_); }
 
  private:
+  [[nodiscard]] bool is_behind_window(const PrefillSequence& sequence,
+                                      std::int64_t position) const {
+    const std::int64_t block = position / batch_.layout.block_tokens();
+    return batch_.layout.owner(position) == rank_ &&
+           !sequence.table[static_cast<std::size_t>(block)].valid();
+  }
   [[nodiscard]] std::optional<std::int64_t> slot_of(const PrefillSequence& sequence,
                                                     std::int64_t position) const {
     const std::int64_t slot = batch_.layout.slot(sequence.table, rank_, position);
@@ -239,6 +249,9 @@ void PlannedPrefill::prepare(std::shared_ptr<const Plan> plan, const PrefillBatc
   state.q = HostTensor(shape.dtype, rows, shape.q_heads, shape.head_dim);
   state.k = HostTensor(shape.dtype, rows, shape.kv_heads, shape.head_dim);
   state.v = HostTensor(shape.dtype, rows, shape.kv_heads, shape.value_dim);
+  // Rows behind a window stay so.
+  state.kernel.row_ops().fill(state.k.view(), 0);
+  state.kernel.row_ops().fill(state.v.view(), 0);
   state.out = HostTensor(shape.dtype, rows, shape.q_heads, shape.value_dim);
   state.lse = HostTensor(Dtype::kF32, rows, shape.q_heads, 1);
   state.executor.prepare(std::move(plan));
