@@ -42,13 +42,75 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+EXPERTS = {"moe_intermediate_size": 40, "num_experts_per_tok": 3}
+LATENT = {
+    "head_dim": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 16,
+    "first_k_dense_replace": 1,
+}
 MODELS = {
     "llama": ("Llama", {}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "attention_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 20}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**EXPERTS, "num_experts": 9, "decoder_sparse_step": 2, "norm_topk_prob": True, "num_hidden_layers": 4},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 20,
+            "swiglu_limit": 1.0,
+            "rope_parameters": {**YARN_ROPE, "truncate": False},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "deepseek_v2": ("DeepseekV2", {**EXPERTS, **LATENT, "q_lora_rank": None, "n_shared_experts": 2}),
+    "deepseek_v2_groups": (
+        "DeepseekV2",
+        {**EXPERTS, **LATENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **EXPERTS,
+            **LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v3_dense": ("DeepseekV3", {**LATENT, "first_k_dense_replace": 3, "rope_interleave": False}),
 }
+# Options of ranks: split by heads, by tokens, and by both.
+LAYOUTS = [
+    (1, ()),
+    (3, ()),
+    (2, ("--context-parallel", "2")),
+    (2, ("--tensor-parallel", "2")),
+    (4, ("--context-parallel", "4")),
+    (4, ("--tensor-parallel", "2", "--context-parallel", "2")),
+    (4, ("--tensor-parallel", "4")),
+]
 NEW = 40
 
 LLAMA3_WORDS = (
@@ -156,6 +218,9 @@ def make(name):
     )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.0 if parameter.dim() > 1 else 1.0, 0.2)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, 0.0, 0.2)
     return model.float().eval()
 
 
@@ -189,11 +254,13 @@ def serve(folder, *options, ranks=1):
         assert server.stop() == 0
 
 
-def check(folder, expected, *, ranks):
-    with serve(folder, ranks=ranks) as server:
+def check(folder, expected, *options, ranks):
+    if "--context-parallel" in options:
+        options = (*options, "--prefill-tokens", "8")
+    with serve(folder, *options, ranks=ranks) as server:
         answer = server.complete(prompt=prompts(), max_tokens=NEW)
     assert answer.status == 200, answer.body
-    assert answer.tokens == expected, f"{ranks} ranks"
+    assert answer.tokens == expected, f"{ranks} ranks, {options}"
 
 
 # -------------------------------------------------------------------------------------------- tests
@@ -205,8 +272,8 @@ def test_tokens_are_those_of_generate(name, tmp_path):
     model.save_pretrained(tmp_path)
     gpt2().save(str(tmp_path / "tokenizer.json"))
     expected = alone(model)
-    for ranks in (1, 3):
-        check(tmp_path, expected, ranks=ranks)
+    for ranks, options in LAYOUTS:
+        check(tmp_path, expected, *options, ranks=ranks)
 
 
 def test_ends_as_generation_does(tmp_path):
@@ -259,9 +326,12 @@ def test_random_tokenizers_are_refused_or_give_the_tokens_of_the_library():
     assert tried.returncode == 0, tried.stdout + tried.stderr
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_of_half_precision_in_several_files(dtype, tmp_path):
-    model = make("qwen2").to(getattr(torch, dtype))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("qwen2", "bfloat16"), ("qwen2", "float16"), ("gpt_oss", "bfloat16"), ("deepseek_v3", "bfloat16")],
+)
+def test_weights_of_half_precision_in_several_files(name, dtype, tmp_path):
+    model = make(name).to(getattr(torch, dtype))
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     gpt2().save(str(tmp_path / "tokenizer.json"))

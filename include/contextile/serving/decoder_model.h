@@ -24,9 +24,20 @@
 
 namespace contextile {
 
-// Rotary embedding (RoFormer, section 3.2): pairs (d, d + head_dim/2) are rotated by position ·
-// theta^(-2d/head_dim).
+// Rotary embedding (RoFormer, section 3.2): pairs (d, d + dim/2) are rotated by position ·
+// theta^(-2d/dim).
 struct RopeConfig {
+  // YaRN (arXiv 2309.00071): frequencies with at least `fast_turns` turns in original_length tokens
+  // stay, those with at most `slow_turns` are divided by `factor`, with a ramp over pairs between.
+  struct Yarn {
+    double fast_turns = 32;
+    double slow_turns = 1;
+    bool whole_pairs = true;      // the ramp begins and ends at a pair
+    double attention_factor = 1;  // of sines and cosines
+
+    friend bool operator==(const Yarn&, const Yarn&) = default;
+  };
+
   double theta = 10'000;
   // Divisor of the frequencies of wavelengths beyond the trained context (1: none are divided).
   // Linear: all frequencies are divided. With `original_length` above 0, as in Llama 3.1: those of
@@ -36,27 +47,82 @@ struct RopeConfig {
   double low_frequency = 1;
   double high_frequency = 4;
   std::int64_t original_length = 0;  // tokens; 0: linear
+  std::optional<Yarn> yarn = {};
+  bool interleaved = false;  // pairs are (2d, 2d + 1)
 
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;
 };
 
+// Feed-forwards of which a router chooses a few for each token.
+struct ExpertsConfig {
+  // The weights of the chosen experts.
+  enum class Weights : std::uint8_t {
+    kSoftmax,        // of all experts' logits (Mixtral, Qwen3-MoE, DeepSeek-V2)
+    kChosenSoftmax,  // of the chosen experts' logits (gpt-oss)
+    kSigmoid,        // of each logit; the choice adds a bias to them (DeepSeek-V3)
+  };
+  // Names of the tensors, and their shapes: w1, w3 and w2 of every expert; gate_proj, up_proj and
+  // down_proj; or gate_up_proj and down_proj of all experts together, with biases.
+  enum class Files : std::uint8_t { kMixtral, kQwen, kGptOss };
+  // (up + 1)·gate·sigmoid(alpha·gate) of a gate of at most `limit` and an up of -limit to limit.
+  struct ClampedGate {
+    double alpha = 1.702;
+    double limit = 7;
+
+    friend bool operator==(const ClampedGate&, const ClampedGate&) = default;
+  };
+
+  std::int32_t num_experts = 8;
+  std::int32_t top_k = 2;        // experts of a token
+  std::int32_t ffn_size = 512;   // of an expert
+  std::int32_t shared_size = 0;  // of a feed-forward that all tokens use, too; 0: none
+  Weights weights = Weights::kSoftmax;
+  bool norm_weights = true;  // weights of a token are divided by their sum
+  double weight_factor = 1;
+  // Neighbouring experts form groups, and a token's experts are of `top_groups` of them: those with
+  // the largest weight, or with kSigmoid the largest sum of two. These divide the experts.
+  std::int32_t num_groups = 1;
+  std::int32_t top_groups = 1;
+  Files files = Files::kQwen;
+  std::optional<ClampedGate> clamped = {};  // none: silu(gate)·up
+
+  friend bool operator==(const ExpertsConfig&, const ExpertsConfig&) = default;
+};
+
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all
+// heads are products with a latent vector, which is cached, and a rotated key of all heads.
+struct LatentConfig {
+  std::int32_t q_rank = 0;    // of a latent vector of queries; 0: they have none
+  std::int32_t kv_rank = 64;  // elements of the latent vector
+  std::int32_t rope_dim = 8;  // of the rotated key
+  std::int32_t value_dim = 16;
+
+  friend bool operator==(const LatentConfig&, const LatentConfig&) = default;
+};
+
 // Sizes and variants of a model with root-mean-square norms before attention and before a gated
-// SiLU feed-forward, rotary embedding and grouped query heads: Llama, Mistral, Qwen2, Qwen3.
+// feed-forward, and rotary embedding: Llama, Mistral, Qwen2, Qwen3, their mixtures of experts,
+// gpt-oss and DeepSeek-V2 and V3.
 struct DecoderConfig {
   std::int32_t vocab_size = 256;
   std::int32_t hidden_size = 192;
   std::int32_t num_layers = 4;
   std::int32_t q_heads = 24;
-  std::int32_t kv_heads = 2;  // divides q_heads
-  std::int32_t head_dim = 16;
+  std::int32_t kv_heads = 2;   // divides q_heads; 1 with a latent vector
+  std::int32_t head_dim = 16;  // of queries
   std::int32_t ffn_size = 512;
   // Number of tokens that queries of a layer see, their own included; 0 or no entry: all before
   // them.
   std::vector<std::int32_t> windows = {};  // by layer
+  std::optional<ExpertsConfig> experts = {};
+  std::vector<std::int32_t> dense_layers = {};  // those without experts, if others have some
+  std::optional<LatentConfig> latent = {};
   RopeConfig rope = {};
+  double scale = 0;  // of scores; 0: 1/sqrt(head_dim)
   double norm_epsilon = 1e-5;
   bool qkv_bias = false;  // the projections to queries, keys and values have a bias (Qwen2)
   bool o_bias = false;    // the projection of outputs has a bias (Llama with attention_bias)
+  bool sinks = false;     // every query head has a sink logit (gpt-oss)
   bool qk_norm = false;   // queries and keys are normed by head before they are rotated (Qwen3)
   bool tied_embeddings = false;       // logits are products with the tokens' embeddings
   std::int64_t max_length = 131'072;  // tokens of a request, its output included
@@ -66,6 +132,21 @@ struct DecoderConfig {
     const auto i = static_cast<std::size_t>(layer);
     return i < windows.size() ? windows[i] : 0;
   }
+  [[nodiscard]] bool has_experts(std::int32_t layer) const;
+  // Inner elements of the feed-forward that all tokens of a layer use; 0: it has experts alone.
+  [[nodiscard]] std::int32_t dense_size(std::int32_t layer) const {
+    return has_experts(layer) ? experts->shared_size : ffn_size;
+  }
+  // Elements of a cached key and value of a KV head, of an output of a query head, and of a query
+  // that are rotated. Cached values of latent attention are the first elements of keys.
+  [[nodiscard]] std::int32_t key_dim() const {
+    return latent ? latent->kv_rank + latent->rope_dim : head_dim;
+  }
+  [[nodiscard]] std::int32_t value_dim() const { return latent ? latent->kv_rank : head_dim; }
+  [[nodiscard]] std::int32_t output_dim() const { return latent ? latent->value_dim : head_dim; }
+  [[nodiscard]] std::int32_t rope_dim() const { return latent ? latent->rope_dim : head_dim; }
+  [[nodiscard]] double score_scale() const;
+
   friend bool operator==(const DecoderConfig&, const DecoderConfig&) = default;
 };
 
@@ -73,10 +154,15 @@ struct DecoderConfig {
 void check_decoder_config(const DecoderConfig& config);
 // Reads config.json in a folder of Hugging Face's format. Throws IoError. Throws InvalidArgument
 // that names the key if this model does not support it (another model_type or activation, rotary
-// scaling of other kinds, biases of the feed-forward, quantized weights).
+// scaling of other kinds, biases of the feed-forward, quantized weights, other routers).
 [[nodiscard]] DecoderConfig read_decoder_config(const std::string& folder);
-// Returns the number of parameters of the whole model.
+// Returns the number of tokens that a token sees in the layer that sees most (KvCacheOptions); 0 if
+// a layer has no window.
+[[nodiscard]] std::int64_t cache_window(const DecoderConfig& config);
+// Return the number of parameters of the whole model, and of those the number that experts and
+// routers have.
 [[nodiscard]] std::int64_t num_parameters(const DecoderConfig& config);
+[[nodiscard]] std::int64_t num_expert_parameters(const DecoderConfig& config);
 
 // The part of a model that a rank of a group computes.
 //
@@ -179,15 +265,31 @@ class WeightElements {
   std::vector<std::uint16_t> bf16_;
 };
 
-// A rank's weights. Matrices are [outputs, inputs], in bf16 where the files have them so; they are
-// widened a few rows at a time when they are multiplied. Everything else is fp32.
+// A rank's weights. Experts are split over all ranks, and everything else as DecoderPart says.
+// Matrices are [outputs, inputs], in bf16 where the files have them so; they are widened a few rows
+// at a time when they are multiplied. Vectors are fp32.
 struct DecoderWeights {
   struct Layer {
+    // One expert; the biases are there if all are.
+    struct Expert {
+      WeightElements gate, up, down;
+      std::vector<float> gate_bias, up_bias, down_bias;
+
+      friend bool operator==(const Expert&, const Expert&) = default;
+    };
     std::vector<float> attention_norm, ffn_norm;
     std::vector<float> q_bias, k_bias, v_bias, o_bias;
     std::vector<float> q_norm, k_norm;
+    std::vector<float> sinks;  // of all query heads
     WeightElements q, k, v, o;
-    WeightElements gate, up, down;
+    WeightElements gate, up, down;  // dense, or of shared experts
+    // Latent attention: q takes what q_a returns, if that is there; kv_b has rows of keys without a
+    // rotated part, then of values, by head.
+    WeightElements q_a, kv_a, kv_b;
+    std::vector<float> q_a_norm, kv_a_norm;
+    WeightElements router;  // [experts, hidden]
+    std::vector<float> router_bias, choice_bias;
+    std::vector<Expert> experts;  // this rank's: DecoderPart::own
   };
   DecoderPart part;
   WeightElements embeddings;  // of all tokens
@@ -260,6 +362,7 @@ struct DecoderTraffic {
   std::int64_t prefill_bytes = 0;    // attention of shared prompts, and their keys on their way to
                                      // the cache
   std::int64_t reduction_bytes = 0;  // sums over ranks after attention and feed-forward
+  std::int64_t expert_bytes = 0;     // rows of shared prompts on their way to experts and back
   std::int64_t logits_bytes = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "serving/model/activation_rows.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -19,6 +20,15 @@ void rms_norm(std::span<const float> x_ND, std::span<const float> weight_D, doub
 void gate_by_silu(std::span<float> gate, std::span<const float> up) {
   for (std::size_t i = 0; i < gate.size(); ++i) {
     gate[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+  }
+}
+
+void gate_by_clamped_silu(std::span<float> gate, std::span<const float> up, float alpha,
+                          float limit) {
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const float g = std::min(gate[i], limit);
+    const float u = std::clamp(up[i], -limit, limit);
+    gate[i] = g / (1 + std::exp(-alpha * g)) * (u + 1);
   }
 }
 

@@ -14,6 +14,10 @@ void rms_norm(std::span<const float> x_ND, std::span<const float> weight_D, doub
               std::span<float> y_ND);
 // gate = silu(gate) · up.
 void gate_by_silu(std::span<float> gate, std::span<const float> up);
+// gate = g·sigmoid(alpha·g)·(u + 1), where g is the gate of at most `limit`, and u is up of -limit
+// to limit (gpt-oss).
+void gate_by_clamped_silu(std::span<float> gate, std::span<const float> up, float alpha,
+                          float limit);
 // x += y, where y is as long as x or a row that is added to all.
 void add(std::span<float> x, std::span<const float> y);
 

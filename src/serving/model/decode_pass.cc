@@ -1,7 +1,6 @@
 #include "serving/model/decode_pass.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <numeric>
@@ -138,6 +137,10 @@ DecodePass::PendingLayer DecodePass::begin_layer(std::int32_t index, Group& grou
   Floats q =
       core_.queries(layer, normed_x, part.all_queries ? part.group(all_heads) : part.own(all_heads),
                     group.rows.positions);
+  if (core_.config().latent) {
+    q = core_.latent_queries(layer, q,
+                             part.all_queries ? part.group(all_heads) : part.own(all_heads));
+  }
   return begin_attention(index, group, q);
 }
 
@@ -146,9 +149,17 @@ void DecodePass::finish_layer(PendingLayer pending) {
   const DecoderWeights::Layer& layer = core_.layer(pending.layer);
   const DecoderPart& part = core_.part();
   Floats& x = pending.group->x;
-  core_.add_outputs(layer, pending.o.values<float>(), part.own(core_.config().q_heads),
-                    core_.world(), x);
-  core_.add_feed_forward(layer, part.own(core_.config().ffn_size), core_.world(), x);
+  const Range heads = part.own(core_.config().q_heads);
+  const std::span<float> o = pending.o.values<float>();
+  if (core_.config().sinks) {
+    DecoderCore::apply_sinks(layer, heads, pending.lse.values<float>(), o);
+  }
+  if (core_.config().latent) {
+    core_.add_outputs(layer, core_.outputs_of_latent(layer, o, heads), heads, core_.world(), x);
+  } else {
+    core_.add_outputs(layer, o, heads, core_.world(), x);
+  }
+  core_.add_feed_forward(pending.layer, RowsOf::kStep, x);
 }
 
 // This rank's keys that every row sees.
@@ -165,8 +176,9 @@ std::vector<Range> DecodePass::keys_of(std::int32_t layer, const Rows& rows) {
     keys.push_back({layout.local_length(rank, seen.begin), layout.local_length(rank, seen.end)});
     pairs += keys.back().size();
   }
-  core_.work().attention_flops +=
-      4 * pairs * core_.config().head_dim * core_.part().group(core_.config().q_heads).size();
+  core_.work().attention_flops += 2 * pairs *
+                                  (core_.config().key_dim() + core_.config().value_dim()) *
+                                  core_.part().group(core_.config().q_heads).size();
   return keys;
 }
 
@@ -188,16 +200,17 @@ DecodePass::PendingLayer DecodePass::begin_attention(std::int32_t index, Group& 
   const std::int64_t group_heads = core_.part().group(config.q_heads).size();
   const auto q_heads =
       options.mode == DecodeMode::kQReplicated ? static_cast<std::int32_t>(group_heads) : heads;
-  HostTensor o(Dtype::kF32, first_row, heads, config.head_dim);
+  HostTensor o(Dtype::kF32, first_row, heads, config.value_dim());
   HostTensor lse(Dtype::kF32, first_row, heads, 1);
   core_.meter(core_.traffic().attention_bytes);
-  PendingAttention attention = group_.begin(
-      {options.mode,
-       {1 / std::sqrt(static_cast<float>(config.head_dim)), 0},
-       options.wire,
-       options.hop_b == HopBReading::kAttention ? options.hop_b_groups : 1},
-      core_.paged_kv(index), contiguous(q.data(), Dtype::kF32, first_row, q_heads, config.head_dim),
-      paged_requests, {o.view(), lse.stats()});
+  PendingAttention attention =
+      group_.begin({options.mode,
+                    {static_cast<float>(config.score_scale()), 0},
+                    options.wire,
+                    options.hop_b == HopBReading::kAttention ? options.hop_b_groups : 1},
+                   core_.paged_kv(index),
+                   contiguous(q.data(), Dtype::kF32, first_row, q_heads, config.key_dim()),
+                   paged_requests, {o.view(), lse.stats()});
   return {index, &group, std::move(o), std::move(lse), std::move(attention)};
 }
 

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernel/tensor.h"
 #include "serving/model/activation_rows.h"
+#include "serving/model/expert_layer.h"
 #include "serving/prefill/check_prefill.h"
 #include "transport/all_reduce.h"
 
@@ -16,6 +17,9 @@ namespace {
 Range shifted(Range range, std::int64_t by) { return {range.begin - by, range.end - by}; }
 
 Range scaled(Range range, std::int64_t by) { return {range.begin * by, range.end * by}; }
+
+// The epsilon of norms of latent vectors, whatever a model's other norms have.
+constexpr double kLatentEpsilon = 1e-6;
 
 }  // namespace
 
@@ -27,13 +31,14 @@ DecoderCore::DecoderCore(Transport& transport, const DecoderConfig& config, Deco
       world_(transport),
       tensor_group_(world_, checked_part().tensor_group()),
       token_group_(world_, weights_.part.token_group()),
-      rotary_(config.rope, config.head_dim) {
+      rotary_(config.rope, config.rope_dim()) {
   const std::int64_t slots = std::int64_t{options.num_pages} * options.layout.page_size;
   const Dtype dtype = page_dtype(options.kv_dtype);
   const auto heads = static_cast<std::int32_t>(part().kv_heads(config.kv_heads).size());
   for (std::int32_t i = 0; i < config.num_layers; ++i) {
-    pages_.push_back({HostTensor(dtype, slots, heads, config.head_dim),
-                      HostTensor(dtype, slots, heads, config.head_dim)});
+    pages_.push_back({HostTensor(dtype, slots, heads, config.key_dim()),
+                      config.latent ? HostTensor(dtype, 0, heads, config.value_dim())
+                                    : HostTensor(dtype, slots, heads, config.value_dim())});
   }
 }
 
@@ -113,12 +118,12 @@ Floats DecoderCore::product(std::span<const float> x, const WeightsView& weights
 }
 
 void DecoderCore::finish_heads(std::span<const float> norm, std::span<const std::int64_t> positions,
-                               Floats& heads) const {
+                               std::int32_t dim, Floats& heads) const {
   if (!norm.empty()) rms_norm(heads, norm, config_.norm_epsilon, heads);
   if (positions.empty()) return;
   const std::size_t row = heads.size() / positions.size();
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    rotary_.turn(positions[i], std::span(heads).subspan(i * row, row));
+    rotary_.turn(positions[i], std::span(heads).subspan(i * row, row), dim);
   }
 }
 
@@ -126,26 +131,42 @@ Floats DecoderCore::queries(const DecoderWeights::Layer& layer, std::span<const 
                             Range heads, std::span<const std::int64_t> positions) {
   const Range rows =
       scaled(shifted(heads, part().queries(config_.q_heads).begin), config_.head_dim);
-  Floats q =
-      product(x, weights_view(layer.q, config_.hidden_size).rows(rows), work_.projection_flops);
+  Floats latents;
+  std::int64_t inputs = config_.hidden_size;
+  if (config_.latent && config_.latent->q_rank > 0) {
+    latents = product(x, weights_view(layer.q_a, inputs), work_.projection_flops);
+    rms_norm(latents, layer.q_a_norm, kLatentEpsilon, latents);
+    x = latents;
+    inputs = config_.latent->q_rank;
+  }
+  Floats q = product(x, weights_view(layer.q, inputs).rows(rows), work_.projection_flops);
   if (!layer.q_bias.empty()) {
     add(q,
         std::span(layer.q_bias)
             .subspan(static_cast<std::size_t>(rows.begin), static_cast<std::size_t>(rows.size())));
   }
-  finish_heads(layer.q_norm, positions, q);
+  finish_heads(layer.q_norm, positions, config_.head_dim, q);
   return q;
 }
 
 Floats DecoderCore::keys(const DecoderWeights::Layer& layer, std::span<const float> x,
                          std::span<const std::int64_t> positions) {
-  Floats k = product(x, weights_view(layer.k, config_.hidden_size), work_.projection_flops);
+  const WeightElements& weights = config_.latent ? layer.kv_a : layer.k;
+  Floats k = product(x, weights_view(weights, config_.hidden_size), work_.projection_flops);
   if (!layer.k_bias.empty()) add(k, layer.k_bias);
-  finish_heads(layer.k_norm, positions, k);
+  if (config_.latent) {
+    const auto row = static_cast<std::size_t>(config_.key_dim());
+    for (std::size_t first = 0; first < k.size(); first += row) {
+      const auto vector = std::span(k).subspan(first, layer.kv_a_norm.size());
+      rms_norm(vector, layer.kv_a_norm, kLatentEpsilon, vector);
+    }
+  }
+  finish_heads(layer.k_norm, positions, config_.key_dim(), k);
   return k;
 }
 
 Floats DecoderCore::values(const DecoderWeights::Layer& layer, std::span<const float> x) {
+  if (config_.latent) return {};
   Floats v = product(x, weights_view(layer.v, config_.hidden_size), work_.projection_flops);
   if (!layer.v_bias.empty()) add(v, layer.v_bias);
   return v;
@@ -153,8 +174,8 @@ Floats DecoderCore::values(const DecoderWeights::Layer& layer, std::span<const f
 
 void DecoderCore::add_outputs(const DecoderWeights::Layer& layer, std::span<const float> o,
                               Range heads, Transport& ranks, Floats& x) {
-  const Range held = scaled(part().held(config_.q_heads), config_.head_dim);
-  const Range columns = shifted(scaled(heads, config_.head_dim), held.begin);
+  const Range held = scaled(part().held(config_.q_heads), config_.output_dim());
+  const Range columns = shifted(scaled(heads, config_.output_dim()), held.begin);
   Floats y =
       product(o, weights_view(layer.o, held.size()).columns(columns), work_.projection_flops);
   y.resize(x.size());  // of a rank that has no part
@@ -163,21 +184,33 @@ void DecoderCore::add_outputs(const DecoderWeights::Layer& layer, std::span<cons
   add(x, y);
 }
 
-void DecoderCore::add_feed_forward(const DecoderWeights::Layer& layer, Range inner,
-                                   Transport& ranks, Floats& x) {
-  const Range held = part().held(config_.ffn_size);
-  const Range some = shifted(inner, held.begin);
-  const Floats input = normed(x, layer.ffn_norm);
+void DecoderCore::add_feed_forward(std::int32_t index, RowsOf rows, Floats& x) {
+  const DecoderWeights::Layer& weights = layer(index);
+  const bool is_step = rows == RowsOf::kStep;
+  const std::int32_t size = config_.dense_size(index);
+  const Range held = part().held(size);
+  const Range some = shifted(is_step ? part().own(size) : held, held.begin);
+  const Floats input = normed(x, weights.ffn_norm);
+  std::int64_t& flops = work_.feed_forward_flops;
   Floats y;
   if (!some.empty()) {
-    std::int64_t& flops = work_.feed_forward_flops;
-    Floats gate = product(input, weights_view(layer.gate, config_.hidden_size).rows(some), flops);
+    Floats gate = product(input, weights_view(weights.gate, config_.hidden_size).rows(some), flops);
     gate_by_silu(gate,
-                 product(input, weights_view(layer.up, config_.hidden_size).rows(some), flops));
-    y = product(gate, weights_view(layer.down, held.size()).columns(some), flops);
+                 product(input, weights_view(weights.up, config_.hidden_size).rows(some), flops));
+    y = product(gate, weights_view(weights.down, held.size()).columns(some), flops);
   }
   y.resize(x.size());  // of a rank that has no part
-  sum(ranks, y);
+  if (config_.has_experts(index)) {
+    const ExpertLayer experts(config_, weights, part(), flops);
+    const std::vector<Route> routes = experts.routes(input);
+    if (is_step) {
+      experts.add_own(input, routes, y);
+    } else {
+      world_.meter(traffic_.expert_bytes);
+      experts.add_over(token_group_, input, routes, y);
+    }
+  }
+  sum(is_step ? static_cast<Transport&>(world_) : tensor_group_, y);
   add(x, y);
 }
 
@@ -215,27 +248,33 @@ HostTensor DecoderCore::logits(const Floats& sampled) {
 void DecoderCore::keep(std::int32_t layer, std::span<const std::int64_t> slots,
                        std::span<const float> keys, std::span<const float> values) {
   const LayerPages& its = pages(layer);
-  const auto dim = static_cast<std::size_t>(config_.head_dim);
-  std::size_t at = 0;
-  for (const std::int64_t slot : slots) {
-    for (std::int32_t h = 0; h < its.k.view().heads; ++h) {
-      write_row(its.k.view(), slot, h, keys.subspan(at, dim));
-      write_row(its.v.view(), slot, h, values.subspan(at, dim));
-      at += dim;
+  const std::int32_t heads = its.k.view().heads;
+  const auto write = [&](const TensorView& pages, std::span<const float> rows) {
+    const auto dim = static_cast<std::size_t>(pages.dim);
+    std::size_t at = 0;
+    for (const std::int64_t slot : slots) {
+      for (std::int32_t h = 0; h < heads; ++h, at += dim) {
+        write_row(pages, slot, h, rows.subspan(at, dim));
+      }
     }
-  }
+  };
+  write(its.k.view(), keys);
+  if (!config_.latent) write(its.v.view(), values);
+}
+
+PagedTensor paged_tensor(const HostTensor& tensor, std::int32_t page_size) {
+  const TensorView view = tensor.view();
+  return {view.data, view.token_stride * page_size, view.token_stride, view.head_stride, view.dim,
+          {}};
 }
 
 PagedKv DecoderCore::paged_kv(std::int32_t layer) const {
-  const auto paged = [this](const HostTensor& tensor) -> PagedTensor {
-    const TensorView view = tensor.view();
-    return {view.data,         view.token_stride * options_.layout.page_size,
-            view.token_stride, view.head_stride,
-            view.dim,          {}};
-  };
   const LayerPages& pages = pages_[static_cast<std::size_t>(layer)];
-  return {paged(pages.k), paged(pages.v), options_.kv_dtype, pages.k.view().heads,
-          options_.layout.page_size};
+  const std::int32_t page_size = options_.layout.page_size;
+  const PagedTensor k = paged_tensor(pages.k, page_size);
+  PagedTensor v = config_.latent ? k : paged_tensor(pages.v, page_size);
+  v.dim = config_.value_dim();
+  return {k, v, options_.kv_dtype, pages.k.view().heads, page_size};
 }
 
 void DecoderCore::copy_pages(std::span<const PageCopy> copies) {
@@ -244,6 +283,7 @@ void DecoderCore::copy_pages(std::span<const PageCopy> copies) {
       for (HostTensor* tensor : {&layer.k, &layer.v}) {
         const std::size_t bytes =
             tensor->bytes().size() / static_cast<std::size_t>(options_.num_pages);
+        if (bytes == 0) continue;
         auto* base = static_cast<std::byte*>(tensor->view().data);
         std::memcpy(base + copy.to.index() * bytes, base + copy.from.index() * bytes, bytes);
       }

@@ -31,9 +31,14 @@ std::vector<Rank> DecoderPart::token_group() const {
 AttentionShape prompt_attention(const DecoderConfig& config, const DecoderPart& part) {
   AttentionShape shape;
   shape.q_heads = static_cast<std::int32_t>(part.group(config.q_heads).size());
-  shape.kv_heads = static_cast<std::int32_t>(part.kv_heads(config.kv_heads).size());
-  shape.head_dim = shape.value_dim = config.head_dim;
+  // Latent keys are expanded for prompts.
+  shape.kv_heads = config.latent ? shape.q_heads
+                                 : static_cast<std::int32_t>(part.kv_heads(config.kv_heads).size());
+  shape.head_dim = config.head_dim;
+  shape.value_dim = config.output_dim();
   shape.dtype = Dtype::kF32;
+  shape.scale = config.scale;
+  shape.sink = config.sinks;
   return shape;
 }
 

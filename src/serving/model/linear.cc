@@ -69,6 +69,30 @@ WeightsView weights_view(const WeightElements& elements_OI, std::int64_t inputs)
           is_bf16 ? elements_OI.bf16().data() : nullptr, size / inputs, inputs, inputs};
 }
 
+void multiply_transposed(std::span<const float> x_NO, const WeightsView& weights,
+                         std::span<float> y_NI) {
+  const std::int64_t rows = std::ssize(x_NO) / weights.outputs;
+  if (rows == 0) return;
+  use_one_thread_a_call();
+  thread_local std::vector<float> wide;
+  const float* values = weights.f32;
+  std::int64_t stride = weights.stride;
+  if (weights.bf16 != nullptr) {
+    wide.resize(static_cast<std::size_t>(weights.outputs * weights.inputs));
+    for (std::int64_t o = 0; o < weights.outputs; ++o) {
+      const std::uint16_t* from = weights.bf16 + o * weights.stride;
+      float* to = wide.data() + o * weights.inputs;
+      for (std::int64_t i = 0; i < weights.inputs; ++i) to[i] = bf16_to_float(from[i]);
+    }
+    values = wide.data();
+    stride = weights.inputs;
+  }
+  const auto n = static_cast<blasint>(weights.inputs);
+  const auto k = static_cast<blasint>(weights.outputs);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), n, k, 1,
+              x_NO.data(), k, values, static_cast<blasint>(stride), 0, y_NI.data(), n);
+}
+
 void multiply(std::span<const float> x_NI, const WeightsView& weights, std::span<float> y_NO) {
   if (weights.inputs == 0) {
     std::fill(y_NO.begin(), y_NO.end(), 0.0F);

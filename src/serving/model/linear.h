@@ -36,6 +36,10 @@ struct WeightsView {
 // Returns all of a matrix with so many inputs, of which there is at least one.
 [[nodiscard]] WeightsView weights_view(const WeightElements& elements_OI, std::int64_t inputs);
 
+// y = x · W, fp32, where x has as many inputs as W has rows; contiguous, in one thread.
+void multiply_transposed(std::span<const float> x_NO, const WeightsView& weights,
+                         std::span<float> y_NI);
+
 // y = x · Wᵀ, fp32, row-major and contiguous; y has rows of W's outputs. Outputs are computed in
 // runs of equal size whatever the number of threads, so the same call gives the same bits. Without
 // inputs y becomes 0.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
@@ -46,7 +47,14 @@ class WeightReader {
   [[nodiscard]] WeightElements matrix(const std::string& name, std::int64_t rows,
                                       std::int64_t columns, Range row_range,
                                       Range column_range) const {
-    const MatrixPart part = {name, rows, columns, row_range, column_range};
+    return matrix(MatrixPart{name, rows, columns, row_range, column_range});
+  }
+  [[nodiscard]] WeightElements matrix(const std::string& name, std::int64_t rows,
+                                      std::int64_t columns) const {
+    return matrix(name, rows, columns, all(rows), all(columns));
+  }
+  [[nodiscard]] WeightElements matrix(const MatrixPart& part) const {
+    const std::string& name = part.name;
     const auto count = static_cast<std::size_t>(part.size());
     if (!source_.is_bf16(name)) {
       std::vector<float> values(count);
@@ -75,40 +83,152 @@ class WeightReader {
   }
 
   // Elements of heads.
-  [[nodiscard]] Range elements(Range heads) const {
-    return {heads.begin * config_.head_dim, heads.end * config_.head_dim};
+  [[nodiscard]] static Range elements(Range heads, std::int64_t dim) {
+    return {heads.begin * dim, heads.end * dim};
   }
 
   [[nodiscard]] DecoderWeights::Layer layer(std::int32_t i) const {
     const std::string at = "model.layers." + std::to_string(i) + ".";
     const std::int64_t hidden = config_.hidden_size;
-    const std::int64_t q_size = std::int64_t{config_.q_heads} * config_.head_dim;
-    const std::int64_t kv_size = std::int64_t{config_.kv_heads} * config_.head_dim;
-    const Range outputs = elements(part_.held(config_.q_heads));
-    const Range queries = elements(part_.queries(config_.q_heads));
-    const Range keys = elements(part_.kv_heads(config_.kv_heads));
-    const Range inner = part_.held(config_.ffn_size);
     DecoderWeights::Layer layer;
     layer.attention_norm = vector(at + "input_layernorm.weight", hidden);
-    layer.q = matrix(at + "self_attn.q_proj.weight", q_size, hidden, queries, all(hidden));
-    layer.k = matrix(at + "self_attn.k_proj.weight", kv_size, hidden, keys, all(hidden));
-    layer.v = matrix(at + "self_attn.v_proj.weight", kv_size, hidden, keys, all(hidden));
-    layer.o = matrix(at + "self_attn.o_proj.weight", hidden, q_size, all(hidden), outputs);
-    if (config_.qkv_bias) {
-      layer.q_bias = vector(at + "self_attn.q_proj.bias", q_size, queries);
-      layer.k_bias = vector(at + "self_attn.k_proj.bias", kv_size, keys);
-      layer.v_bias = vector(at + "self_attn.v_proj.bias", kv_size, keys);
+    if (config_.latent) {
+      read_latent_attention(at + "self_attn.", layer);
+    } else {
+      read_attention(at + "self_attn.", layer);
     }
+    const std::int64_t o_size = std::int64_t{config_.q_heads} * config_.output_dim();
+    const Range outputs = elements(part_.held(config_.q_heads), config_.output_dim());
+    layer.o = matrix(at + "self_attn.o_proj.weight", hidden, o_size, all(hidden), outputs);
     if (config_.o_bias) layer.o_bias = vector(at + "self_attn.o_proj.bias", hidden);
-    if (config_.qk_norm) {
-      layer.q_norm = vector(at + "self_attn.q_norm.weight", config_.head_dim);
-      layer.k_norm = vector(at + "self_attn.k_norm.weight", config_.head_dim);
-    }
     layer.ffn_norm = vector(at + "post_attention_layernorm.weight", hidden);
-    layer.gate = matrix(at + "mlp.gate_proj.weight", config_.ffn_size, hidden, inner, all(hidden));
-    layer.up = matrix(at + "mlp.up_proj.weight", config_.ffn_size, hidden, inner, all(hidden));
-    layer.down = matrix(at + "mlp.down_proj.weight", hidden, config_.ffn_size, all(hidden), inner);
+    if (config_.has_experts(i)) read_experts(at, layer);
+    const std::int64_t size = config_.dense_size(i);
+    if (size == 0) return layer;
+    const std::string dense = at + (config_.has_experts(i) ? "mlp.shared_experts." : "mlp.");
+    const Range inner = part_.held(size);
+    layer.gate = matrix(dense + "gate_proj.weight", size, hidden, inner, all(hidden));
+    layer.up = matrix(dense + "up_proj.weight", size, hidden, inner, all(hidden));
+    layer.down = matrix(dense + "down_proj.weight", hidden, size, all(hidden), inner);
     return layer;
+  }
+
+  void read_attention(const std::string& at, DecoderWeights::Layer& layer) const {
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t dim = config_.head_dim;
+    const std::int64_t q_size = config_.q_heads * dim;
+    const std::int64_t kv_size = config_.kv_heads * dim;
+    const Range queries = elements(part_.queries(config_.q_heads), dim);
+    const Range keys = elements(part_.kv_heads(config_.kv_heads), dim);
+    layer.q = matrix(at + "q_proj.weight", q_size, hidden, queries, all(hidden));
+    layer.k = matrix(at + "k_proj.weight", kv_size, hidden, keys, all(hidden));
+    layer.v = matrix(at + "v_proj.weight", kv_size, hidden, keys, all(hidden));
+    if (config_.qkv_bias) {
+      layer.q_bias = vector(at + "q_proj.bias", q_size, queries);
+      layer.k_bias = vector(at + "k_proj.bias", kv_size, keys);
+      layer.v_bias = vector(at + "v_proj.bias", kv_size, keys);
+    }
+    if (config_.qk_norm) {
+      layer.q_norm = vector(at + "q_norm.weight", dim);
+      layer.k_norm = vector(at + "k_norm.weight", dim);
+    }
+    if (config_.sinks) layer.sinks = vector(at + "sinks", config_.q_heads);
+  }
+
+  // Latent vectors are of all heads, so every rank has the weights that make them.
+  void read_latent_attention(const std::string& at, DecoderWeights::Layer& layer) const {
+    const LatentConfig& latent = *config_.latent;
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t q_size = std::int64_t{config_.q_heads} * config_.head_dim;
+    const std::int64_t b_dim = config_.head_dim - latent.rope_dim + latent.value_dim;
+    const Range heads = part_.queries(config_.q_heads);
+    const Range queries = elements(heads, config_.head_dim);
+    if (latent.q_rank > 0) {
+      layer.q_a = matrix(at + "q_a_proj.weight", latent.q_rank, hidden);
+      layer.q_a_norm = vector(at + "q_a_layernorm.weight", latent.q_rank);
+      layer.q = matrix(at + "q_b_proj.weight", q_size, latent.q_rank, queries, all(latent.q_rank));
+    } else {
+      layer.q = matrix(at + "q_proj.weight", q_size, hidden, queries, all(hidden));
+    }
+    layer.kv_a = matrix(at + "kv_a_proj_with_mqa.weight", config_.key_dim(), hidden);
+    layer.kv_a_norm = vector(at + "kv_a_layernorm.weight", latent.kv_rank);
+    layer.kv_b = matrix(at + "kv_b_proj.weight", config_.q_heads * b_dim, latent.kv_rank,
+                        elements(heads, b_dim), all(latent.kv_rank));
+  }
+
+  void read_experts(const std::string& at, DecoderWeights::Layer& layer) const {
+    using Files = ExpertsConfig::Files;
+    const ExpertsConfig& experts = *config_.experts;
+    const bool is_mixtral = experts.files == Files::kMixtral;
+    const std::string block = at + (is_mixtral ? "block_sparse_moe." : "mlp.");
+    const std::string router = block + (experts.files == Files::kGptOss ? "router" : "gate");
+    const std::int64_t count = experts.num_experts;
+    layer.router = matrix(router + ".weight", count, config_.hidden_size);
+    if (experts.files == Files::kGptOss) layer.router_bias = vector(router + ".bias", count);
+    if (experts.weights == ExpertsConfig::Weights::kSigmoid) {
+      layer.choice_bias = vector(router + ".e_score_correction_bias", count);
+    }
+    const Range own = part_.own(count);
+    for (std::int64_t e = own.begin; e < own.end; ++e) {
+      if (experts.files == Files::kGptOss) {
+        layer.experts.push_back(joined_expert(block + "experts.", e));
+      } else {
+        layer.experts.push_back(expert(block + "experts." + std::to_string(e) + ".", is_mixtral));
+      }
+    }
+  }
+
+  [[nodiscard]] DecoderWeights::Layer::Expert expert(const std::string& at, bool is_mixtral) const {
+    const std::int64_t size = config_.experts->ffn_size;
+    const std::int64_t hidden = config_.hidden_size;
+    DecoderWeights::Layer::Expert expert;
+    expert.gate = matrix(at + (is_mixtral ? "w1.weight" : "gate_proj.weight"), size, hidden);
+    expert.up = matrix(at + (is_mixtral ? "w3.weight" : "up_proj.weight"), size, hidden);
+    expert.down = matrix(at + (is_mixtral ? "w2.weight" : "down_proj.weight"), hidden, size);
+    return expert;
+  }
+
+  // An expert of tensors of all experts, [inputs, outputs], whose gate and up alternate.
+  [[nodiscard]] DecoderWeights::Layer::Expert joined_expert(const std::string& at,
+                                                            std::int64_t index) const {
+    const std::int64_t size = config_.experts->ffn_size;
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t count = config_.experts->num_experts;
+    const WeightElements both =
+        matrix({at + "gate_up_proj", hidden, 2 * size, all(hidden), all(2 * size), count, index});
+    const WeightElements down =
+        matrix({at + "down_proj", size, hidden, all(size), all(hidden), count, index});
+    const auto row = [&](const std::string& name, std::int64_t columns) {
+      return matrix({name, count, columns, {index, index + 1}, all(columns)}).values();
+    };
+    const std::vector<float> both_bias = row(at + "gate_up_proj_bias", 2 * size);
+    DecoderWeights::Layer::Expert expert;
+    expert.gate = transposed(both, 2 * size, 0, 2);
+    expert.up = transposed(both, 2 * size, 1, 2);
+    expert.down = transposed(down, hidden, 0, 1);
+    for (std::size_t i = 0; i < both_bias.size(); i += 2) {
+      expert.gate_bias.push_back(both_bias[i]);
+      expert.up_bias.push_back(both_bias[i + 1]);
+    }
+    expert.down_bias = row(at + "down_proj_bias", hidden);
+    return expert;
+  }
+
+  // Returns columns first, first + step … of a matrix as rows.
+  [[nodiscard]] static WeightElements transposed(const WeightElements& elements,
+                                                 std::int64_t columns, std::int64_t first,
+                                                 std::int64_t step) {
+    const auto turn = [&](const auto& values) {
+      std::vector<std::remove_cvref_t<decltype(values[0])>> turned;
+      turned.reserve(values.size() / static_cast<std::size_t>(step));
+      for (std::int64_t column = first; column < columns; column += step) {
+        for (std::int64_t at = column; at < std::ssize(values); at += columns) {
+          turned.push_back(values[static_cast<std::size_t>(at)]);
+        }
+      }
+      return WeightElements(std::move(turned));
+    };
+    return elements.is_bf16() ? turn(elements.bf16()) : turn(elements.f32());
   }
 
   const TensorSource& source_;
@@ -149,13 +269,19 @@ std::int64_t DecoderWeights::size_bytes() const {
   std::int64_t bytes = embeddings.size_bytes() + logits.size_bytes();
   std::size_t floats = norm.size();
   for (const Layer& layer : layers) {
-    for (const auto* matrix :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    for (const auto* matrix : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up,
+                               &layer.down, &layer.q_a, &layer.kv_a, &layer.kv_b, &layer.router}) {
       bytes += matrix->size_bytes();
     }
-    for (const auto* values : {&layer.attention_norm, &layer.ffn_norm, &layer.q_bias, &layer.k_bias,
-                               &layer.v_bias, &layer.o_bias, &layer.q_norm, &layer.k_norm}) {
+    for (const auto* values :
+         {&layer.attention_norm, &layer.ffn_norm, &layer.q_bias, &layer.k_bias, &layer.v_bias,
+          &layer.o_bias, &layer.q_norm, &layer.k_norm, &layer.sinks, &layer.q_a_norm,
+          &layer.kv_a_norm, &layer.router_bias, &layer.choice_bias}) {
       floats += values->size();
+    }
+    for (const Layer::Expert& expert : layer.experts) {
+      bytes += expert.gate.size_bytes() + expert.up.size_bytes() + expert.down.size_bytes();
+      floats += expert.gate_bias.size() + expert.up_bias.size() + expert.down_bias.size();
     }
   }
   return bytes + static_cast<std::int64_t>(floats * sizeof(float));

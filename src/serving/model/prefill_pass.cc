@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "kernel/tensor.h"
+#include "serving/model/latent_prefill.h"
 #include "serving/prefill/check_prefill.h"
 #include "transport/all_reduce.h"
 
@@ -27,20 +28,20 @@ struct PrefillPass::Batch {
   PrefillRows rows;  // this rank's
   std::vector<std::int64_t> positions;
   std::vector<std::unique_ptr<Attention>> attentions;
+  std::optional<LatentPrefill> latent;
 };
 
 namespace {
 
-// Keys and values rounded as the cache rounds them, so that new tokens are seen as cached ones are.
-HostTensor rounded(std::span<const float> values, std::int64_t rows, std::int32_t heads,
-                   std::int32_t dim, Dtype dtype) {
-  HostTensor tensor(Dtype::kF32, rows, heads, dim);
-  std::copy(values.begin(), values.end(), tensor.values<float>().begin());
-  if (dtype == Dtype::kF32) return tensor;
-  for (float& value : tensor.values<float>()) {
-    value = static_cast<float>(round_to(dtype, value));
-  }
-  return tensor;
+// Keys or values rounded as the cache rounds them, so that new tokens are seen as cached ones are.
+Floats rounded(Floats values, Dtype dtype) {
+  if (dtype == Dtype::kF32) return values;
+  for (float& value : values) value = static_cast<float>(round_to(dtype, value));
+  return values;
+}
+
+TensorView view_of(const Floats& values, std::int64_t rows, std::int32_t heads, std::int32_t dim) {
+  return contiguous(const_cast<float*>(values.data()), Dtype::kF32, rows, heads, dim);
 }
 
 // Attended pairs that a rank computes, in heads of one rank.
@@ -97,6 +98,7 @@ PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t lay
   auto made = std::make_unique<Attention>();
   made->window = window;
   PrefillBatch masked = batch.batch;
+  if (batch.latent) masked.sequences = batch.latent->sequences();
   masked.mask = window_mask(window);
   Transport& ranks = core_.token_group();
   if (std::shared_ptr<const Plan> plan = plan_of(masked)) {
@@ -107,7 +109,8 @@ PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t lay
   } else {
     const PrefillWork work = prefill_work(masked);
     const PrefillMode mode = mode_of(work);
-    made->flops = 4 * pairs_of(mode, work, ranks.rank()) * shape_.q_heads * shape_.head_dim;
+    made->flops = 2 * pairs_of(mode, work, ranks.rank()) * shape_.q_heads *
+                  (shape_.head_dim + shape_.value_dim);
     made->group.emplace(ranks, kernel_);
     made->group->prepare(masked, shape_, {.mode = mode, .wire = core_.options().wire});
   }
@@ -126,6 +129,7 @@ Floats PrefillPass::forward(std::span<const StepRequest> requests) {
   batch.batch = {core_.options().layout, batch.sequences, core_.options().prefill.chunks, {}};
   batch.rows = prefill_rows(batch.batch)[core_.token_group().rank().index()];
   batch.positions = batch.rows.positions(batch.sequences);
+  if (core_.config().latent) batch.latent.emplace(core_, batch.batch);
   std::vector<std::int32_t> mine;
   for (const std::int64_t i : batch.rows.tokens(batch.sequences)) {
     mine.push_back(tokens[static_cast<std::size_t>(i)]);
@@ -137,25 +141,35 @@ Floats PrefillPass::forward(std::span<const StepRequest> requests) {
 
 void PrefillPass::compute_layer(std::int32_t index, Batch& batch, Floats& x) {
   const DecoderWeights::Layer& layer = core_.layer(index);
-  const DecoderPart& part = core_.part();
-  const Range heads = part.held(core_.config().q_heads);
+  const Range heads = core_.part().held(core_.config().q_heads);
   const Floats normed_x = core_.normed(x, layer.attention_norm);
   Floats q = core_.queries(layer, normed_x, heads, batch.positions);
   const std::int64_t rows = std::ssize(batch.positions);
   const Dtype dtype = core_.pages(index).k.view().dtype;
-  const HostTensor k = rounded(core_.keys(layer, normed_x, batch.positions), rows, shape_.kv_heads,
-                               shape_.head_dim, dtype);
-  const HostTensor v =
-      rounded(core_.values(layer, normed_x), rows, shape_.kv_heads, shape_.head_dim, dtype);
-  HostTensor o(Dtype::kF32, rows, shape_.q_heads, shape_.head_dim);
+  const Floats keys = rounded(core_.keys(layer, normed_x, batch.positions), dtype);
+  const Floats values = rounded(core_.values(layer, normed_x), dtype);
+  HostTensor o(Dtype::kF32, rows, shape_.q_heads, shape_.value_dim);
   HostTensor lse(Dtype::kF32, rows, shape_.q_heads, 1);
   core_.meter(core_.traffic().prefill_bytes);
   Attention& attention = attention_of(batch, index);
   const TensorView q_view =
       contiguous(q.data(), Dtype::kF32, rows, shape_.q_heads, shape_.head_dim);
+  const auto sinks = shape_.sink ? std::span(layer.sinks)
+                                       .subspan(static_cast<std::size_t>(heads.begin),
+                                                static_cast<std::size_t>(heads.size()))
+                                 : std::span<const float>{};
   const auto run = [&](auto& with) {
-    with.attend(q_view, k.view(), v.view(), core_.paged_kv(index), {o.view(), lse.stats()});
-    const NewKv kept = with.to_cache(k.view(), v.view());
+    const PartialOutput out = {o.view(), lse.stats()};
+    if (batch.latent) {
+      const ExpandedKv kv = batch.latent->expanded(index, keys);
+      with.attend(q_view, kv.k.view(), kv.v.view(), batch.latent->cached(index), out, sinks);
+      batch.latent->keep(index, keys);
+      return;
+    }
+    const TensorView k = view_of(keys, rows, shape_.kv_heads, shape_.head_dim);
+    const TensorView v = view_of(values, rows, shape_.kv_heads, shape_.head_dim);
+    with.attend(q_view, k, v, core_.paged_kv(index), out, sinks);
+    const NewKv kept = with.to_cache(k, v);
     core_.keep(index, kept.slots, kept.k_THD.values<float>(), kept.v_THD.values<float>());
   };
   if (attention.planned) {
@@ -165,7 +179,7 @@ void PrefillPass::compute_layer(std::int32_t index, Batch& batch, Floats& x) {
   }
   core_.work().attention_flops += attention.flops;
   core_.add_outputs(layer, o.values<float>(), heads, core_.tensor_group(), x);
-  core_.add_feed_forward(layer, part.held(core_.config().ffn_size), core_.tensor_group(), x);
+  core_.add_feed_forward(index, RowsOf::kOwnTokens, x);
 }
 
 // Each row comes from the ranks that have its token; the others add 0.

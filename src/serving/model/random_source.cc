@@ -44,7 +44,7 @@ class RandomSource final : public TensorSource {
     std::size_t i = 0;
     for (std::int64_t row = part.row_range.begin; row < part.row_range.end; ++row) {
       for (std::int64_t c = part.column_range.begin; c < part.column_range.end; ++c) {
-        const auto at = static_cast<std::uint64_t>(row * row_length + c);
+        const auto at = static_cast<std::uint64_t>((part.index * part.rows + row) * row_length + c);
         out[i++] = is_norm ? 1 : scale * normal(mixed(tensor + at));
       }
     }

@@ -11,13 +11,16 @@ namespace contextile {
 
 class Rotary {
  public:
-  Rotary(const RopeConfig& config, std::int32_t head_dim);
+  // dim: of the rotated elements.
+  Rotary(const RopeConfig& config, std::int32_t dim);
 
-  // Rotates the pairs (d, d + head_dim/2) of every head of a token at a position.
-  void turn(std::int64_t position, std::span<float> heads_HD) const;
+  // Rotates the last elements of every head, of head_dim elements, of a token at a position.
+  void turn(std::int64_t position, std::span<float> heads_HD, std::int32_t head_dim) const;
 
  private:
   std::vector<double> frequencies_;  // of pairs, radians per token
+  double factor_;                    // of sines and cosines
+  bool interleaved_;
 };
 
 }  // namespace contextile

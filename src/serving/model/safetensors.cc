@@ -178,25 +178,26 @@ class SafetensorsSource final : public TensorSource {
   static void for_each_element(const MatrixPart& part, std::int64_t element_bytes,
                                const Take& take) {
     const std::int64_t row_length = std::max<std::int64_t>(part.columns, 1);
+    const std::int64_t first = part.index * part.rows * row_length;
     std::size_t i = 0;
     for (std::int64_t row = part.row_range.begin; row < part.row_range.end; ++row) {
       for (std::int64_t c = part.column_range.begin; c < part.column_range.end; ++c) {
-        take(i++, static_cast<std::size_t>((row * row_length + c) * element_bytes));
+        take(i++, static_cast<std::size_t>((first + row * row_length + c) * element_bytes));
       }
     }
   }
 
   static void check_tensor(const SafetensorsFile& file, const StoredTensor& tensor,
                            const MatrixPart& part) {
-    const std::vector<std::int64_t> shape =
-        part.columns == 0 ? std::vector{part.rows} : std::vector{part.rows, part.columns};
+    std::vector<std::int64_t> shape = {part.rows};
+    if (part.columns > 0) shape.push_back(part.columns);
+    if (part.num_matrices > 0) shape.insert(shape.begin(), part.num_matrices);
     CONTEXTILE_CHECK(tensor.shape == shape, "{}, tensor {}: expected the shape [{}], found [{}]",
                      file.path(), part.name, fmt::join(shape, ", "), fmt::join(tensor.shape, ", "));
     CONTEXTILE_CHECK(tensor.element, "{}, tensor {}: expected F32, BF16 or F16, found {}",
                      file.path(), part.name, quote(tensor.element_name));
-    const auto size = static_cast<std::uint64_t>(part.rows) *
-                      static_cast<std::uint64_t>(std::max<std::int64_t>(part.columns, 1)) *
-                      static_cast<std::uint64_t>(bytes_of(*tensor.element));
+    auto size = static_cast<std::uint64_t>(bytes_of(*tensor.element));
+    for (const std::int64_t count : shape) size *= static_cast<std::uint64_t>(count);
     CONTEXTILE_CHECK(tensor.bytes.size() == size, "{}, tensor {}: expected {} bytes, found {}",
                      file.path(), part.name, size, tensor.bytes.size());
   }

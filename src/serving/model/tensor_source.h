@@ -17,6 +17,9 @@ struct MatrixPart {
   std::int64_t columns = 0;  // of the whole; 0: a vector of `rows`
   Range row_range;
   Range column_range;  // of a vector [0, 1)
+  // Matrix `index` of a tensor of so many; 0: the tensor is one.
+  std::int64_t num_matrices = 0;
+  std::int64_t index = 0;
 
   [[nodiscard]] std::int64_t size() const { return row_range.size() * column_range.size(); }
 };

@@ -210,7 +210,10 @@ TEST(Decoder, RanksHoldPartsOfTheSameWeights) {
   EXPECT_EQ(gate, whole.layers[1].gate.values());
   EXPECT_EQ(logits, whole.logits.values());
   EXPECT_EQ(inner, static_cast<std::int64_t>(whole.layers[1].down.size()));
-  EXPECT_EQ(whole.size_bytes(), 4 * (num_parameters(config)));
+  for (const DecoderConfig& its : configs()) {
+    const std::int64_t tied = its.tied_embeddings ? its.vocab_size * its.hidden_size : 0;
+    EXPECT_EQ(random_weights(its, {}, 3).size_bytes(), 4 * (num_parameters(its) + tied));
+  }
   EXPECT_NE(random_weights(config, {}, 4).logits, whole.logits);
 }
 
@@ -225,16 +228,19 @@ DecoderWeights rounded(DecoderWeights weights, bool widened) {
   round(weights.embeddings);
   round(weights.logits);
   for (DecoderWeights::Layer& layer : weights.layers) {
-    for (auto* matrix :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+    for (auto* matrix : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up,
+                         &layer.down, &layer.q_a, &layer.kv_a, &layer.kv_b, &layer.router}) {
       round(*matrix);
+    }
+    for (auto& expert : layer.experts) {
+      for (auto* matrix : {&expert.gate, &expert.up, &expert.down}) round(*matrix);
     }
   }
   return weights;
 }
 
-TEST(Decoder, WeightsOfBf16AreMultipliedAsTheyAre) {
-  const DecoderConfig config = small();
+// Compares the logits of weights in bf16 with those of the same weights in fp32.
+void check_bf16(const DecoderConfig& config) {
   const std::vector<std::int32_t> tokens = prompt(21, config.vocab_size);
   run_inproc(2, [&](Transport& transport) {
     DecoderOptions options;
@@ -245,7 +251,10 @@ TEST(Decoder, WeightsOfBf16AreMultipliedAsTheyAre) {
     for (const bool widened : {false, true}) {
       const DecoderWeights weights =
           rounded(random_weights(config, {transport.rank(), 2, true, 2}, 5), widened);
-      EXPECT_EQ(weights.layers[0].gate.size_bytes(), (widened ? 4 : 2) * 50 * 48);
+      const WeightElements& gate =
+          config.experts ? weights.layers[2].experts[0].gate : weights.layers[2].gate;
+      const std::int64_t size = config.experts ? config.experts->ffn_size : config.ffn_size;
+      EXPECT_EQ(gate.size_bytes(), (widened ? 4 : 2) * size * config.hidden_size);
       DecoderRank rank(transport, config, weights, options);
       for (const Range some : {Range{0, 20}, Range{20, 21}}) {
         const StepRequest request = {
@@ -262,6 +271,13 @@ TEST(Decoder, WeightsOfBf16AreMultipliedAsTheyAre) {
       }
     }
   });
+}
+
+TEST(Decoder, WeightsOfBf16AreMultipliedAsTheyAre) {
+  for (const DecoderConfig& config :
+       {small(), small_with_experts(), small_with_sinks(), small_with_latent()}) {
+    check_bf16(config);
+  }
 }
 
 TEST(Decoder, RandomWeightsAreNormal) {

@@ -135,20 +135,44 @@ TEST(SharedPrompt, GroupsOfHeadsAreTheModelOnOneDevice) {
 }
 
 TEST(SharedPrompt, RunsByAPlanOfAnyStrategy) {
-  const DecoderConfig config = configs()[1];
-  const std::vector<std::int32_t> tokens = prompt(60, config.vocab_size);
   const std::vector<std::int64_t> chunks = {31, 1, 28};
-  for (const char* strategy : {"zigzag", "dcp", "all_gather"}) {
-    SCOPED_TRACE(strategy);
-    DecoderOptions options;
-    options.prefill.min_tokens = 8;
-    options.prefill.plan = [&](const Workload& workload) {
-      const Cluster cluster = load_cluster("dgx-h200:1x2");
-      return plan_batch(workload, cluster, parse_strategies(strategy).front()).plan;
-    };
-    const Ran ran = run(config, {2, 2, 2}, options, tokens, chunks);
-    EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+  for (const DecoderConfig& config : {configs()[1], small_with_sinks(), small_with_latent()}) {
+    const std::vector<std::int32_t> tokens = prompt(60, config.vocab_size);
+    for (const char* strategy : {"zigzag", "dcp", "all_gather"}) {
+      SCOPED_TRACE(strategy);
+      DecoderOptions options;
+      options.prefill.min_tokens = 8;
+      options.prefill.plan = [&](const Workload& workload) {
+        const Cluster cluster = load_cluster("dgx-h200:1x2");
+        return plan_batch(workload, cluster, parse_strategies(strategy).front()).plan;
+      };
+      const Ran ran = run(config, {2, 2, 2}, options, tokens, chunks);
+      EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+    }
   }
+}
+
+// Rows of shared prompts go to the ranks of their experts, and back.
+TEST(SharedPrompt, SendsRowsToTheirExperts) {
+  DecoderConfig config = small_with_experts();
+  config.experts->num_groups = config.experts->top_groups = 1;
+  config.experts->num_experts = 4;
+  config.experts->top_k = 4;  // so that every row goes to every rank
+  const std::vector<std::int32_t> tokens = prompt(64, config.vocab_size);
+  const std::vector<std::int64_t> chunks = {64};
+  const Ran ran = run(config, {4, 4, 4}, {}, tokens, chunks);
+  EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+  for (const DecoderTraffic& its : ran.traffic) {
+    // 16 rows to 3 ranks, as many from them, and the counts; layer 1 has no experts.
+    const std::int64_t there = 16 * 3 * (4 * config.hidden_size + 8 * 4);
+    const std::int64_t back = 16 * 3 * 4 * config.hidden_size;
+    EXPECT_EQ(its.expert_bytes, 2 * (there + back + 3 * 4 * 8));
+  }
+  // The experts' own work: all experts of 2 layers for each row, once.
+  const DecoderWork all = run(config, {1, 1, 1}, {}, tokens, chunks).work.front();
+  std::int64_t flops = 0;
+  for (const DecoderWork& its : ran.work) flops += its.feed_forward_flops;
+  EXPECT_EQ(flops, all.feed_forward_flops);
 }
 
 TEST(SharedPrompt, KeysRoundedByTheCacheAreSeenRounded) {
