@@ -108,6 +108,11 @@ struct EngineOptions {
   std::int32_t max_scored_tokens = 512;
 };
 
+// Returns the most tokens of prompt and output that a request may have: the model's limit of
+// `max_length`, or what the cache has room for. With a window (KvCacheOptions) a small cache has
+// room for any length.
+[[nodiscard]] std::int64_t longest_request(const EngineOptions& options, std::int64_t max_length);
+
 // The time that prompts may take in a step in which others decode.
 struct StepLimit {
   static constexpr std::int64_t kLeast = 4;  // tokens that prompts get in any case
@@ -220,7 +225,8 @@ void check_sampling(const SamplingParams& params);
 // in the same order, and all get the same tokens.
 class Engine {
  public:
-  // The model's pages must be those of the cache.
+  // The model's pages must be those of the cache. The cache's window is that of the model
+  // (cache_window).
   Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options);
 
   [[nodiscard]] bool submit(GenerationRequest request) {

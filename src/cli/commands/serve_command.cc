@@ -86,9 +86,11 @@ std::int64_t page_bytes(const Serving& serving) {
 // or less.
 void check_memory(const Serving& serving, std::int32_t ranks_here) {
   constexpr double kGiB = 1 << 30;
-  const std::int32_t ranks = serving.part.tensor_parallel();
+  const double experts = static_cast<double>(num_expert_parameters(serving.model.config));
+  const double others = static_cast<double>(num_parameters(serving.model.config)) - experts;
   const double weights =
-      4.0 * static_cast<double>(num_parameters(serving.model.config)) * ranks_here / ranks;
+      4.0 * ranks_here *
+      (others / serving.part.tensor_parallel() + experts / serving.part.num_ranks);
   const double pages = static_cast<double>(page_bytes(serving)) * ranks_here;
   const double memory =
       static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
@@ -110,6 +112,7 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
     fail_argument("--ranks, --tensor-parallel, --context-parallel: {}", error.what());
   }
   KvLayout& layout = serving.engine.cache.layout;
+  serving.engine.cache.window = cache_window(serving.model.config);
   layout.num_ranks = serving.part.token_ranks();
   check_kv_layout(layout);
   serving.engine.cache.num_pages = checked_cast<std::int32_t>(
@@ -130,20 +133,11 @@ Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
   return serving;
 }
 
-std::string model_text(const DecoderConfig& config) {
-  return fmt::format(
-      "{} layers, hidden {}, heads {}/{} of {}, feed-forward {}, vocabulary {}, "
-      "windows {}, rope {} / {}, length {}",
-      config.num_layers, config.hidden_size, config.q_heads, config.kv_heads, config.head_dim,
-      config.ffn_size, config.vocab_size, fmt::join(config.windows, " "), config.rope.theta,
-      config.rope.factor, config.max_length);
-}
-
 // Ranks that differ in one of these would fail at the first request, or answer with wrong tokens.
 std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRanks& split) {
   const KvLayout& layout = serving.decoder.layout;
   const EngineOptions& engine = serving.engine;
-  std::vector<EngineSetting> settings = {{"model", model_text(serving.model.config)},
+  std::vector<EngineSetting> settings = {{"model", config_text(serving.model.config)},
                                          {"weights", weights_identity(serving.model)},
                                          {"--ranks", std::to_string(serving.part.num_ranks)}};
   // Before what follows from them, such as the number of pages.
@@ -216,13 +210,19 @@ std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options
   serve.vocab_size = serving.model.config.vocab_size;
   serve.end_tokens = serving.model.config.end_tokens;
   serve.sampling = sampling;
-  const std::int64_t room =
-      std::int64_t{serving.engine.cache.num_pages} * serving.engine.cache.layout.block_tokens();
-  serve.max_length = std::min(serving.model.config.max_length, room);
+  serve.max_length = longest_request(serving.engine, serving.model.config.max_length);
   const auto timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.transport.timeout_s * 1e3));
   serve.heartbeat = std::clamp(timeout / 4, std::chrono::milliseconds(1), serve.heartbeat);
   return make_completion_server(serve, tokenizer_of(serving.model));
+}
+
+// A long request's pages, if all layers have windows.
+std::string window_text(const EngineOptions& engine) {
+  if (engine.cache.window == 0) return "";
+  const std::int64_t any_length = std::int64_t{1} << 40;
+  return fmt::format("; a window of {} tokens, at most {} pages a request", engine.cache.window,
+                     most_pages(engine.cache, any_length, engine.max_step_tokens));
 }
 
 void print_start(const ServeCommandOptions& options, const Serving& serving,
@@ -232,15 +232,15 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
   print(fmt::format(
       "model     {}: {} layers, {} query heads, {} KV heads, {:.1f} million parameters\n"
       "ranks     {} on {}, attention {}\n"
-      "KV cache  {} tokens in {} pages of {} tokens, {:.1f} MiB a rank\n"
+      "KV cache  {} tokens in {} pages of {} tokens, {:.1f} MiB a rank{}\n"
       "sampling  {}\n"
       "serving   http://{}:{}/v1/completions\n",
       printable(serving.model.name), config.num_layers, config.q_heads, config.kv_heads,
       static_cast<double>(num_parameters(config)) * 1e-6, ranks_text(options.split, serving.part),
       options.transport.name, to_string(serving.decoder.mode),
       pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
-      static_cast<double>(page_bytes(serving)) / (1 << 20), sampling, printable(options.serve.host),
-      server.port()));
+      static_cast<double>(page_bytes(serving)) / (1 << 20), window_text(serving.engine), sampling,
+      printable(options.serve.host), server.port()));
   check_stdout();
 }
 
@@ -446,8 +446,8 @@ Action add_serve_command(CLI::App& app) {
   add_value(
       app, "--model",
       {"FOLDER|random",
-       "config.json, model.safetensors and tokenizer.json of a Llama, Mistral, Qwen2 or Qwen3 "
-       "model; random: an untrained one, with bytes as tokens, and sizes behind it "
+       "config.json, model.safetensors and tokenizer.json of a model that docs/serving.md lists; "
+       "random: an untrained one, with bytes as tokens, and sizes behind it "
        "(random:layers=4,heads=24), of vocab, hidden, layers, heads, kv_heads, head_dim, ffn, "
        "window (of every second layer), length and seed; with --simulate as of helix",
        kRandom},

@@ -62,7 +62,28 @@ ServedModel random_model(std::string_view sizes) {
   return model;
 }
 
+std::string experts_text(const DecoderConfig& config) {
+  if (!config.experts) return "no experts";
+  const ExpertsConfig& experts = *config.experts;
+  return fmt::format("{} of {} experts of {}, groups {}/{}, shared {}, weights {} {} {}, dense {}",
+                     experts.top_k, experts.num_experts, experts.ffn_size, experts.top_groups,
+                     experts.num_groups, experts.shared_size, static_cast<int>(experts.weights),
+                     experts.norm_weights, experts.weight_factor,
+                     fmt::join(config.dense_layers, " "));
+}
+
 }  // namespace
+
+std::string config_text(const DecoderConfig& config) {
+  const LatentConfig latent = config.latent.value_or(LatentConfig{0, 0, 0, 0});
+  return fmt::format(
+      "{} layers, hidden {}, heads {}/{} of {}, feed-forward {}, vocabulary {}, "
+      "windows {}, rope {} / {}, length {}, latent {} {} {} {}, {}",
+      config.num_layers, config.hidden_size, config.q_heads, config.kv_heads, config.head_dim,
+      config.ffn_size, config.vocab_size, fmt::join(config.windows, " "), config.rope.theta,
+      config.rope.factor, config.max_length, latent.q_rank, latent.kv_rank, latent.rope_dim,
+      latent.value_dim, experts_text(config));
+}
 
 ServedModel parse_served_model(const std::string& text) {
   constexpr std::string_view kRandom = "random";

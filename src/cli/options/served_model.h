@@ -20,6 +20,8 @@ struct ServedModel {
 // A folder, or "random" with sizes behind it ("random:layers=2,heads=8"). Throws InvalidArgument
 // and IoError.
 [[nodiscard]] ServedModel parse_served_model(const std::string& text);
+// The sizes and variants of a model, which ranks compare before they serve.
+[[nodiscard]] std::string config_text(const DecoderConfig& config);
 // The weights' identity, which ranks compare before they serve: a digest of the files, or the seed.
 [[nodiscard]] std::string weights_identity(const ServedModel& model);
 [[nodiscard]] DecoderWeights weights_of(const ServedModel& model, const DecoderPart& part);

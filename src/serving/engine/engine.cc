@@ -11,10 +11,12 @@ namespace {
 
 constexpr std::int64_t kMostScoredBytes = 64 << 20;  // of logits of a step
 
-EngineOptions with_scored_tokens(EngineOptions options, std::int32_t vocab_size) {
-  const std::int64_t most = kMostScoredBytes / (4 * std::max<std::int64_t>(vocab_size, 1));
+// The options with what the model sets: the window of its cache and a bound on its logits.
+EngineOptions options_for(EngineOptions options, const DecoderConfig& config) {
+  const std::int64_t most = kMostScoredBytes / (4 * std::max<std::int64_t>(config.vocab_size, 1));
   options.max_scored_tokens = static_cast<std::int32_t>(
       std::min<std::int64_t>(options.max_scored_tokens, std::max<std::int64_t>(most, 1)));
+  options.cache.window = cache_window(config);
   return options;
 }
 
@@ -63,7 +65,7 @@ void score(std::span<const float> logits, Range tokens, const GenerationRequest&
 
 Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options)
     : model_(model),
-      scheduler_(with_scored_tokens(options, config.vocab_size), config.max_length),
+      scheduler_(options_for(options, config), config.max_length),
       pace_(options.pace),
       times_(std::make_unique<StepTimes>()) {}
 Engine::~Engine() = default;

@@ -33,6 +33,12 @@ struct Request {
 
 }  // namespace
 
+std::int64_t longest_request(const EngineOptions& options, std::int64_t max_length) {
+  const KvCacheOptions& cache = options.cache;
+  if (most_pages(cache, max_length, options.max_step_tokens) <= cache.num_pages) return max_length;
+  return std::min(max_length, cache.num_pages * cache.layout.block_tokens());
+}
+
 std::string_view to_string(FinishReason reason) {
   return reason == FinishReason::kStop ? "stop" : "length";
 }
@@ -76,11 +82,11 @@ struct Scheduler::State {
     CONTEXTILE_CHECK(length <= max_length,
                      "request: expected at most {} tokens of prompt and output, found {} + {}",
                      max_length, request.prompt.size(), request.max_tokens);
-    const std::int64_t room = options.cache.num_pages * cache.layout().block_tokens();
+    const std::int64_t longest = longest_request(options, max_length);
     CONTEXTILE_CHECK(
-        length <= room,
-        "request: expected at most the cache's {} tokens of prompt and output, found {} + {}", room,
-        request.prompt.size(), request.max_tokens);
+        length <= longest,
+        "request: expected at most the cache's {} tokens of prompt and output, found {} + {}",
+        longest, request.prompt.size(), request.max_tokens);
     check_sampling(request.sampling);
   }
 
