@@ -276,6 +276,19 @@ def test_tokens_are_those_of_generate(name, tmp_path):
         check(tmp_path, expected, *options, ranks=ranks)
 
 
+def test_requests_of_windowed_models_are_longer_than_their_cache(tmp_path):
+    model = make("mistral")
+    model.save_pretrained(tmp_path)
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    expected = alone(model)
+    small = ("--kv-tokens", "48", "--page-size", "4", "--step-tokens", "16")
+    for ranks, options in ((1, ()), (2, ("--context-parallel", "2", "--prefill-tokens", "8"))):
+        with serve(tmp_path, *small, *options, ranks=ranks) as server:
+            assert f"a window of 20 tokens, at most {10 if ranks == 1 else 6} pages a request" in server.started
+            answer = server.complete(prompt=prompts(), max_tokens=NEW)
+        assert answer.tokens == expected, f"{ranks} ranks"
+
+
 def test_ends_as_generation_does(tmp_path):
     model = make("llama")
     tokens = alone(model)[2]
