@@ -139,6 +139,7 @@ void randomize(Setter& setter, DistcaOptions& options) {
   setter.set(options.kv_subrange);
   setter.set(options.nano_batches, 1, 64);
   setter.set(options.resend);
+  setter.set(options.relays);
   setter.set(options.buffer_limit, 0, std::int64_t{1} << 40);
   setter.set(options.match_original);
 }

@@ -277,6 +277,7 @@ struct DistcaOptions {
   std::int32_t nano_batches = 2;       // parts of the batch; the transfers of one overlap with the
                                        // compute of another
   bool resend = false;  // queries and keys are sent again for backward instead of being kept
+  bool relays = false;  // servers pass keys on to each other, so that owners send fewer copies
   std::int64_t buffer_limit = 0;  // bytes a device may send or receive at once: the tolerance grows
                                   // by 0.05 until the tasks keep to it; 0: no limit
   bool match_original = false;    // exactly the original's items, regardless of kv, granularity,

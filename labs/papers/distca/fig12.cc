@@ -85,7 +85,7 @@ TolerancePoint tolerance_point(const TrainingJob& job, std::span<const BatchLeng
     const PlannedBatch planned = plan_and_check(workload, input.cluster, original, input.options);
     point.buffer_bytes.push_back(static_cast<double>(largest_buffer_bytes(*planned.plan)));
     point.overload.push_back(planned.statistics.forward->compute_overload);
-    point.step_us.push_back(ping_pong_us(plan_halves(job, documents, tolerance)));
+    point.step_us.push_back(ping_pong_us(plan_halves(job, documents, {{"tolerance", tolerance}})));
   }
   return point;
 }

@@ -9,14 +9,14 @@
 namespace contextile {
 
 NanoBatchPair plan_halves(const TrainingJob& job, const BatchLengths& documents,
-                          const std::string& tolerance) {
+                          const std::map<std::string, std::string>& options) {
   CONTEXTILE_CHECK(documents.size() >= 2,
                    "expected batches of at least two documents, one for each half, found {}: more "
                    "--tokens",
                    documents.size());
   NanoBatchPair pair{.step = one_group_step(job, kDistcaTp), .part = {}};
-  const StrategyChoice choice{"distca",
-                              {{"nano_batches", "1"}, {"resend", "on"}, {"tolerance", tolerance}}};
+  StrategyChoice choice{"distca", {{"nano_batches", "1"}, {"resend", "on"}}};
+  choice.options.insert(options.begin(), options.end());
   const std::vector<BatchLengths> halves = packed_for_tokens(documents, 2);
   for (std::size_t i = 0; i < halves.size(); ++i) {
     pair.part[i] =

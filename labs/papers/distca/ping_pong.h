@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 
 #include "contextile/advanced/step_planner.h"
@@ -15,10 +16,11 @@ struct NanoBatchPair {
   std::array<BatchPart, 2> part;  // transfers simulated apart
 };
 
-// The documents in two halves of about equal tokens, each planned on all devices. Throws
-// InvalidArgument if there are fewer than two documents.
+// The documents in two halves of about equal tokens, each planned on all devices by distca with
+// these options in addition to those of ping-pong. Throws InvalidArgument if there are fewer than
+// two documents.
 [[nodiscard]] NanoBatchPair plan_halves(const TrainingJob& job, const BatchLengths& documents,
-                                        const std::string& tolerance);
+                                        const std::map<std::string, std::string>& options);
 [[nodiscard]] double ping_pong_us(const NanoBatchPair& pair);
 
 }  // namespace contextile

@@ -95,9 +95,10 @@ Best best_wlb(TrainingJob& job, const DistcaPoint& point, std::span<const BatchL
   return best;
 }
 
-// DistCA: one pool of all devices (of a pipeline: in ticks of one phase), ping-pong.
+// DistCA: one pool of all devices (of a pipeline: in ticks of one phase), ping-pong. `relays`: "on"
+// or "off", as published.
 Best best_distca(TrainingJob& job, const DistcaPoint& point, std::span<const BatchLengths> batches,
-                 std::span<const std::int32_t> pipelines) {
+                 std::span<const std::int32_t> pipelines, const std::string& relays) {
   Best best;
   const std::int32_t ranks = point.devices / kDistcaTp;
   for (const std::int32_t pp : pipelines) {
@@ -106,7 +107,7 @@ Best best_distca(TrainingJob& job, const DistcaPoint& point, std::span<const Bat
       setting.sizes = {.tp = kDistcaTp, .cp = ranks / pp, .dp = 1, .pp = pp};
       setting.schedule = PipelineSchedule::kSamePhase;
       setting.nano_batches = NanoBatches::kPingPong;
-      setting.strategy = {"distca", {{"nano_batches", "1"}, {"resend", "on"}}};
+      setting.strategy = {"distca", {{"nano_batches", "1"}, {"resend", "on"}, {"relays", relays}}};
       best.take(job, setting, batches,
                 [&](const BatchLengths& documents) { return packed_for_tokens(documents, m); });
     }
@@ -135,30 +136,69 @@ struct DistcaFigure {
                {"distca_s", "DistCA\nms", Format::kMilliseconds},
                {"distca_placement", "DistCA's\nCPxDPxPP"},
                {"gain", "gain"},
-               {"gain_noise", "±", Format::kPercent}}};
+               {"gain_noise", "±", Format::kPercent},
+               {"relays_s", "relays\nms", Format::kMilliseconds},
+               {"relays_gain", "relays'\ngain"}}};
   std::vector<Extent> gains;  // of every claim
+  std::vector<Extent> relays_gains;
   std::vector<std::string> losses;
+  std::vector<std::string> relays_losses;
   std::int64_t compared = 0;
 };
 
-void add_comparison(const std::string& dataset, const DistcaPoint& point, const Best& wlb,
-                    const Best& distca, std::span<const DistcaClaim> claims, DistcaFigure& figure) {
-  const bool both = wlb.found() && distca.found();
-  const Estimate change = both ? change_of(wlb.times_us, distca.times_us) : Estimate{};
+// The three methods in one setting.
+struct Compared {
+  Best wlb;
+  Best distca;  // as published
+  Best relays;  // the same tasks, and servers that pass keys on to each other
+};
+
+void add_comparison(const std::string& dataset, const DistcaPoint& point, const Compared& of,
+                    std::span<const DistcaClaim> claims, DistcaFigure& figure) {
+  const bool both = of.wlb.found() && of.distca.found() && of.relays.found();
+  const Estimate change = both ? change_of(of.wlb.times_us, of.distca.times_us) : Estimate{};
   const double gain = 1 + change.mean;
+  const double relays_gain = both ? of.wlb.mean_us / of.relays.mean_us : 0;
   for (std::size_t i = 0; i < claims.size() && both; ++i) {
     if (claims[i].dataset != dataset) continue;
-    if (claims[i].model.empty() || claims[i].model == point.model) figure.gains[i].take(gain);
+    if (!claims[i].model.empty() && claims[i].model != point.model) continue;
+    figure.gains[i].take(gain);
+    figure.relays_gains[i].take(relays_gain);
   }
   figure.compared += both ? 1 : 0;
-  if (both && gain < 1) {
-    figure.losses.push_back(fmt::format("{} {} {}K on {} GPUs {:.2f}x", point.model, dataset,
-                                        point.max_length / 1024, point.devices, gain));
-  }
+  const auto note_loss = [&](double of_gain, std::vector<std::string>& losses) {
+    if (!both || of_gain >= 1) return;
+    losses.push_back(fmt::format("{} {} {}K on {} GPUs {:.2f}x", point.model, dataset,
+                                 point.max_length / 1024, point.devices, of_gain));
+  };
+  note_loss(gain, figure.losses);
+  note_loss(relays_gain, figure.relays_losses);
   figure.table.add_row({std::string(point.model), short_model(point.model), dataset,
-                        std::int64_t{point.devices}, point.max_length, seconds_cell(wlb.mean_us),
-                        sizes_text(wlb), seconds_cell(distca.mean_us), sizes_text(distca),
-                        both ? Cell{gain} : Cell{}, both ? Cell{change.noise} : Cell{}});
+                        std::int64_t{point.devices}, point.max_length, seconds_cell(of.wlb.mean_us),
+                        sizes_text(of.wlb), seconds_cell(of.distca.mean_us), sizes_text(of.distca),
+                        both ? Cell{gain} : Cell{}, both ? Cell{change.noise} : Cell{},
+                        seconds_cell(of.relays.mean_us), both ? Cell{relays_gain} : Cell{}});
+}
+
+// "8 of 36 settings: llama-3-8b ...".
+std::string losses_text(const std::vector<std::string>& losses, std::int64_t compared) {
+  return fmt::format("{} of {} settings{}{}", losses.size(), compared, losses.empty() ? "" : ": ",
+                     fmt::join(losses, ", "));
+}
+
+// `how`: appended to the claims.
+void add_findings(const std::vector<Extent>& gains, std::span<const DistcaClaim> claims,
+                  std::string_view how, PaperResult& result) {
+  for (std::size_t i = 0; i < claims.size(); ++i) {
+    const DistcaClaim& claim = claims[i];
+    if (!gains[i].any()) continue;
+    result.findings.push_back(
+        gains_finding(gains[i],
+                      fmt::format("{}{}: {} over WLB at its best{}",
+                                  claim.model.empty() ? "" : fmt::format("{}, ", claim.model),
+                                  claim.dataset, range_text(claim.least, claim.most), how),
+                      claim.least, claim.most));
+  }
 }
 
 }  // namespace
@@ -175,6 +215,7 @@ PaperResult distca_whole_steps(const TableOverrides& overrides, std::string_view
   const std::int64_t batches = overrides.batches.value_or(30);
   DistcaFigure figure;
   figure.gains.resize(claims.size());
+  figure.relays_gains.resize(claims.size());
   Progress progress(overrides, static_cast<std::int64_t>(points.size() * datasets.size()));
   for (const DistcaPoint& point : points) {
     TrainingJob job = distca_job(point, overrides);
@@ -183,8 +224,11 @@ PaperResult distca_whole_steps(const TableOverrides& overrides, std::string_view
                                 point.max_length, dataset));
       const std::vector<BatchLengths> documents = stretched_documents(
           dataset, point.batch * point.max_length, point.max_length, job.plan.seed, batches);
-      add_comparison(dataset, point, best_wlb(job, point, documents, pipelines),
-                     best_distca(job, point, documents, pipelines), claims, figure);
+      add_comparison(dataset, point,
+                     {best_wlb(job, point, documents, pipelines),
+                      best_distca(job, point, documents, pipelines, "off"),
+                      best_distca(job, point, documents, pipelines, "on")},
+                     claims, figure);
     }
   }
   PaperResult result{
@@ -196,16 +240,8 @@ PaperResult distca_whole_steps(const TableOverrides& overrides, std::string_view
       .differences = {kStepsAreModelled, kLengthsAreSampled}};
   result.plots = {
       {.x = "devices", .y = {"gain"}, .series = {"max_length"}, .panels = {"model", "dataset"}}};
-  for (std::size_t i = 0; i < claims.size(); ++i) {
-    const DistcaClaim& claim = claims[i];
-    if (!figure.gains[i].any()) continue;
-    result.findings.push_back(
-        gains_finding(figure.gains[i],
-                      fmt::format("{}{}: {} over WLB at its best",
-                                  claim.model.empty() ? "" : fmt::format("{}, ", claim.model),
-                                  claim.dataset, range_text(claim.least, claim.most)),
-                      claim.least, claim.most));
-  }
+  add_findings(figure.gains, claims, "", result);
+  add_findings(figure.relays_gains, claims, "; here with relays=on", result);
   result.differences.push_back(
       "How lengths reach 256K, 384K and 512K is not in the paper's text: here all are multiplied "
       "by longest / 128K and cut there.");
@@ -214,11 +250,13 @@ PaperResult distca_whole_steps(const TableOverrides& overrides, std::string_view
       "fastest on average. One that takes 1.25 times as long as another on the first five batches "
       "is "
       "given up.");
-  if (!figure.losses.empty()) {
-    result.differences.push_back(fmt::format("Slower than WLB in {} of {} settings: {}.",
-                                             figure.losses.size(), figure.compared,
-                                             fmt::join(figure.losses, ", ")));
-  }
+  result.differences.push_back(
+      fmt::format("DistCA is slower than WLB in {}.", losses_text(figure.losses, figure.compared)));
+  result.differences.push_back(
+      fmt::format("With relays=on, which the paper does not have, servers pass keys on to each "
+                  "other. DistCA is "
+                  "then slower than WLB in {}.",
+                  losses_text(figure.relays_losses, figure.compared)));
   return result;
 }
 

@@ -134,6 +134,7 @@ MigrationOptions migration_options(const Workload& workload, const Cluster& clus
   migration.kv = options.kv;
   migration.granularity_tokens = options.granularity;
   migration.balance = options.balance;
+  migration.relays = options.relays;
   migration.kv_subrange = options.kv_subrange;
   migration.fidelity = options.match_original ? Fidelity::kUpstream : Fidelity::kRefined;
   migration.q_bytes_per_token =
@@ -164,9 +165,11 @@ CaPlanOptions plan_options(const Workload& workload, const Cluster& cluster,
 // its transfers travel under the compute of the other nano-batch. Bytes: Q, O and dO, dQ of the
 // rows that moved, each needed key block once to each server, dKV back. Memory: received Q and KV
 // of the layer, retained for backward (resend=on: of two nano-batches), and an accumulator for
-// every remote result. Loses where documents are longer than a device's share: every device then
-// holds a piece of them and fetches all keys before it, and the owner of rows of a giant document
-// sends many times as much as the others.
+// every remote result. relays=on, which the original does not have: a server that has keys passes
+// them on, so that an owner sends about one copy; gradients come back the same way. Loses where
+// documents are longer than a device's share: every device then holds a piece of them and fetches
+// all keys before it, and without relays the owner of rows of a giant document sends many times as
+// much as the others.
 class DistcaStrategy : public TypedStrategy<DistcaOptions> {
  public:
   DistcaStrategy()
@@ -221,9 +224,11 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
     const std::optional<CaPlan> planned = plan(workload, cluster, options);
     if (!planned) refuse(over_limit(options));
     options.tolerance = planned->tolerance;
-    return arrange_tasks(
-        workload, *planned,
-        {.resend = options.resend, .backward = request.backward, .block_size = request.block_size});
+    return arrange_tasks(workload, *planned,
+                         {.resend = options.resend,
+                          .backward = request.backward,
+                          .relays = options.relays ? &cluster : nullptr,
+                          .block_size = request.block_size});
   }
 
  private:
@@ -254,6 +259,8 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
                  "parts of the batch, one's transfers under another's compute; 1: none")
         .on_off("resend", &DistcaOptions::resend,
                 "queries and keys travel again for backward instead of being kept: off, on")
+        .on_off("relays", &DistcaOptions::relays,
+                "servers pass keys on to each other and gather their gradients: off, on")
         .integer("buffer_limit", &DistcaOptions::buffer_limit, 0, std::int64_t{1} << 50,
                  "bytes a device may send or receive at once; the tolerance grows by 0.05 until "
                  "they suffice; 0: none")

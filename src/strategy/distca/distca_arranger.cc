@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "contextile/mask.h"
+#include "strategy/distca/distca_relays.h"
 #include "strategy/schedule/rank_layout.h"
 
 namespace contextile {
@@ -59,6 +60,8 @@ struct RemoteUse {
   BlockId block;
   Rank device;
   std::int32_t order = 0;
+  Rank parent = kInvalidRank;  // the device that sends the input or takes the result
+  bool is_relay = false;       // it is the parent of other devices
 
   [[nodiscard]] auto unit() const { return std::tuple(kind, block, device); }
 };
@@ -263,12 +266,85 @@ class DistcaArranger {
     return all;
   }
 
+  // Returns the bytes of a unit as it travels, without LSE and delta.
+  [[nodiscard]] std::int64_t bytes_of(const RemoteUse& use) const {
+    return unit_bytes(use.kind, work_.blocks.num_tokens(use.block), workload_.shape, 1,
+                      workload_.shape.dtype);
+  }
+
+  // Sets every use's parent: the owner, or with relays a server that uses the unit in the same
+  // nano-batch. Returns true if any device is a relay.
+  [[nodiscard]] bool choose_parents(std::vector<RemoteUse>& uses) const {
+    for (RemoteUse& use : uses) use.parent = worker(use.block);
+    if (options_.relays == nullptr) return false;
+    RelayRouter router(*options_.relays);
+    // Users of one unit in one nano-batch, in `uses`.
+    std::map<std::tuple<Kind, BlockId, std::int32_t>, std::vector<std::size_t>> users_of;
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      users_of[{uses[i].kind, uses[i].block, uses[i].order}].push_back(i);
+    }
+    // An owner moves one copy in any case, and all copies of what does not pass through relays.
+    for (const auto& [unit, users] : users_of) {
+      const std::size_t copies = is_of_kv(std::get<0>(unit)) ? 1 : users.size();
+      for (const std::size_t i : std::span(users).first(copies)) {
+        router.add(uses[i].parent, uses[i].device, bytes_of(uses[i]));
+      }
+    }
+    bool any = false;
+    for (const auto& [unit, users] : users_of) {
+      if (users.size() < 2 || !is_of_kv(std::get<0>(unit))) continue;
+      std::map<Rank, std::size_t> at;
+      std::vector<Rank> devices;
+      for (const std::size_t i : users) {
+        devices.push_back(uses[i].device);
+        at[uses[i].device] = i;
+      }
+      const RemoteUse& first = uses[users.front()];
+      const std::vector<Rank> parents = router.parents_of(first.parent, devices, bytes_of(first));
+      for (std::size_t u = 0; u < users.size(); ++u) {
+        uses[users[u]].parent = parents[u];
+        const auto relay = at.find(parents[u]);
+        if (relay == at.end()) continue;
+        uses[relay->second].is_relay = true;
+        any = true;
+      }
+    }
+    return any;
+  }
+
+  // The tiles of every nano-batch that wait for no input of their own, in two stages of about equal
+  // work: every device's later half, in whole query blocks, moves to the next stage.
+  static void halve_free_stages(std::int32_t stages_of_nano_batch, std::vector<PlacedTile>& tiles) {
+    std::map<std::pair<Rank, std::int32_t>, std::int64_t> pairs_left;  // of a device and stage
+    const auto is_free = [&](const PlacedTile& t) { return t.stage % stages_of_nano_batch == 0; };
+    for (const PlacedTile& tile : tiles) {
+      if (is_free(tile)) pairs_left[{tile.device, tile.stage}] += tile.pairs;
+    }
+    auto half = pairs_left;
+    for (auto& [at, pairs] : half) pairs /= 2;
+    std::map<std::tuple<Rank, std::int32_t, BlockId>, bool> is_late;
+    for (PlacedTile& tile : tiles) {
+      if (!is_free(tile)) continue;
+      const std::pair at{tile.device, tile.stage};
+      const auto [late, is_new] =
+          is_late.try_emplace({tile.device, tile.stage, tile.q_block}, pairs_left[at] <= half[at]);
+      pairs_left[at] -= tile.pairs;
+      if (late->second) ++tile.stage;
+    }
+  }
+
   [[nodiscard]] ArrangedDirection arrange(Direction direction) const {
     ArrangedDirection out;
     const std::vector<PlacedTile> tiles = place_tiles(direction);
-    const std::vector<RemoteUse> inputs = uses(tiles, direction, false);
-    // A tile that needs an input of its own nano-batch waits for the second stage. All others run
-    // in the first, under the transfers.
+    std::vector<RemoteUse> inputs = uses(tiles, direction, false);
+    std::vector<RemoteUse> results = uses(tiles, direction, true);
+    // A nano-batch has a stage for each hop of its inputs and one for the tiles that wait for them.
+    const bool relayed_inputs = choose_parents(inputs);
+    const bool relayed_results = choose_parents(results);
+    const std::int32_t hops = relayed_inputs || relayed_results ? 2 : 1;
+    const std::int32_t stages = hops + 1;
+    // A tile that needs an input of its own nano-batch waits for the last stage. All others run
+    // before, under the transfers.
     for (PlacedTile tile : tiles) {
       const std::int32_t order = order_of(tile, direction);
       bool waits = false;
@@ -278,25 +354,36 @@ class DistcaArranger {
             [](const RemoteUse& a, const RemoteUse& b) { return a.unit() < b.unit(); });
         waits = waits || it->order == order;
       });
-      tile.stage = 2 * order + (waits ? 1 : 0);
+      tile.stage = stages * order + (waits ? hops : 0);
       out.tiles.push_back(tile);
     }
-    // An input travels under the second stage of the nano-batch before its own and the first of its
-    // own.
-    for (const RemoteUse& use : inputs) {
-      const std::int32_t launch = std::max(0, 2 * use.order - 1);
-      out.transfers.push_back({use.kind, use.block, GroupId{0}, worker(use.block), use.device,
-                               launch, 2 * use.order + 1});
-    }
-    // A result travels under both stages of the next nano-batch. After the last nano-batch there is
-    // nothing to hide it under, so that one stage is enough.
-    for (const RemoteUse& use : uses(tiles, direction, true)) {
-      const std::int32_t launch = 2 * use.order + 2;
-      const bool is_last = use.order == num_nano_batches_ - 1;
-      out.transfers.push_back({use.kind, use.block, GroupId{0}, use.device, worker(use.block),
-                               launch, launch + (is_last ? 1 : 2)});
-    }
+    if (hops == 2) halve_free_stages(stages, out.tiles);
+    for (const RemoteUse& use : inputs) send_input(use, hops, relayed_inputs, out.transfers);
+    for (const RemoteUse& use : results) send_result(use, hops, out.transfers);
     return out;
+  }
+
+  // An input travels under the last stage of the nano-batch before its own and the first stages of
+  // its own. Data for a relay to pass on arrives one stage earlier; an owner sends all else with
+  // the second hop, to have its port free for the first.
+  void send_input(const RemoteUse& use, std::int32_t hops, bool relayed,
+                  std::vector<Transfer>& out) const {
+    const std::int32_t begin = (hops + 1) * use.order;
+    const std::int32_t earliest = std::max(0, begin - 1);
+    const std::int32_t need = begin + (use.is_relay ? hops - 1 : hops);
+    const std::int32_t launch = relayed && !use.is_relay ? need - 1 : earliest;
+    out.push_back({use.kind, use.block, GroupId{0}, use.parent, use.device, launch, need});
+  }
+
+  // A result travels under the next nano-batch. After the last nano-batch there is nothing to hide
+  // it under, so that one stage is enough for a hop. A relay adds what it takes to its own result.
+  void send_result(const RemoteUse& use, std::int32_t hops, std::vector<Transfer>& out) const {
+    const std::int32_t begin = (hops + 1) * (use.order + 1);
+    const bool is_last = use.order == num_nano_batches_ - 1;
+    const std::int32_t end = begin + (is_last ? hops : hops + 1);
+    const bool first_of_two = use.parent != worker(use.block);
+    out.push_back({use.kind, use.block, GroupId{0}, use.device, use.parent,
+                   use.is_relay ? begin + 1 : begin, first_of_two ? begin + 1 : end});
   }
 
   const Workload& workload_;

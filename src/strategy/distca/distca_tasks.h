@@ -91,6 +91,7 @@ struct MigrationOptions {
   KvAccounting kv = KvAccounting::kActual;
   std::int64_t granularity_tokens = 128;  // rows (keys) of a split shard are multiples of this
   TaskBalance balance = TaskBalance::kTwoSided;
+  bool relays = false;       // owners do not send every copy of a key themselves
   bool kv_subrange = false;  // a move may also take all rows of a tail against a range of its keys
   Fidelity fidelity = Fidelity::kRefined;
   double q_bytes_per_token = 1;   // of a row sent to a server; its result takes as many back

@@ -61,6 +61,10 @@ Range key_span(const CaItem& item) {
           std::max(item.head.keys.end, item.tail.keys.end)};
 }
 
+constexpr double kRounding = 1e-9;  // of sums of loads, as a share of the mean
+// The share of the tolerance that moves aim at, so that whole rows fit.
+constexpr double kWithoutRounding = 0.9;
+
 class Migration {
  public:
   Migration(std::vector<CaItem>& items, std::int32_t num_devices, const MigrationOptions& options,
@@ -140,27 +144,75 @@ class Migration {
     }
   }
 
-  // The fullest device above the threshold gives to the emptiest, as much at once as that one may
-  // take, until none is above: few large parts send less than many small ones. A device that has
-  // nothing that fits stays as it is.
+  // Work that devices have above a surplus, or lack below one.
+  [[nodiscard]] double above(double surplus) const {
+    double sum = 0;
+    for (const double of_device : surplus_) sum += std::max(0.0, of_device - surplus);
+    return sum;
+  }
+  [[nodiscard]] double below(double surplus) const {
+    double sum = 0;
+    for (const double of_device : surplus_) sum += std::max(0.0, surplus - of_device);
+    return sum;
+  }
+
+  // Returns the surplus that givers keep: `edge`, or as much less as takers need to reach -edge.
+  [[nodiscard]] double kept_surplus(double edge) const {
+    const double needed = below(-edge);
+    double low = 0;
+    double high = edge;
+    if (above(high) >= needed) return high;
+    constexpr int kHalvings = 40;
+    for (int i = 0; i < kHalvings; ++i) {
+      const double middle = (low + high) / 2;
+      (above(middle) < needed ? high : low) = middle;
+    }
+    return low;
+  }
+
+  // Loads that devices keep and take while the fullest ones are drained, relative to the mean.
+  struct Levels {
+    double giver = 0;  // a device above gives
+    double kept = 0;   // what it gives down to
+    double most = 0;   // what a device may take up to
+  };
+  [[nodiscard]] Levels levels() const {
+    if (!options_.relays) return {threshold_, threshold_ / 2, threshold_};
+    const double kept = kept_surplus(edge());
+    return {kept + kRounding * mean_, kept, kept};
+  }
+  [[nodiscard]] double edge() const { return kWithoutRounding * threshold_; }
+
+  // Returns how much work a device may take while others need some to come into the tolerance. If
+  // it took more, they would get scraps of many documents, and all keys of these. If owners send
+  // every copy of a key, few takers matter more.
+  [[nodiscard]] double fair_share(std::size_t taker, const Levels& levels) const {
+    const double room = levels.most - surplus_[taker];
+    if (!options_.relays) return room;
+    const double spare = std::max(0.0, above(levels.kept) - below(-edge()));
+    return std::min(room, std::max(0.0, -edge() - surplus_[taker]) + spare);
+  }
+
+  // The fullest device gives to the emptiest, as much at once as that one may take, until none is
+  // above its level: few large parts send less than many small ones. A device that has nothing that
+  // fits stays as it is.
   void drain() {
+    const Levels levels = this->levels();
     std::vector<bool> stuck(num_devices_);
     for (;;) {
       std::optional<std::size_t> giver;
       for (std::size_t d = 0; d < num_devices_; ++d) {
-        if (stuck[d] || surplus_[d] <= threshold_) continue;
+        if (stuck[d] || surplus_[d] <= levels.giver) continue;
         if (!giver || surplus_[d] > surplus_[*giver]) giver = d;
       }
       if (!giver) return;
       const auto taker = static_cast<std::size_t>(
           std::min_element(surplus_.begin(), surplus_.end()) - surplus_.begin());
       std::optional<Move> best;
-      const double excess = surplus_[*giver] - threshold_ / 2;  // room for rounding
-      const double room = threshold_ - surplus_[taker];
+      const double wanted = std::min(surplus_[*giver] - levels.kept, fair_share(taker, levels));
+      const double room = levels.most - surplus_[taker];
       for (std::size_t i = 0; i < items_.size(); ++i) {
-        if (items_[i].server.index() == *giver) {
-          consider(i, std::min(excess, room), room, taker, best);
-        }
+        if (items_[i].server.index() == *giver) consider(i, wanted, room, taker, best);
       }
       if (best && best->load > 0) {
         apply(*best, taker);

@@ -45,6 +45,7 @@ StrategyRequest random_request(Rng& rng, std::int32_t devices) {
   flip("cost", "profile", "pairs");
   flip("kv_subrange", "on", "off");
   flip("resend", "on", "off");
+  flip("relays", "on", "off");
   flip("granularity", "1", "16");
   flip("tolerance", "0", "0.1");
   if (request.options["resend"] == "on") flip("backward", "forward", "own");
