@@ -98,9 +98,9 @@ void randomize(Setter& setter, MegatronPackedOptions& options) {
 }
 void randomize(Setter& setter, MagiOptions& options) {
   setter.set(options.chunk, 0, 1 << 20);
-  setter.set_enum(options.algorithm, 3);
+  setter.set_enum(options.algorithm, 5);
   setter.set_real(options.top_p, 0, 1);
-  setter.set(options.stages, 1, 64);
+  setter.set(options.stages, 0, 64);
   setter.set(options.keys_per_element, 1, 1 << 20);
   setter.set(options.max_elements, 1, 1 << 10);
   setter.set_enum(options.launch, 2);

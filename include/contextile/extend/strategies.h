@@ -172,9 +172,12 @@ struct MegatronPackedOptions {
 // ------------------------------------------------------------------ placements of their own
 
 enum class MagiDispatch : std::uint8_t {
-  kMinHeap,     // each chunk by area to the least loaded rank
-  kToppHeap,    // to the one of the less loaded ranks that already has most of the keys
-  kSequential,  // equal runs of chunks in order
+  kMinHeap,       // each chunk by area to the least loaded rank
+  kToppHeap,      // to the one of the less loaded ranks that already has most of the keys
+  kSequential,    // equal runs of chunks in order
+  kBinarySearch,  // the least load of the fullest rank, by binary search; ranks may get unequally
+                  // many chunks
+  kBacktracking,  // the same with equally many chunks per rank, by branch and bound
 };
 enum class CastLaunch : std::uint8_t {
   kNext,  // a stage's keys travel while the stage before is computed
@@ -187,7 +190,8 @@ struct MagiOptions {
                            // eight chunks; 0: that size, or the requested block size
   MagiDispatch algorithm = MagiDispatch::kMinHeap;
   double top_p = 0;         // kToppHeap: share of ranks that a chunk chooses from
-  std::int32_t stages = 1;  // number of stages in which remote keys arrive and are computed
+  std::int32_t stages = 1;  // number of stages in which remote keys arrive and are computed; 0: the
+                            // number of at most 8 with the least estimated time
   std::int64_t keys_per_element = 512;  // keys of an element; stages are made of elements
   std::int64_t max_elements = 64;       // most elements; if there would be more, they become larger
   CastLaunch launch = CastLaunch::kNext;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "contextile/mask.h"
+#include "strategy/magi/exact_dispatch.h"
 
 namespace contextile {
 namespace {
@@ -173,6 +174,12 @@ std::vector<Rank> dispatch_chunks(std::span<const ChunkWork> chunks, std::int32_
       return dispatch_min_heap(chunks, num_ranks);
     case MagiDispatch::kToppHeap:
       return dispatch_topp_heap(chunks, num_ranks, top_p);
+    case MagiDispatch::kBinarySearch:
+      return exact_dispatch(chunks, num_ranks, std::ssize(chunks),
+                            dispatch_min_heap(chunks, num_ranks));
+    case MagiDispatch::kBacktracking:
+      return exact_dispatch(chunks, num_ranks, ceil_div(std::ssize(chunks), num_ranks),
+                            dispatch_min_heap(chunks, num_ranks));
     case MagiDispatch::kSequential:
       break;
   }

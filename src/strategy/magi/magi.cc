@@ -2,12 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "contextile/extend/strategies.h"
 #include "strategy/magi/dispatch.h"
 #include "strategy/magi/magi_arranger.h"
+#include "strategy/magi/overlap_degree.h"
 #include "strategy/typed_strategy.h"
 
 namespace contextile {
@@ -57,7 +59,25 @@ class MagiStrategy : public TypedStrategy<MagiOptions> {
     work.resize((work.size() + ranks - 1) / ranks * ranks);
     const std::vector<Rank> workers =
         dispatch_chunks(work, num_ranks, options.algorithm, options.top_p);
-    return arrange_chunks(workload, cluster, chunks, workers, options, request.backward);
+    const auto arranged = [&] {
+      return arrange_chunks(workload, cluster, chunks, workers, options, request.backward);
+    };
+    if (options.stages > 0) return arranged();
+    // More stages must save at least as much time as predictions are worth.
+    constexpr double kSaving = 0.995;
+    Arrangement best;
+    double best_us = 0;
+    std::int32_t best_stages = 0;
+    for (options.stages = 1; options.stages <= kMaxOverlapDegree; ++options.stages) {
+      Arrangement next = arranged();
+      const double us = overlapped_us(next.rounds.front(), workload, cluster);
+      if (best_stages > 0 && us >= kSaving * best_us) continue;
+      best = std::move(next);
+      best_us = us;
+      best_stages = options.stages;
+    }
+    options.stages = best_stages;
+    return best;
   }
 
  private:
@@ -67,13 +87,17 @@ class MagiStrategy : public TypedStrategy<MagiOptions> {
         .integer_or("auto", "chunk", &MagiOptions::chunk, 1, std::int64_t{1} << 32,
                     "tokens of a dispatch chunk, at most what gives every rank eight; auto: as "
                     "many, or the block size")
-        .choice("algorithm", &MagiOptions::algorithm, {"min_heap", "topp_heap", "sequential"},
+        .choice("algorithm", &MagiOptions::algorithm,
+                {"min_heap", "topp_heap", "sequential", "binary_search", "backtracking"},
                 "chunks by area to the least loaded rank, to that of the less loaded ones that has "
-                "most of their keys, or equal runs in order: min_heap, topp_heap, sequential")
+                "most of their keys, equal runs in order, or the least load of the fullest rank "
+                "with any or equal counts: min_heap, topp_heap, sequential, binary_search, "
+                "backtracking")
         .real("top_p", &MagiOptions::top_p, 0, 1,
               "topp_heap: share of the ranks that a chunk chooses from; 0: the least loaded")
-        .integer("stages", &MagiOptions::stages, 1, 1 << 10,
-                 "portions of remote KV, each fetched under the compute of the one before")
+        .integer_or("auto", "stages", &MagiOptions::stages, 1, 1 << 10,
+                    "portions of remote KV, each fetched under the compute of the one before; "
+                    "auto: up to eight, by estimated time")
         .integer("keys_per_element", &MagiOptions::keys_per_element, 1, std::int64_t{1} << 32,
                  "keys of the elements that stages are made of")
         .integer("max_elements", &MagiOptions::max_elements, 1, 1 << 20,

@@ -19,6 +19,7 @@
 #include "contextile/verify.h"
 #include "strategy/magi/casts.h"
 #include "strategy/magi/dispatch.h"
+#include "strategy/magi/overlap_degree.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -58,6 +59,15 @@ std::vector<std::int32_t> dispatched(const std::vector<ChunkWork>& chunks, std::
 
 using Ranks = std::vector<std::int32_t>;
 
+std::int64_t largest_load(const std::vector<std::int64_t>& areas, const Ranks& ranks) {
+  std::map<std::int32_t, std::int64_t> loads;
+  std::int64_t largest = 0;
+  for (std::size_t c = 0; c < areas.size(); ++c) {
+    largest = std::max(largest, loads[ranks[c]] += areas[c]);
+  }
+  return largest;
+}
+
 TEST(MagiDispatchTest, AChunkGivesEveryRankEightUnlessLessIsRequested) {
   EXPECT_EQ(magi_chunk_tokens(131072, 32, 0), 512);
   EXPECT_EQ(magi_chunk_tokens(131072, 32, 128), 128);
@@ -72,6 +82,44 @@ TEST(MagiDispatchTest, MinHeapTakesLaterOnesOfEqualChunksFirstAndFillsPlaces) {
   // Rank 1 has less work throughout, but no third place.
   EXPECT_EQ(dispatched(chunks_of_areas({1, 1, 2, 90}), 2, MagiDispatch::kMinHeap),
             (Ranks{0, 1, 1, 0}));
+}
+
+TEST(MagiDispatchTest, ExactAlgorithmsFindWhatNoGreedyOneDoes) {
+  // By area to the least loaded rank: 3 3 and 2 2 2 become 7 and 5.
+  const std::vector<std::int64_t> areas = {3, 3, 2, 2, 2};
+  EXPECT_EQ(largest_load(areas, dispatched(chunks_of_areas(areas), 2, MagiDispatch::kMinHeap)), 7);
+  EXPECT_EQ(largest_load(areas, dispatched(chunks_of_areas(areas), 2, MagiDispatch::kBinarySearch)),
+            6);
+  EXPECT_EQ(largest_load(areas, dispatched(chunks_of_areas(areas), 2, MagiDispatch::kBacktracking)),
+            6);
+  // Equal counts cost something: 9 with one of 1 instead of 9 alone.
+  const std::vector<std::int64_t> uneven = {9, 1, 1, 1};
+  EXPECT_EQ(
+      largest_load(uneven, dispatched(chunks_of_areas(uneven), 2, MagiDispatch::kBinarySearch)), 9);
+  EXPECT_EQ(
+      largest_load(uneven, dispatched(chunks_of_areas(uneven), 2, MagiDispatch::kBacktracking)),
+      10);
+}
+
+TEST(MagiDispatchTest, ExactAlgorithmsAreNeverWorseAndEndWithManyChunks) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    const auto ranks = static_cast<std::int32_t>(random_between(rng, 1, 40));
+    std::vector<std::int64_t> areas(static_cast<std::size_t>(random_between(rng, 1, 320)));
+    for (std::int64_t& area : areas) area = random_between(rng, 0, 1'000'000);
+    const std::vector<ChunkWork> chunks = chunks_of_areas(areas);
+    const Ranks greedy = dispatched(chunks, ranks, MagiDispatch::kMinHeap);
+    const Ranks equal = dispatched(chunks, ranks, MagiDispatch::kBacktracking);
+    const Ranks any = dispatched(chunks, ranks, MagiDispatch::kBinarySearch);
+    EXPECT_LE(largest_load(areas, equal), largest_load(areas, greedy));
+    EXPECT_LE(largest_load(areas, any), largest_load(areas, greedy));
+    std::map<std::int32_t, std::int64_t> counts;
+    for (const std::int32_t rank : equal) ++counts[rank];
+    for (const auto& [rank, count] : counts) {
+      EXPECT_LE(count, (std::ssize(areas) + ranks - 1) / ranks);
+    }
+  }
 }
 
 TEST(MagiDispatchTest, SequentialGivesFirstRanksWhatDoesNotComeOutEven) {
@@ -209,9 +257,9 @@ Copies received_copies(const ArrangedRound& round, std::size_t mask, const Copie
 MagiOptions random_options(Rng& rng) {
   MagiOptions options;
   if (random_chance(rng, 0.5)) options.chunk = random_between(rng, 1, 100);
-  options.algorithm = static_cast<MagiDispatch>(random_between(rng, 0, 2));
+  options.algorithm = static_cast<MagiDispatch>(random_between(rng, 0, 4));
   options.top_p = rng.uniform();
-  options.stages = static_cast<std::int32_t>(random_between(rng, 1, 5));
+  options.stages = static_cast<std::int32_t>(random_between(rng, 0, 5));
   options.keys_per_element = random_between(rng, 1, 60);
   options.launch = static_cast<CastLaunch>(random_between(rng, 0, 1));
   options.hierarchical = random_chance(rng, 0.5);
@@ -253,6 +301,34 @@ TEST(Magi, MovesExactlyTheNeededRowsOfAnyMaskWithAnyOptions) {
     }
   }
   EXPECT_GE(moved, 100000);
+}
+
+std::int32_t stages_of(const Workload& workload, const Cluster& cluster, MagiOptions options) {
+  std::int32_t last = 0;
+  const Arrangement arrangement = arrange(workload, cluster, options);
+  for (const PlacedTile& tile : arrangement.rounds[0].programs[0].forward->tiles) {
+    last = std::max(last, tile.stage);
+  }
+  return last;
+}
+
+TEST(Magi, ChoosesTheNumberOfStagesByEstimatedTime) {
+  const Workload workload = make_workload(std::vector<std::int64_t>{65536}, {}, MaskUse{});
+  const auto chosen = [&](double gbytes_per_s) {
+    Cluster cluster = cluster_of(8, 1);
+    cluster.inter_gbytes_per_s_per_node = gbytes_per_s;
+    const std::int32_t stages = stages_of(workload, cluster, {.stages = 0});
+    double best_us = 0;
+    for (const std::int32_t n : {stages, 1, 2, 3, 4, 5, 6, 7, 8}) {
+      const double us =
+          overlapped_us(arrange(workload, cluster, {.stages = n}).rounds[0], workload, cluster);
+      if (best_us == 0) best_us = us;  // of the chosen number
+      EXPECT_LE(0.995 * best_us, us) << n << " stages instead of " << stages;
+    }
+    return stages;
+  };
+  EXPECT_EQ(chosen(4000), 1);  // local tiles hide everything
+  EXPECT_GE(chosen(20), 2);
 }
 
 TEST(Magi, BalancesAreasOfCausalSequencesHoweverShort) {

@@ -1,6 +1,7 @@
 // Dispatch, chunk sizes and casts against the outputs of MagiAttention's own solvers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -65,6 +66,44 @@ std::optional<Algorithm> algorithm_of(const std::string& name) {
   if (name == "sequential") return Algorithm{.dispatch = MagiDispatch::kSequential};
   if (!name.starts_with(kTopp)) return std::nullopt;
   return Algorithm{MagiDispatch::kToppHeap, std::stod(name.substr(kTopp.size()))};
+}
+
+std::int64_t largest_load(const std::vector<std::int64_t>& areas, const Partition& partition) {
+  std::int64_t largest = 0;
+  for (const std::vector<std::size_t>& of_rank : partition) {
+    std::int64_t load = 0;
+    for (const std::size_t chunk : of_rank) load += areas[chunk];
+    largest = std::max(largest, load);
+  }
+  return largest;
+}
+
+// The original's own searches stop at other partitions of the same largest load, and its binary
+// search keeps the partition of its last probe. The loads are what both must have.
+TEST_F(MagiOutputs, ExactAlgorithmsReachTheLeastLargestLoad) {
+  if (!load("magi_dispatch.json")) GTEST_SKIP() << "magi_dispatch.json is missing";
+  int compared = 0;
+  for (const Json& c : vectors_["cases"]) {
+    SCOPED_TRACE(c["name"].get<std::string>());
+    const auto areas = c["areas"].get<std::vector<std::int64_t>>();
+    std::vector<ChunkWork> work(areas.size());
+    for (std::size_t i = 0; i < areas.size(); ++i) work[i].area = areas[i];
+    const std::int32_t ranks = c["cp"];
+    const auto load_of = [&](MagiDispatch algorithm) {
+      return largest_load(areas, partition_of(dispatch_chunks(work, ranks, algorithm, 0), ranks));
+    };
+    const Json& partitions = c["partitions"];
+    if (partitions.contains("backtracking") && !partitions["backtracking"].is_null()) {
+      EXPECT_EQ(load_of(MagiDispatch::kBacktracking),
+                largest_load(areas, partitions["backtracking"].get<Partition>()));
+      ++compared;
+    }
+    if (!c.contains("minimax") || !c["minimax"].contains("dynamic_programming")) continue;
+    EXPECT_EQ(load_of(MagiDispatch::kBinarySearch),
+              c["minimax"]["dynamic_programming"].get<std::int64_t>());
+    ++compared;
+  }
+  report_compared(compared);
 }
 
 TEST_F(MagiOutputs, ChunksHaveMagiAttentionsSize) {
