@@ -35,6 +35,7 @@ from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
 from contextile.torch._pool import Pool, PooledBatch, gather_lengths
 from contextile.torch._pool_layout import Rows
 from contextile.torch._pooled_calls import CallTimes
+from contextile.torch._roll import roll
 from contextile.torch._score_mod import ScoreMod, from_score_mod
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
 from contextile.torch._shares import Round, Step
@@ -96,6 +97,7 @@ __all__ = [
     "pack",
     "relative_bias",
     "replace_attention",
+    "roll",
     "ssd_scan",
     "t5_bias",
     "ticks",
