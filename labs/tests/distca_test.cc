@@ -209,6 +209,7 @@ TEST_F(DistcaTables, PlansMegatronsExampleInTwoRounds) {
       {2, "7", "4K 4K", 8192, 33.554432}};
   EXPECT_EQ(rounds, expected);
   EXPECT_EQ(document["findings"][0]["ours"], "megatron_dynamic: 2 rounds");
+  EXPECT_EQ(document["findings"][1]["ours"], "the same");
   EXPECT_EQ(document["findings"][0]["agrees"], true);
 }
 
