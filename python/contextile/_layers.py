@@ -7,8 +7,10 @@ from typing import Any
 
 from contextile import _core
 from contextile._core import Cluster, Plan
+from contextile._heads import HeadMasks, HeadPlans, expanded
 from contextile._planning import AnyMask, cluster_of, make_workload, plan
 
+_DEFAULT_HEADS = (32, 8)  # as in make_workload
 # The parts of an attention shape that layers of a model may differ in.
 _OF_A_SHAPE = ("heads", "head_dim", "value_dim", "scale", "softcap", "sink")
 
@@ -67,33 +69,36 @@ def check_placement(first: Plan, other: Plan, name: str) -> None:
 
 
 def plans(
-    lengths: Any, *, cluster: Cluster | str, mask: AnyMask = "causal", home: Any = None, **batch: Any
-) -> dict[str, Plan]:
+    lengths: Any, *, cluster: Cluster | str, mask: AnyMask | HeadMasks = "causal", home: Any = None, **batch: Any
+) -> dict[str, Plan | HeadPlans]:
     """Plans a batch for a model whose layers have unlike shapes: one plan for each shape.
 
-    All plans have one placement of tokens, that of the layers with the most work. Pass the result
-    to ``contextile.torch.Executor.prepare``.
+    Heads of a layer that have masks of their own (``masks.by_head``) count as layers. All plans
+    have one placement of tokens, that of the layers with the most work. Pass the result to
+    ``contextile.torch.Executor.prepare``.
 
     Parameters
     ----------
     lengths, cluster, home
         As for ``plan``, without a workload.
     mask
-        As for ``plan``: masks by name.
+        As for ``plan``: masks by name. Each may differ by head.
     **batch
         The other arguments of ``plan``. Of ``heads``, ``head_dim``, ``value_dim``, ``scale``,
         ``softcap`` and ``sink``, each is one for all masks, or a dict with one for each.
 
     Returns
     -------
-    dict of Plan
-        The plan of every mask, by its name. Masks of one shape have one plan.
+    dict of Plan or HeadPlans
+        The plan of every mask, by its name. Masks of one shape have one plan. Of a mask that differs
+        by head, the plans of its groups of heads; one without a name is called ``by_head``.
 
     Raises
     ------
     InvalidArgument
-        As ``plan`` does; also if a dict has other names than the masks, or if the strategy does not
-        keep the placement of another plan (``wlb``).
+        As ``plan`` does; also if a dict has other names than the masks, if there are more or fewer
+        masks by head than heads, or if the strategy does not keep the placement of another plan
+        (``wlb``).
 
     Examples
     --------
@@ -105,9 +110,10 @@ def plans(
     (64, 32)
     """
     the_cluster = cluster_of(cluster)
-    masks = dict(mask) if isinstance(mask, Mapping) else {"": mask}
-    shapes = {key: batch.pop(key) for key in _OF_A_SHAPE if batch.get(key) is not None}
-    groups = _groups_of(masks, shapes)
+    mask = {"by_head": mask} if isinstance(mask, HeadMasks) else mask
+    given = {key: batch.pop(key) for key in _OF_A_SHAPE if batch.get(key) is not None}
+    heads = expanded(dict(mask) if isinstance(mask, Mapping) else {"": mask}, given, _DEFAULT_HEADS)
+    groups = _groups_of(heads.masks, heads.shapes)
     by_name: dict[str, Plan] = {}
     if len(groups) > 1:
         groups.sort(key=lambda pair: -_work_of(lengths, *pair))
@@ -120,4 +126,4 @@ def plans(
             home = _home_of(one)
         by_name.update(dict.fromkeys(one.mask_names, one))
     # The masks keep the order in which they were given.
-    return {name: by_name[name] for name in masks} if isinstance(mask, Mapping) else by_name
+    return heads.folded({name: by_name[name] for name in heads.masks} if isinstance(mask, Mapping) else by_name)

@@ -23,6 +23,7 @@ from contextile._core import (
     TimeBound,
     Workload,
 )
+from contextile._heads import HeadMasks
 
 # A rule, its text, one rule per document, bands of the batch, or a function that makes them of the
 # lengths.
@@ -41,6 +42,11 @@ def _entry_of(name: str | None, mask: Any, lengths: list[int]) -> tuple[str, int
     layers = 1
     if isinstance(mask, tuple) and len(mask) == 2 and isinstance(mask[1], int):
         mask, layers = mask
+    if isinstance(mask, HeadMasks):
+        raise _core.InvalidArgument(
+            f"mask{f' {name!r}' if name else ''}: expected one for all heads, found one for each of {len(mask.masks)} heads; "
+            "contextile.plans plans groups of heads"
+        )
     if callable(mask):
         mask = mask(lengths)
     if isinstance(mask, (str, MaskSpec)):

@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contextile import _core
 from contextile._core import Mask, MaskSpec
+from contextile._heads import HeadMasks, head_masks
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 __all__ = [
+    "HeadMasks",
     "Mask",
     "MaskSpec",
     "TokenTree",
+    "by_head",
     "causal",
     "causal_blockwise",
     "chunked",
@@ -387,6 +390,44 @@ def within(back: int, ahead: int) -> Callable[[Sequence[int]], Mask]:
     return mask_of
 
 
+def by_head(masks: Sequence[Any]) -> HeadMasks:
+    """Gives every query head a mask of its own, such as to local and global heads.
+
+    ``contextile.plans`` plans it, not ``plan``: heads with one mask form a group with a plan of its
+    own. If the query heads of a KV head have several masks, its keys and values move once for each
+    of these groups.
+
+    Parameters
+    ----------
+    masks : sequence
+        A rule, its text, a ``Mask`` or a function of lengths for every query head.
+
+    Returns
+    -------
+    HeadMasks
+
+    Raises
+    ------
+    InvalidArgument
+        There is no mask, or something else.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> masks = ct.masks.by_head(["causal"] * 2 + ["sliding_window:16"] * 6)
+    >>> plans = ct.plans([60, 40], mask=masks, heads=(8, 4), head_dim=32, cluster="local:1x2",
+    ...                  strategy="dcp")
+    >>> [group.q_heads for group in plans["by_head"].groups]
+    [(0, 1), (2, 3, 4, 5, 6, 7)]
+    """
+    return head_masks(masks)
+
+
+def _joined(masks: list[Mask]) -> Mask | HeadMasks:
+    """Returns the mask of all heads, or masks by head if they differ."""
+    return masks[0] if all(mask == masks[0] for mask in masks[1:]) else HeadMasks(tuple(masks))
+
+
 def with_blocks(
     lengths: Sequence[int], block_ids: Any, *, window: int | None = None, whole_blocks: bool = False
 ) -> Mask:
@@ -630,7 +671,7 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
     return _core.build_mask(rule, list(zip(ends, ends[1:])))
 
 
-def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | None = None) -> Mask:
+def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | None = None) -> Mask | HeadMasks:
     """Converts FlexAttention's BlockMask, exactly.
 
     Its ``mask_mod`` is evaluated only on partial blocks.
@@ -640,14 +681,19 @@ def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | No
     block_mask : torch.nn.attention.flex_attention.BlockMask
         The mask, with as many keys as queries.
     batch, head : int, optional
-        Index of the mask to take. A plan has one mask for all heads. Default: the only mask, or the
-        common one where all are equal.
+        Index of the mask to take. Default: the only mask, or the common one where all are equal. If
+        masks of heads differ and none is chosen, all are taken.
+
+    Returns
+    -------
+    Mask or HeadMasks
+        As ``by_head`` returns them, if masks of heads differ.
 
     Raises
     ------
     InvalidArgument
         The numbers of queries and keys differ, the mask has no such batch or head, or masks of
-        batches or heads differ and none is chosen.
+        batches differ and none is chosen.
 
     Examples
     --------
@@ -658,12 +704,13 @@ def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | No
     """
     from contextile.torch._flex import rows_of_block_mask
 
-    return _core.mask_from_ragged_rows(*rows_of_block_mask(block_mask, batch, head))
+    heads = range(int(block_mask.kv_num_blocks.shape[1])) if head is None else [head]
+    return _joined([_core.mask_from_ragged_rows(*rows_of_block_mask(block_mask, batch, h)) for h in heads])
 
 
 def from_mask_mod(
-    mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int | None = None
-) -> Mask:
+    mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int | None = None, heads: int | None = None
+) -> Mask | HeadMasks:
     """Converts FlexAttention's ``mask_mod(batch, head, q, k)``, exactly, without a dense array.
 
     The function is evaluated on whole blocks, by calling it on intervals of queries and keys.
@@ -681,14 +728,21 @@ def from_mask_mod(
     batch : int
         The batch index that the function is called with. Documents are packed in a batch of 1.
     head : int, optional
-        The head that the function is called with. A plan has one mask for all heads, so a function
-        that looks at the head needs it.
+        The head that the function is called with, for the mask of this head alone.
+    heads : int, optional
+        Number of query heads. A function that looks at the head is called with each of them. It
+        needs this or ``head``.
+
+    Returns
+    -------
+    Mask or HeadMasks
+        As ``by_head`` returns them, if ``heads`` is given and their masks differ.
 
     Raises
     ------
     InvalidArgument
-        There is no token, a negative batch or head, or the function looks at a head that is not
-        given.
+        There is no token, a negative batch or head, no head, ``head`` and ``heads``, or the function
+        looks at the head and neither is given.
 
     Examples
     --------
@@ -698,6 +752,7 @@ def from_mask_mod(
     >>> ct.masks.from_mask_mod(causal, num_tokens=1000).num_pairs
     500500
     """
-    from contextile.torch._flex import rows_of_mask_mod
+    from contextile.torch._flex import heads_of_mask_mod, rows_of_mask_mod
 
-    return _core.mask_from_ragged_rows(*rows_of_mask_mod(mask_mod, num_tokens, batch, head))
+    numbers = [head] if heads is None else heads_of_mask_mod(mask_mod, batch, head, heads)
+    return _joined([_core.mask_from_ragged_rows(*rows_of_mask_mod(mask_mod, num_tokens, batch, h)) for h in numbers])

@@ -173,18 +173,19 @@ def test_heads_and_batches_a_block_mask_lacks():
         ct.masks.from_mask_mod(lambda b, h, q, k: q >= k, num_tokens=4, head=-1)
 
 
-def test_masks_that_differ_by_head_are_refused_unless_one_is_chosen():
+def test_one_of_the_masks_that_differ_by_head_can_be_chosen():
     def by_head(b, h, q, k):
         return (k <= q) & ((q - k < 8) | (h % 2 == 0))
 
     block_mask = create_block_mask(by_head, 1, 4, 256, 256, device="cpu")
-    with pytest.raises(ct.InvalidArgument, match="another for batch 0, head 1"):
-        ct.masks.from_block_mask(block_mask)
     with pytest.raises(ct.InvalidArgument, match="looks at the head"):
         ct.masks.from_mask_mod(by_head, num_tokens=256)
     windowed = sum(min(i + 1, 8) for i in range(256))
     assert ct.masks.from_block_mask(block_mask, head=1).num_pairs == windowed
     assert ct.masks.from_mask_mod(by_head, num_tokens=256, head=1).num_pairs == windowed
+    of_batches = create_block_mask(documents_of_batches, 2, 1, NUM_TOKENS, NUM_TOKENS, device="cpu")
+    with pytest.raises(ct.InvalidArgument, match="expected one mask for all batches, found another for batch 1, head 0"):
+        ct.masks.from_block_mask(of_batches)
     # Equal masks of all heads are one.
     same = create_block_mask(lambda b, h, q, k: k <= q, 2, 4, 256, 256, device="cpu")
     assert ct.masks.from_block_mask(same).num_pairs == 256 * 257 // 2

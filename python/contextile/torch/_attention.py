@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
@@ -13,6 +14,7 @@ from contextile import _core
 from contextile.torch._bias import Bias, Terms, check_known, native_terms, terms_of
 from contextile.torch._dtensor import check_dtensors, has_dtensors
 from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
+from contextile.torch._heads import attend_by_head
 from contextile.torch._models import check_batch
 
 
@@ -288,7 +290,8 @@ def attention(
         keeps, or what ``prepare`` returned for it. Compiled functions take only the latter. Default:
         the plan that was prepared last.
     mask : str
-        Name of one of the plan's masks. May be left out if the plan has only one.
+        Name of one of the plan's masks. May be left out if the plan has only one. If it differs by
+        head (``masks.by_head``), the call runs once for each group of heads.
     sink : float32 Tensor [q_heads], optional
         A logit per query head that takes part in the softmax and has no value. Needed if and only
         if ``plan.shape.sink`` is true.
@@ -316,7 +319,8 @@ def attention(
     InvalidArgument
         The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
         device than the plan needs; DTensors are sharded otherwise than by heads, or only some tensors
-        are DTensors, or they have a bias or dropout; the kernel has no bias or dropout; autocast is on
+        are DTensors, or they have a bias or dropout; a mask that differs by head meets dropout or
+        DTensors; the kernel has no bias or dropout; autocast is on
         with another dtype than the plan's; a reentrant checkpoint encloses a call without ``plan``; a
         module that is computing, unless it is compiled, was given tokens or positions that
         ``local_batch`` made for another plan. It is also raised if ranks meet in different calls,
@@ -380,11 +384,15 @@ def attention(
             "attention: expected no bias and no dropout on a GPU, whose kernels (cuda:*) have neither, found "
             + ("dropout" if bias is None else "a bias")
         )
-    number, index, saved_bytes = prepared.call_of(mask)
     if not torch.compiler.is_compiling():
         check_batch(prepared.plans)
         if plan is None and not torch.is_grad_enabled():
             refuse_reentrant()
+    if mask in prepared.head_groups:
+        attend = functools.partial(attention, executor=executor, plan=prepared, return_lse=True)
+        out, lse = attend_by_head(attend, prepared, mask, (q, k, v), sink, bias, dropout_p)
+        return (out, lse) if return_lse else out
+    number, index, saved_bytes = prepared.call_of(mask)
     q, k, v = _as_autocast(prepared, q, k, v)
     leading = q.shape[:-2]
     if leading != k.shape[:-2] or leading != v.shape[:-2]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from contextile import _checks, _core
+from contextile._heads import HeadGroup, HeadPlans
 from contextile._layers import check_placement
 from contextile.torch._dtensor import register_if_loaded
 from contextile.torch._group import make_transport
@@ -95,36 +96,62 @@ class Prepared:
             for index, name in enumerate(self.mask_names)
         }
         self._masks = {name: (plan, index) for index, name in enumerate(self.mask_names)}
+        self.head_groups: dict[str, tuple[HeadGroup, ...]] = {}  # of masks that differ by head
         self._name_the_only()
 
     def _name_the_only(self) -> None:
         """Lets an empty name stand for the only mask."""
         if len(self.mask_names) == 1:
-            for table in (self.rules, self._calls, self._masks):
-                table[""] = table[self.mask_names[0]]  # type: ignore[index]
+            for table in (self.rules, self._calls, self._masks, self.head_groups):
+                if self.mask_names[0] in table:
+                    table[""] = table[self.mask_names[0]]  # type: ignore[index]
 
     @staticmethod
-    def together(named: Mapping[str, Prepared]) -> Prepared:
+    def together(named: Mapping[str, Prepared], names: Mapping[str, Any]) -> Prepared:
         """Returns one handle for several plans of a batch, which have one placement of tokens.
 
-        Its masks are the names; each stands for the mask of that name of its plan, or the only one.
+        Its masks are ``names``. Each stands for the mask of that name of its plan, or the only one;
+        for HeadPlans, for the masks of its groups of heads.
         """
         parts = {name: (part, name if name in part.rules or len(part.mask_names) > 1 else "") for name, part in named.items()}
         for part, mask in parts.values():
             part.call_of(mask)
         both = copy.copy(next(iter(named.values())))
-        both.mask_names = list(named)
+        both.mask_names = list(names)
         both.plans = tuple({part.number: part.plan for part in named.values()}.values())
         both.positions_checked = None
         both.rules = {name: part.rules[mask] for name, (part, mask) in parts.items()}
         both._calls = {name: part._calls[mask] for name, (part, mask) in parts.items()}
         both._masks = {name: part._masks[mask] for name, (part, mask) in parts.items()}
+        both.head_groups = {name: one.groups for name, one in names.items() if isinstance(one, HeadPlans)}
+        for name in both.head_groups:
+            own = [both.rules[part] for part in both.parts_of(name)]
+            low, high = zip(*(rules.offsets for rules in own))
+            both.rules[name] = own[0]._replace(
+                heads=names[name].heads, offsets=(min(low), max(high)), attends_later=any(rules.attends_later for rules in own)
+            )
         both._name_the_only()
         return both
 
+    def parts_of(self, mask: str) -> list[str]:
+        """Returns the masks that a mask stands for: those of its groups of heads, or itself."""
+        return [group.mask for group in self.head_groups[mask]] if mask in self.head_groups else [mask]
+
     def mask_of(self, mask: str) -> tuple[_core.Plan, int]:
         """Returns the plan that has a mask, and the mask's index in it."""
+        self._check_whole(mask)
         return self._masks[mask]
+
+    def rules_of(self, mask: str) -> Rules:
+        """Returns the rules of a mask. Raises InvalidArgument if there is no such mask."""
+        if mask not in self.rules:
+            known = ", ".join(self.mask_names)
+            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
+        return self.rules[mask]
+
+    def _check_whole(self, mask: str) -> None:
+        if mask in self.head_groups:
+            raise _core.InvalidArgument(f"mask '{mask}': expected one of all heads, found one that differs by head (masks.by_head)")
 
     @functools.cached_property
     def longest_document(self) -> int:
@@ -134,8 +161,8 @@ class Prepared:
     @functools.cached_property
     def joined_branches(self) -> dict[str, int | None]:
         """Tokens at which masks join branches, by the name of the mask."""
-        found = {name: joined_branch(*self.mask_of(name)) for name in self.mask_names}
-        return {**found, "": found[self.mask_names[0]]}
+        found = {name: joined_branch(*self.mask_of(name)) for name in self._masks}
+        return {"": found[self.parts_of(self.mask_names[0])[0]], **found}
 
     @functools.cached_property
     def positions(self) -> torch.Tensor:
@@ -152,9 +179,8 @@ class Prepared:
 
         They are the plan's number, the mask's index, and the bytes that forward saves.
         """
-        if mask not in self._calls:
-            known = ", ".join(self.mask_names)
-            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
+        self.rules_of(mask)
+        self._check_whole(mask)
         shape = self._calls[mask].shape
         return shape[0], shape[1], shape[2]
 
@@ -324,7 +350,7 @@ class Executor:
         own = {number for number, plan in self._plans.items() if any(plan is one for one in last.plans)}
         return self._rank_of(next((number for number in reversed(self._ranks) if number in own), last.number)).last_stats
 
-    def prepare(self, plan: _core.Plan | Mapping[str, _core.Plan]) -> Prepared:
+    def prepare(self, plan: _core.Plan | Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
         """Prepares for the plan of a batch. Collective.
 
         Allocates buffers and checks that every rank holds the same plan. A new plan takes over the
@@ -333,8 +359,8 @@ class Executor:
         Parameters
         ----------
         plan : Plan or dict of Plan
-            A whole plan, or this rank's slice. Layers of unlike shapes need several plans of one
-            placement, by the names of masks (``contextile.plans``).
+            A whole plan, or this rank's slice. Layers of unlike shapes, and masks that differ by
+            head, need several plans of one placement, by the names of masks (``contextile.plans``).
 
         Returns
         -------
@@ -357,9 +383,12 @@ class Executor:
         self._withheld = ""
         return self._current
 
-    def _prepare_together(self, plans: Mapping[str, _core.Plan]) -> Prepared:
-        if not plans:
+    def _prepare_together(self, names: Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
+        if not names:
             raise _core.InvalidArgument("plan: expected at least one, found none")
+        plans: dict[str, _core.Plan] = {}
+        for name, given in names.items():
+            plans |= {group.mask: group.plan for group in given.groups} if isinstance(given, HeadPlans) else {name: given}
         first = next(iter(plans.values()))
         for name, one in plans.items():
             if not isinstance(one, _core.Plan):
@@ -370,7 +399,7 @@ class Executor:
                     f"plan '{name}': expected dtype {first.shape.dtype}, as the first plan, found {one.shape.dtype}"
                 )
         self._plans_at_once = max(self._plans_at_once, len({one.digest for one in plans.values()}))
-        return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()})
+        return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()}, names)
 
     def _prepare_one(self, plan: _core.Plan) -> Prepared:
         if not isinstance(plan, _core.Plan):

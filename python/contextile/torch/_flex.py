@@ -116,26 +116,18 @@ def _blocks(counts: Tensor | None, indices: Tensor | None, batch: int, head: int
     return row.to(torch.int64).numpy(), listed[row, at].to(torch.int64).numpy()
 
 
-def rows_of_block_mask(block_mask: Any, batch: int | None, head: int | None) -> Ranges:
+def rows_of_block_mask(block_mask: Any, batch: int | None, head: int) -> Ranges:
     """Returns row_splits [queries + 1], begins and ends of the ranges of a BlockMask.
 
-    If batch or head is None, all masks along it must be equal.
+    If batch is None, the masks of all batches must be equal.
     """
-    counts = [int(count) for count in block_mask.kv_num_blocks.shape[:2]]
-    batches = range(counts[0]) if batch is None else [batch]
-    heads = range(counts[1]) if head is None else [head]
-    first = None
-    for b in batches:
-        for h in heads:
-            found = _rows_of_block_mask(block_mask, b, h)
-            if first is None:
-                first = found
-            elif not all(np.array_equal(x, y) for x, y in zip(first, found)):
-                raise _core.InvalidArgument(
-                    f"BlockMask: expected one mask for all batches and heads, found another for batch {b}, head {h}; "
-                    "batch= and head= choose one"
-                )
-    assert first is not None
+    batches = range(int(block_mask.kv_num_blocks.shape[0])) if batch is None else [batch]
+    first = _rows_of_block_mask(block_mask, batches[0], head)
+    for b in batches[1:]:
+        if not all(np.array_equal(x, y) for x, y in zip(first, _rows_of_block_mask(block_mask, b, head))):
+            raise _core.InvalidArgument(
+                f"BlockMask: expected one mask for all batches, found another for batch {b}, head {head}; batch= chooses one"
+            )
     return first
 
 
@@ -192,14 +184,30 @@ for _name in (
     setattr(_Untouchable, _name, classmethod(_look) if _name == "__torch_function__" else _look)
 
 
-def check_untouched(call: Any, message: str) -> None:
-    """Raises with a message if a function looks at its argument."""
+def looks_at_it(call: Any) -> bool:
+    """Returns whether a function looks at its argument."""
     try:
         call(_Untouchable())
     except Exception as error:  # noqa: BLE001
-        if not isinstance(error, _LookedAt) and not isinstance(error.__context__, _LookedAt):
-            return  # not for this reason; evaluation says what is wrong
-        raise _core.InvalidArgument(message) from None
+        # Not for another reason; evaluation says what is wrong then.
+        return isinstance(error, _LookedAt) or isinstance(error.__context__, _LookedAt)
+    return False
+
+
+def check_untouched(call: Any, message: str) -> None:
+    """Raises with a message if a function looks at its argument."""
+    if looks_at_it(call):
+        raise _core.InvalidArgument(message)
+
+
+def heads_of_mask_mod(mask_mod: Any, batch: int, head: int | None, heads: int) -> list[int | None]:
+    """Returns the heads to call a mask_mod with: all, or none if it does not look at them."""
+    if head is not None or heads < 1:
+        found = f"head={head}, too" if head is not None else f"heads={heads}"
+        raise _core.InvalidArgument(f"mask_mod: expected heads= of at least 1 alone, found {found}")
+    zero = torch.tensor(0)
+    looks = looks_at_it(lambda untouchable: mask_mod(torch.tensor(batch), untouchable, zero, zero))
+    return list(range(heads)) if looks else [None]
 
 
 def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | None) -> Ranges:
@@ -208,7 +216,7 @@ def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | Non
         zero = torch.tensor(0)
         check_untouched(
             lambda untouchable: mask_mod(torch.tensor(batch), untouchable, zero, zero),
-            "mask_mod: expected head=, for the function looks at the head and a plan has one mask for all heads; found none",
+            "mask_mod: expected heads=, or head= for one of them, for the function looks at the head; found neither",
         )
         head = 0
     if num_tokens < 1:

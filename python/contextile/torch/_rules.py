@@ -24,8 +24,7 @@ def rules_of(prepared: Prepared, mask: str) -> Rules:
 
     Raises InvalidArgument if the plan has softcap or sinks.
     """
-    prepared.call_of(mask)
-    rules = prepared.rules[mask]
+    rules = prepared.rules_of(mask)
     if rules.softcap or rules.has_sink:
         raise _core.InvalidArgument(
             "plan: expected one without softcap and sinks, which scaled_dot_product_attention has not; found "
