@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch import Executor, attention
+from contextile.torch import Alibi, Executor, attention
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._models import model_in_call, ordered_part, pooled_part
 from contextile.torch._sides import Sides, cross_attention
@@ -22,6 +22,7 @@ from contextile.transformers._batch import CHUNKED, FULL, SLIDING, text_config
 from contextile.transformers._bias import bias_of_layer
 from contextile.transformers._layers import is_causal_of, kind_of
 from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
+from contextile.transformers._older import adapted, has_no_positions
 from contextile.transformers._pooled import pooling, pools_by_plan
 from contextile.transformers._positions import counted, counting_part
 
@@ -81,7 +82,8 @@ def _check_form(form: Form) -> None:
     note(prepared, form)
     for name in prepared.mask_names:
         if name.split("_")[0] == ("sliding" if form.window else "full"):
-            check_blocks(prepared, name, form)
+            for part in prepared.parts_of(name):
+                check_blocks(prepared, part, form)
 
 
 def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function: Any = None, **others: Any) -> None:
@@ -162,7 +164,7 @@ def use(
     _last_layer = math.inf, object
     _kinds.clear()
     try:
-        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered):
+        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), adapted(_attend, _check_mask):
             yield executor
     finally:
         _executor, _check_masks, _check_positions, _positions, _sides = before
@@ -302,7 +304,7 @@ def check_model(prepared: Prepared) -> None:
             f"model: expected one whose positions can be given, found {name} with {counting}, which counts them from this rank's "
             "input_ids"
         )
-    if not _check_positions or prepared.counts_from_zero or _sides is not None:
+    if not _check_positions or prepared.counts_from_zero or _sides is not None or has_no_positions(model):
         return
     if _positions is not None:
         _compare_positions(prepared, _positions[None])
@@ -356,7 +358,7 @@ def _name_for(
         )
     if kind not in names and len(names) == 1 and names[0] not in (SLIDING, FULL, CHUNKED):
         return names[0]
-    prepared.call_of(kind)
+    prepared.rules_of(kind)
     shape = (query.shape[1], key.shape[1]), (query.shape[3], value.shape[3])
     for name in names:
         rules = prepared.rules[name]
@@ -405,6 +407,7 @@ def _attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    alibi: Alibi | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
     """Attends for a layer. Collective.
@@ -428,7 +431,8 @@ def _attend(
             else "attention: expected a layer with sinks, as the plan has (sink=False leaves them out), found one without"
         )
     if _check_masks and not is_compiling and _sides is None:
-        check_reach(prepared, name, kind, sliding_window, is_causal)
+        for part in prepared.parts_of(name):
+            check_reach(prepared, part, kind, sliding_window, is_causal)
     _check_others(other)
     if is_first:
         check_model(prepared)
@@ -452,6 +456,6 @@ def _attend(
         plan=prepared,
         mask=name,
         sink=None if s_aux is None else s_aux.float(),
-        bias=bias_of_layer(module, position_bias),
+        bias=alibi if alibi is not None else bias_of_layer(module, position_bias),
     )
     return out, None

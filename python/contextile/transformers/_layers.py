@@ -14,6 +14,7 @@ from torch import Tensor
 
 from contextile import masks
 from contextile.transformers._masks import Form, form_of
+from contextile.transformers._older import adapted
 
 _PROBE = "contextile_probe"
 
@@ -126,7 +127,8 @@ def layers_of(model: Any, *, with_types: bool = False) -> list[Layer] | None:
             warnings.simplefilter("ignore")
             twin = type(model)(config).eval()
             twin.set_attn_implementation(_PROBE)
-            twin(**_arguments_of(twin, with_types))
+            with adapted(_record, _note_mask):
+                twin(**_arguments_of(twin, with_types))
     except Exception as error:  # noqa: BLE001
         logging.getLogger(__name__).info("no copy of %s without weights runs: %s", type(model).__name__, error)
         return None
