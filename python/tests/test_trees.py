@@ -10,7 +10,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import contextile.transformers as cth  # noqa: E402
-from contextile.torch import DataLoader, Executor, collect, local_batch  # noqa: E402
+from contextile.torch import (  # noqa: E402
+    DataLoader,
+    Executor,
+    collect,
+    dispatch,
+    document_sums,
+    gather_last,
+    local_batch,
+    token_log_probs,
+)
 from ranks import run_ranks  # noqa: E402
 from test_transformers import make  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
@@ -299,3 +308,78 @@ def test_a_tree_that_is_cut_is_refused():
     dataset = Trees()
     with pytest.raises((ct.PlanningFailed, ct.InvalidArgument), match="mask tree: expected lengths that sum to"):
         list(loader_of(dataset, 0, 2, long_documents="split", tokens=30))
+
+
+# -------------------------------------------------------------------------------- sums of branches
+
+
+def packed(documents, ranks):
+    """The trees, None for a document without one, with the batch's tokens and plan."""
+    trees = [tree if len(tree.branches) > 1 else None for tree in trees_of(documents)]
+    masks = [tree.mask if tree else "causal" for tree in trees]
+    lengths = [len(tree.tokens) for tree in trees_of(documents)]
+    plan = ct.plan(lengths, mask=masks, **{**SMALL, "cluster": f"local:1x{ranks}"})
+    return trees, np.concatenate([tree.tokens for tree in trees_of(documents)]), plan
+
+
+def branches_of(documents):
+    """The tokens of every branch, in the batch."""
+    begin, found = 0, []
+    for tree in trees_of(documents):
+        found += [torch.from_numpy(at) + begin for at in tree.branches]
+        begin += len(tree.tokens)
+    return found
+
+
+def loss_of(sums, lasts):
+    return (sums.square() * torch.arange(1, len(sums) + 1)).sum() + lasts.square().sum()
+
+
+def sum_branches():
+    """Log-probabilities and last rows of branches, of logits that are leaves, and gradients."""
+    import torch.distributed as dist
+
+    documents = documents_of()
+    trees, tokens, plan = packed(documents, dist.get_world_size())
+    whole = torch.randn(len(tokens), 97, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    logits = dispatch(whole.detach(), plan=plan, rank=dist.get_rank()).requires_grad_()
+    local = local_batch(torch.from_numpy(tokens), plan=plan, rank=dist.get_rank())
+    rows, _, labels, _ = local.targets
+    sums = document_sums(token_log_probs(logits[rows], labels), plan=plan, trees=trees, targets=local.targets)
+    lasts = gather_last(logits, plan=plan, trees=trees)
+    loss_of(sums, lasts).backward()
+    expected = []
+    for at in branches_of(documents):
+        labels = torch.from_numpy(tokens)[at[1:]]
+        expected.append(whole[at[:-1]].log_softmax(-1).gather(1, labels[:, None]).sum())
+    last_rows = torch.stack([whole[at[-1]] for at in branches_of(documents)])
+    loss_of(torch.stack(expected), last_rows).backward()
+    assert torch.allclose(sums, torch.stack(expected), rtol=1e-5)
+    assert torch.equal(lasts, last_rows)
+    assert difference(collect(logits.grad, plan=plan), whole.grad) < 1e-5
+    # Values of tokens, not of what they predict.
+    ones = document_sums(torch.ones(plan.num_local_tokens(dist.get_rank())), plan=plan, trees=trees)
+    assert ones.tolist() == [len(at) for at in branches_of(documents)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sums_and_last_rows_of_branches_are_those_of_branches_alone(ranks):
+    run_ranks(sum_branches, ranks)
+
+
+def test_trees_that_are_not_the_batchs_are_refused():
+    documents = documents_of()
+    trees, tokens, plan = packed(documents, 1)
+    values = torch.ones(len(tokens))
+    targets = local_batch(torch.from_numpy(tokens), plan=plan, rank=0).targets
+    for given, message in (
+        (trees[:2], "one for each of 3 documents, or None, found 2"),
+        (trees[0], "one for each of 3 documents, or None, found 1"),
+        ([trees[2], None, trees[2]], f"one of {len(trees[0].tokens)} tokens for document 0, found {len(trees[2].tokens)}"),
+        ([trees[0], "causal", trees[2]], "a TokenTree for document 1, or None, found str"),
+    ):
+        for call in (gather_last, document_sums):
+            with pytest.raises(ct.InvalidArgument, match=f"trees: expected {message}"):
+                call(values, plan=plan, trees=given)
+    with pytest.raises(ct.InvalidArgument, match=f"expected {len(targets.tokens)} targets in dimension 0, found {len(tokens)}"):
+        document_sums(values, plan=plan, trees=trees, targets=targets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from contextile import _core
-from contextile.torch._layout import dim_of, whole_numbers, without_filler
+from contextile.masks import TokenTree
+from contextile.torch._layout import Targets, dim_of, whole_numbers, without_filler
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,9 +53,10 @@ def _gathered(mine: Tensor, group: Any, size: int) -> list[Tensor]:
 
 
 def _meet(
-    call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str, wanted: Tensor | None = None
-) -> tuple[_Meeting, Tensor]:
-    """Returns the ranks and this rank's rows [local tokens, ...]. Collective.
+    call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str, wanted: Tensor | None = None,
+    count: int | None = None,
+) -> tuple[_Meeting, Tensor]:  # fmt: skip
+    """Returns the ranks and this rank's rows [local tokens, ...]; [count, ...] if given. Collective.
 
     If a rank's tensor, plan, call or wanted tokens do not fit, all ranks raise InvalidArgument.
     """
@@ -64,18 +66,20 @@ def _meet(
     if size != plan.num_devices:
         raise _core.InvalidArgument(f"{call}: expected a group of {plan.num_devices} ranks, found {size}")
     dim = dim_of(call, tensor, dim)
-    rows = without_filler(tensor.movedim(dim, 0), plan, rank)
-    expected = plan.num_local_tokens(rank)
+    rows = tensor.movedim(dim, 0)
+    rows = without_filler(rows, plan, rank) if count is None else rows
+    expected = plan.num_local_tokens(rank) if count is None else count
+    what = "tokens" if count is None else "targets"
     fits = rows.shape[0] == expected
     kind = zlib.crc32(f"{call} {tuple(rows.shape[1:])} {rows.dtype} {loss}".encode())
     kind = zlib.crc32(b"" if wanted is None else wanted.numpy().tobytes(), kind)
     words = [expected if fits else -1, int(plan.digest[:15], 16), kind, int(plan.slice_of is not None)]
     found = [part.tolist() for part in _gathered(torch.tensor(words, device=tensor.device), group, size)]
     if not fits:
-        raise _core.InvalidArgument(f"{call}: expected {expected} tokens in dimension {dim}, found {rows.shape[0]}")
+        raise _core.InvalidArgument(f"{call}: expected {expected} {what} in dimension {dim}, found {rows.shape[0]}")
     for other, its_words in enumerate(found):
         if its_words[0] < 0:
-            raise _core.InvalidArgument(f"{call}: expected every rank's own tokens, found others on rank {other}")
+            raise _core.InvalidArgument(f"{call}: expected every rank's own {what}, found others on rank {other}")
         if its_words[1:] != words[1:]:
             raise _core.InvalidArgument(
                 f"{call}: expected one plan, shape, dtype, loss= and tokens on all ranks, found others on rank {other} than on {rank}"
@@ -270,9 +274,40 @@ def gather_rows(
     return _gathered_rows("gather_rows", tensor, wanted, plan, group, dim, loss)
 
 
+# One tree for the only document, or for every document its tree; None: it has no branches.
+Trees = TokenTree | Sequence[TokenTree | None]
+
+
+def _branches_of(trees: Trees | None, plan: _core.Plan) -> list[Tensor]:
+    """Returns the tokens of the batch that are in every branch; a document without a tree is one."""
+    documents = plan.sequences
+    given = [None] * len(documents) if trees is None else [trees] if isinstance(trees, TokenTree) else list(trees)
+    if len(given) != len(documents):
+        raise _core.InvalidArgument(f"trees: expected one for each of {len(documents)} documents, or None, found {len(given)}")
+    found = []
+    for number, (tree, (begin, end)) in enumerate(zip(given, documents)):
+        if tree is None:
+            found.append(torch.arange(begin, end))
+            continue
+        if not isinstance(tree, TokenTree):
+            raise _core.InvalidArgument(f"trees: expected a TokenTree for document {number}, or None, found {type(tree).__name__}")
+        if len(tree.tokens) != end - begin:
+            raise _core.InvalidArgument(
+                f"trees: expected one of {end - begin} tokens for document {number}, found {len(tree.tokens)}"
+            )
+        found.extend(torch.from_numpy(branch) + begin for branch in tree.branches)
+    return found
+
+
 @torch.compiler.disable
 def gather_last(
-    tensor: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+    tensor: Tensor,
+    *,
+    plan: _core.Plan,
+    group: ProcessGroup | None = None,
+    dim: int = 0,
+    loss: str = "same",
+    trees: Trees | None = None,
 ) -> Tensor:
     """Returns the row of every document's last token, on every rank. Collective; differentiable.
 
@@ -282,6 +317,9 @@ def gather_last(
     ----------
     tensor, plan, group, dim, loss
         As for ``collect``. The dtype is one that can be summed.
+    trees : TokenTree or sequence, optional
+        The tree of the only document, or one for every document, None for those without. Every
+        branch then counts as a document, in the order of documents and branches.
 
     Returns
     -------
@@ -290,7 +328,7 @@ def gather_last(
     Raises
     ------
     InvalidArgument
-        As for ``collect``.
+        As for ``collect``; also if trees do not fit the documents.
 
     Examples
     --------
@@ -299,13 +337,20 @@ def gather_last(
 
         rewards = gather_last(head(x), plan=plan)      # [documents, 1]
     """
-    lasts = torch.tensor([end - 1 for _, end in plan.sequences], dtype=torch.int64)
+    lasts = torch.tensor([int(tokens[-1]) for tokens in _branches_of(trees, plan)], dtype=torch.int64)
     return _gathered_rows("gather_last", tensor, lasts, plan, group, dim, loss)
 
 
 @torch.compiler.disable
 def document_sums(
-    values: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+    values: Tensor,
+    *,
+    plan: _core.Plan,
+    group: ProcessGroup | None = None,
+    dim: int = 0,
+    loss: str = "same",
+    trees: Trees | None = None,
+    targets: Targets | None = None,
 ) -> Tensor:
     """Returns the sum of the values of every document, on every rank. Collective; differentiable.
 
@@ -318,6 +363,11 @@ def document_sums(
         count.
     plan, group, dim, loss
         As for ``collect``.
+    trees : TokenTree or sequence, optional
+        As for ``gather_last``. A token counts in all of its branches.
+    targets : Targets, optional
+        ``local.targets``, if the values are of these, [..., targets, ...]: a target counts in the
+        branches that have the token that is predicted.
 
     Returns
     -------
@@ -327,19 +377,33 @@ def document_sums(
     Raises
     ------
     InvalidArgument
-        As for ``collect``.
+        As for ``collect``; also if trees do not fit the documents.
 
     Examples
     --------
     Needs ``torch.distributed``::
 
         log_probs = document_sums(token_log_probs(logits, local.labels), plan=plan)
+
+    Of every branch of a tree, behind whose tokens there are several labels::
+
+        rows, _, labels, _ = local.targets
+        log_probs = token_log_probs(logits[rows], labels)
+        of_branches = document_sums(log_probs, plan=plan, trees=tree, targets=local.targets)
     """
-    meeting, rows = _meet("document_sums", values, dim, plan, group, loss)
+    branches = _branches_of(trees, plan)
+    wanted = None if trees is None else torch.cat([torch.tensor([len(one) for one in branches]), *branches])
+    count = None if targets is None else len(targets.tokens)
+    meeting, rows = _meet("document_sums", values, dim, plan, group, loss, wanted, count)
     if rows.dtype in (torch.float16, torch.bfloat16):
         rows = rows.float()
-    ids = torch.from_numpy(plan.sequence_ids(meeting.rank)).to(rows.device)
-    zeros = rows.new_zeros((len(plan.sequences), *rows.shape[1:]))
+    tokens = torch.from_numpy(plan.local_tokens(meeting.rank)) if targets is None else targets.tokens.cpu()
+    # The row of every token of the batch, -1 for those of other ranks. No token has two.
+    row_of = torch.full((plan.num_tokens,), -1, dtype=torch.int64).index_copy(0, tokens, torch.arange(len(tokens)))
+    ids = torch.repeat_interleave(torch.arange(len(branches)), torch.tensor([len(one) for one in branches]))
+    at = row_of[torch.cat(branches)]
+    ids, at = ids[at >= 0].to(rows.device), at[at >= 0].to(rows.device)
+    rows, zeros = rows.index_select(0, at), rows.new_zeros((len(branches), *rows.shape[1:]))
     return _Sum.apply(zeros.index_add(0, ids, rows), meeting).movedim(0, dim)
 
 
