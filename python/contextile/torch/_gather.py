@@ -56,7 +56,7 @@ def _meet(
     call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str, wanted: Tensor | None = None,
     count: int | None = None,
 ) -> tuple[_Meeting, Tensor]:  # fmt: skip
-    """Returns the ranks and this rank's rows [local tokens, ...]; [count, ...] if given. Collective.
+    """Returns the ranks and this rank's rows [local tokens, ...], or [count, ...]. Collective.
 
     If a rank's tensor, plan, call or wanted tokens do not fit, all ranks raise InvalidArgument.
     """
@@ -279,7 +279,7 @@ Trees = TokenTree | Sequence[TokenTree | None]
 
 
 def _branches_of(trees: Trees | None, plan: _core.Plan) -> list[Tensor]:
-    """Returns the tokens of the batch that are in every branch; a document without a tree is one."""
+    """Returns every branch's tokens in the batch; a document without a tree is one branch."""
     documents = plan.sequences
     given = [None] * len(documents) if trees is None else [trees] if isinstance(trees, TokenTree) else list(trees)
     if len(given) != len(documents):
@@ -385,7 +385,7 @@ def document_sums(
 
         log_probs = document_sums(token_log_probs(logits, local.labels), plan=plan)
 
-    Of every branch of a tree, behind whose tokens there are several labels::
+    The sums of the branches of a tree, whose tokens may have several labels::
 
         rows, _, labels, _ = local.targets
         log_probs = token_log_probs(logits[rows], labels)
