@@ -69,6 +69,7 @@ from contextile._core import (
     sample_lengths,
     tiles,
 )
+from contextile._heads import HeadGroup, HeadPlans
 from contextile._layers import plans
 from contextile._numpy_executor import NumpyExecutor, kernels, run_inproc
 from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan, schedule
@@ -91,6 +92,8 @@ __all__ = [
     "DeviceError",
     "Error",
     "Gpu",
+    "HeadGroup",
+    "HeadPlans",
     "InvalidArgument",
     "InvalidPlan",
     "IoError",

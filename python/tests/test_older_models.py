@@ -49,6 +49,8 @@ MODELS = {
     "MegatronBert": ("MegatronBertForMaskedLM", "MegatronBertConfig", BERT),
     "RemBert": ("RemBertForCausalLM", "RemBertConfig", {
         **BERT, "is_decoder": True, "input_embedding_size": 16, "output_embedding_size": 16}),
+    "MPNet": ("MPNetForMaskedLM", "MPNetConfig", {**BERT, "max_position_embeddings": 256}),
+    "Tapas": ("TapasForMaskedLM", "TapasConfig", {**BERT, "max_position_embeddings": 128}),
     "RoFormer": ("RoFormerForMaskedLM", "RoFormerConfig", {**BERT, "embedding_size": 16, "rotary_value": True}),
     "XGLM": ("XGLMForCausalLM", "XGLMConfig", BART),
     "Mvp": ("MvpForCausalLM", "MvpConfig", BART),

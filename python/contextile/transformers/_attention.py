@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch import Alibi, Executor, attention
+from contextile.torch import Executor, attention
+from contextile.torch._bias import Bias
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._models import model_in_call, ordered_part, pooled_part
 from contextile.torch._sides import Sides, cross_attention
@@ -407,7 +408,7 @@ def _attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
-    alibi: Alibi | None = None,
+    bias: Bias | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
     """Attends for a layer. Collective.
@@ -456,6 +457,6 @@ def _attend(
         plan=prepared,
         mask=name,
         sink=None if s_aux is None else s_aux.float(),
-        bias=alibi if alibi is not None else bias_of_layer(module, position_bias),
+        bias=bias if bias is not None else bias_of_layer(module, position_bias),
     )
     return out, None

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from contextile import _core
-from contextile.torch import Alibi, alibi
+from contextile.torch import Alibi, RelativeBias, alibi, relative_bias
 
+_MPNET_DISTANCE = 128  # from which all keys share a bucket
 # Stands for the mask that a model makes for itself, of which the plan has its own.
 _NO_MASK = torch.zeros((1, 1, 1, 1), dtype=torch.bool)
 
@@ -76,7 +77,7 @@ def _bloom(call: _Call) -> tuple[Tensor, None]:
             raise _core.InvalidArgument(
                 f"attention: expected the slopes of ALiBi's paper in {type(module).__name__}, found {slopes[:4].tolist()}"
             )
-    out = call.attended(q, k, v, scale=module.inv_norm_factor, dropout=module.attention_dropout.p, alibi=bias)
+    out = call.attended(q, k, v, scale=module.inv_norm_factor, dropout=module.attention_dropout.p, bias=bias)
     out = functional.dropout(module.dense(out.flatten(2)), module.hidden_dropout, module.training)
     return given["residual"] + out, None
 
@@ -90,7 +91,7 @@ def _mpt(call: _Call) -> tuple[Tensor, None]:
     k, v = call.kept(k, v)
     # The bias ends in that of the token before, and 0.
     slopes = None if bias is None or bias.is_meta else Alibi((-bias[:, 0, -2]).float().cpu())
-    out = call.attended(q, k, v, scale=module.softmax_scale, dropout=module.attn_dropout_p, alibi=slopes)
+    out = call.attended(q, k, v, scale=module.softmax_scale, dropout=module.attn_dropout_p, bias=slopes)
     return module.out_proj(out.flatten(2)), None
 
 
@@ -146,6 +147,26 @@ def _bert(call: _Call) -> tuple[Tensor, None]:
     return out.flatten(2), None
 
 
+def _mpnet(call: _Call) -> tuple[Tensor]:
+    module, given = call.module, call.given
+    dim = module.attention_head_size
+    q, k, v = (_heads_of(part(given["hidden_states"]), dim) for part in (module.q, module.k, module.v))
+    out = call.attended(
+        q, k, v, scale=1 / math.sqrt(dim), dropout=module.dropout.p, is_causal=False, bias=given.get("position_bias")
+    )
+    return (module.o(out.flatten(2)),)
+
+
+def _mpnet_bias(call: _Call) -> RelativeBias | None:
+    """Returns the table by which layers of MPNet have their bias, instead of the bias."""
+    call.refuse("position_ids")
+    table = call.module.relative_attention_bias.weight.t()
+    if table.is_meta:
+        return None
+    offsets = torch.arange(-_MPNET_DISTANCE, _MPNET_DISTANCE + 1, device="cpu")
+    return relative_bias(table, -_MPNET_DISTANCE, buckets=call.module.relative_position_bucket(offsets))
+
+
 def _bart(call: _Call) -> tuple[Tensor, None]:
     module, given = call.module, call.given
     call.refuse("key_value_states", "attn_prompt")
@@ -170,11 +191,14 @@ _ADAPTERS = (
     _Adapter("gpt_neo", "GPTNeoSelfAttention", "_attn", _gpt_neo),
     _Adapter("gpt_neox_japanese", "GPTNeoXJapaneseAttention", "_attn", _gpt_neox_japanese),
     _Adapter("megatron_bert", "MegatronBertSelfAttention", "forward", _bert),
+    _Adapter("mpnet", "MPNetEncoder", "compute_position_bias", _mpnet_bias),
+    _Adapter("mpnet", "MPNetSelfAttention", "forward", _mpnet),
     _Adapter("mpt", "MptAttention", "forward", _mpt),
     _Adapter("mvp", "MvpAttention", "forward", _bart),
     _Adapter("openai", "Attention", "_attn", _openai),
     _Adapter("rembert", "RemBertSelfAttention", "forward", _bert),
     _Adapter("roformer", "RoFormerSelfAttention", "forward", _bert),
+    _Adapter("tapas", "TapasSelfAttention", "forward", _bert),
     _Adapter("trocr", "TrOCRAttention", "forward", _bart),
     _Adapter("xglm", "XGLMAttention", "forward", _bart),
 )
