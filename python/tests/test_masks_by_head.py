@@ -232,6 +232,31 @@ def test_models_of_plain_pytorch_attend_by_head():
     assert relative_error(out, dispatch(expected, plan=prepared.plan, rank=0)) < 1e-5
 
 
+def test_models_of_transformers_attend_by_head():
+    pytest.importorskip("transformers")
+    import contextile.transformers as cth
+    from tiny_models import make_tiny
+
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2}  # fmt: skip
+    model = make_tiny("LlamaForCausalLM", "LlamaConfig", sizes)
+    names = ["causal", WINDOW, "causal", WINDOW]
+    masks = torch.from_numpy(np.stack([ct.make_workload([64], mask=name).mask(0).dense() for name in names]))
+    tokens = torch.arange(64) % 97
+    model.set_attn_implementation("eager")
+    # A mask of four dimensions is added to scores as it is.
+    expected = model(tokens[None], attention_mask=torch.where(masks, 0.0, -1e30)[None]).logits
+    model.set_attn_implementation(cth.register())
+    batch = cth.batch_of(model, mask={"full": (ct.masks.by_head(names), 2)})
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plans([64], cluster="local:1x1", strategy="zigzag", **batch))
+    assert executor.plan.local_tokens(0).tolist() == list(range(64))
+    with cth.use(executor, check_masks=False):
+        assert relative_error(model(tokens[None]).logits, expected) < 1e-5
+    with pytest.raises(ct.InvalidArgument, match="mask 'full.1': expected causal, as the layer"), cth.use(executor):
+        model(tokens[None])
+
+
 def test_compiled_functions_attend_by_head():
     executor, prepared = prepared_alone()
     q, k, v, dout = inputs(TOKENS, HEADS, DIM)
@@ -248,7 +273,7 @@ def test_compiled_functions_attend_by_head():
         assert torch.equal(one, other)
 
 
-def test_what_heads_have_not_is_refused():
+def test_what_heads_have_not_is_refused(monkeypatch):
     executor, _ = prepared_alone()
     q, k, v, _ = inputs(TOKENS, HEADS, DIM)
 
@@ -261,6 +286,8 @@ def test_what_heads_have_not_is_refused():
     refused("bias: expected one for each of 8 query heads, found 9", bias=alibi(9))
     refused("dropout_p: expected 0 under a mask that differs by head", dropout_p=0.1, dropout_seed=1)
     refused(r"expected one of the plan's \(by_head\), found 'full'", mask="full")
+    monkeypatch.setattr("contextile.torch._heads.has_dtensors", lambda *_: True)
+    refused("expected no DTensors under mask 'by_head', which differs by head")
 
 
 def test_masks_by_head_that_do_not_fit_are_refused():
