@@ -166,6 +166,10 @@ def test_what_an_adapter_has_not_is_refused():
     with pytest.raises(ct.InvalidArgument, match="attention: expected no encoder_hidden_states in RemBertSelfAttention"):
         model = make_tiny("RemBertForCausalLM", "RemBertConfig", {**MODELS["RemBert"][2], "add_cross_attention": True})
         run(model, encoder_hidden_states=torch.zeros(1, 5, 32))
+    model = make("Bloom")
+    layer, rows = model.transformer.h[0].self_attention, torch.zeros(1, 64, 48)
+    with pytest.raises(ct.InvalidArgument, match="attention: expected no head_mask"), cth.use(prepared(model)):
+        layer(rows, rows, torch.zeros(6, 1, 1), None, head_mask=torch.ones(6))
     falcon = make_tiny("FalconForCausalLM", "FalconConfig", {**FALCON, "alibi": True, "multi_query": False})
     with pytest.raises(ct.InvalidArgument, match="attention: expected no alibi in FalconAttention"):
         run(falcon)

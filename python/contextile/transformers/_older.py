@@ -36,9 +36,11 @@ class _Call(NamedTuple):
     def attended(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, is_causal: bool = True, **more: Any) -> Tensor:
         """Returns [1, tokens, heads, dim] of q, k and v [1, heads, tokens, dim]."""
         mask = self.given.get("attention_mask")
+        # Arguments that the method has no name for are judged as those of the interface.
+        more = {**self.given.get("kwargs", {}), "is_causal": is_causal, **more}
         return self.attend(
             self.module, q, k, v, None if mask is _NO_MASK else mask, scaling=scale,
-            dropout=dropout if self.module.training else 0.0, is_causal=is_causal, **more,
+            dropout=dropout if self.module.training else 0.0, **more,
         )[0]  # fmt: skip
 
     def refuse(self, *names: str) -> None:
@@ -215,8 +217,7 @@ def _replaced(adapter: _Adapter, original: Any, attend: Callable[..., Any]) -> A
 
     @functools.wraps(original)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        given = signature.bind(self, *arguments, **named).arguments
-        return adapter.run(_Call(attend, self, {**given.get("kwargs", {}), **given}))
+        return adapter.run(_Call(attend, self, signature.bind(self, *arguments, **named).arguments))
 
     return method
 
