@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/rng.h"
@@ -394,6 +395,20 @@ TEST(SimdKernels, ANameChoosesTheKernelThatComputes) {
   }
   EXPECT_NE(outputs[1], outputs[2]);
   EXPECT_LE(relative_error(outputs[0], outputs[2], 0), 2e-6);
+}
+
+TEST(Kernels, AreFoundByName) {
+  for (const AttentionKernel* kernel : kernels()) EXPECT_EQ(&find_kernel(kernel->name()), kernel);
+}
+
+TEST(Kernels, AnUnknownNameListsTheKnownOnes) {
+  try {
+    static_cast<void>(find_kernel("referense"));
+    FAIL() << "found a kernel";
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string_view(error.what()).find("reference"), std::string_view::npos);
+    EXPECT_NE(std::string_view(error.what()).find("did you mean"), std::string_view::npos);
+  }
 }
 
 }  // namespace

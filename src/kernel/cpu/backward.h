@@ -132,6 +132,13 @@ CONTEXTILE_INLINE typename V::Float cap_slope(typename V::Float score, float out
   return V::sub(V::set(1.0F), V::mul(t, t));
 }
 
+// Returns a weight 2^x, at most 1. The LSE of large scores is rounded by so much that x may be far
+// above 0.
+template <class V>
+CONTEXTILE_INLINE typename V::Float kept_weight(typename V::Float x) {
+  return weight_of<V>(V::min(V::zero(), x));
+}
+
 // Turns S and dP of the vectors of one key into P and dS.
 template <class V, int kVectors>
 CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& rows,
@@ -145,7 +152,7 @@ CONTEXTILE_INLINE void weigh_key(const ScoreBlock<V>& block, const SlopeRows& ro
 #pragma GCC unroll 8
   for (int n = 0; n < kVectors; ++n) {
     score[n] = weight[n];
-    weight[n] = weight_of<V>(V::fms(score[n], to_log2, V::load(state.lse + n * V::kLanes)));
+    weight[n] = kept_weight<V>(V::fms(score[n], to_log2, V::load(state.lse + n * V::kLanes)));
     slope[n] = V::sub(slope[n], V::load(state.delta + n * V::kLanes));
     largest = V::max(largest, weight[n]);
   }
@@ -184,7 +191,7 @@ template <class V, int kVectors>
     const float* some = factors == nullptr ? nullptr : factors + key * kWidth + n * V::kLanes;
     const float* delta = state.delta + n * V::kLanes;
     const auto capped = V::sub(weight[n], V::load(bias + n * V::kLanes));
-    weight[n] = weight_of<V>(V::fms(weight[n], to_log2, V::load(state.lse + n * V::kLanes)));
+    weight[n] = kept_weight<V>(V::fms(weight[n], to_log2, V::load(state.lse + n * V::kLanes)));
     if (some != nullptr) slope[n] = V::mul(slope[n], V::load(some));
     slope[n] = V::sub(slope[n], V::load(delta));
     if (V::any(V::less(V::set(kDominant), weight[n]))) [[unlikely]] {

@@ -123,11 +123,36 @@ CONTEXTILE_INLINE void weigh(float* scores, const float* factors, std::int64_t n
   }
 }
 
+// Tops of this size are rounded by 2^-4 at least.
+inline constexpr float kLargeTop = 1 << 20;
+
+// Multiplies scores by to_log2, in place, and sets it to 1, if a top is large. The product inside
+// `weigh` is not rounded, but a top is: beyond 2^31 the exponents of weights would overflow.
+template <class V, int kVectors>
+CONTEXTILE_INLINE void round_large_scores(float* scores, std::int64_t num_keys,
+                                          typename V::Float& to_log2,
+                                          const typename V::Float* top) {
+  bool is_large = false;
+  for (int n = 0; n < kVectors; ++n) {
+    const auto has_seen = V::less(V::set(kLeastTop), top[n]);
+    const auto size = V::select(has_seen, V::abs(top[n]), V::zero());
+    is_large = is_large || V::any(V::less(V::set(kLargeTop), size));
+  }
+  if (!is_large) [[likely]]
+    return;
+  for (std::int64_t i = 0; i < round_up(num_keys, V::kPair) * kVectors; ++i) {
+    float* const at = scores + i * V::kLanes;
+    V::store(at, V::mul(V::load(at), to_log2));
+  }
+  to_log2 = V::set(1.0F);
+}
+
 // Weighs the scores of a step, with dropout if the call has it.
 template <class V, int kVectors>
 CONTEXTILE_INLINE void weigh_step(const ScoreBlock<V>& block, float* scores, float* factors,
                                   std::int64_t num_keys, typename V::Float to_log2,
                                   const typename V::Float* top, typename V::Float* total) {
+  round_large_scores<V, kVectors>(scores, num_keys, to_log2, top);
   if (factors == nullptr) {
     weigh<V, kVectors, false>(scores, nullptr, num_keys, to_log2, top, total);
     return;

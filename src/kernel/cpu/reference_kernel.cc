@@ -242,6 +242,9 @@ class BackwardHead {
     });
   }
 
+  // Returns the weight of a score, at most 1: the LSE of large scores is rounded to fp32.
+  static double weight_of(double score, double lse) { return std::exp(std::min(score - lse, 0.0)); }
+
   struct Row {
     std::int64_t n = 0;
     double lse = 0;
@@ -266,12 +269,12 @@ class BackwardHead {
       if (terms.has_any()) {
         const std::int64_t key = chunk_begin + first + j;
         const double factor = terms.factor(n, key);
-        p[j] = std::exp(s + terms.bias(n, key) - row.lse);
+        p[j] = weight_of(s + terms.bias(n, key), row.lse);
         ds = p[j] * (factor * dp[j] - row.delta);
         p[j] *= factor;
         terms.add_gradient(n, key, ds);
       } else {
-        p[j] = std::exp(s - row.lse);
+        p[j] = weight_of(s, row.lse);
         ds = p[j] * (dp[j] - row.delta);
       }
       if (params_.softcap != 0) ds *= 1 - (s / params_.softcap) * (s / params_.softcap);

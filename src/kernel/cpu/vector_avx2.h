@@ -47,6 +47,7 @@ struct VectorAvx2 {
   CONTEXTILE_INLINE static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
   CONTEXTILE_INLINE static Float div(Float a, Float b) { return _mm256_div_ps(a, b); }
   CONTEXTILE_INLINE static Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
+  CONTEXTILE_INLINE static Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
   CONTEXTILE_INLINE static Float abs(Float a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), a); }
   CONTEXTILE_INLINE static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   CONTEXTILE_INLINE static Float fms(Float a, Float b, Float c) { return _mm256_fmsub_ps(a, b, c); }

@@ -12,6 +12,7 @@ namespace contextile {
 // A vector class. Its functions work element by element, as their names say:
 //   exp2 has relative error 1.6e-7 down to results of 2^-126, and is 0 for -inf;
 //   between(x, lo, hi): lo <= x <= hi;  select(mask, a, b): mask ? a : b;
+//   min(a, b), max(a, b): b if either is NaN;
 //   transpose turns kLanes rows of kLanes elements into columns;
 //   sum, most: of the lanes;  sum_each: of the lanes of each of kLanes vectors, in its lane.
 // Products are made of elements of kPair numbers that are neighbours along the depth of a product.
@@ -66,6 +67,7 @@ struct VectorAvx512 {
   CONTEXTILE_INLINE static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
   CONTEXTILE_INLINE static Float div(Float a, Float b) { return _mm512_div_ps(a, b); }
   CONTEXTILE_INLINE static Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
+  CONTEXTILE_INLINE static Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
   CONTEXTILE_INLINE static Float abs(Float a) { return _mm512_abs_ps(a); }
   CONTEXTILE_INLINE static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   CONTEXTILE_INLINE static Float fms(Float a, Float b, Float c) { return _mm512_fmsub_ps(a, b, c); }

@@ -66,6 +66,7 @@ struct VectorOf {
   CONTEXTILE_INLINE static Float mul(Float a, Float b) { return a * b; }
   CONTEXTILE_INLINE static Float div(Float a, Float b) { return a / b; }
   CONTEXTILE_INLINE static Float max(Float a, Float b) { return select(a > b, a, b); }
+  CONTEXTILE_INLINE static Float min(Float a, Float b) { return select(a < b, a, b); }
   CONTEXTILE_INLINE static Float abs(Float a) { return select(a < zero(), -a, a); }
   CONTEXTILE_INLINE static Float fma(Float a, Float b, Float c) { return a * b + c; }
   CONTEXTILE_INLINE static Float fms(Float a, Float b, Float c) { return a * b - c; }
