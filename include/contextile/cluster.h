@@ -98,8 +98,11 @@ struct Cluster {
   // another rail first crosses the sender's node.
   bool rails = false;
   LaunchOrder launches = LaunchOrder::kConcurrent;
+  std::int32_t sms = 0;  // multiprocessors of a device; 0: unknown
+  // Multiprocessors that a device keeps for its transfers for as long as it runs attention, so that
+  // attention has sms - transfer_sms (FCP, section 5: a Green Context). Needs `sms`.
+  std::int32_t transfer_sms = 0;
   double sm_fraction = 0;  // share of a device's compute that is lost while its transfers move
-                           // (FCP, section 5)
   // Compute time that a device loses for every MB (1e6 bytes) that it sends or receives, while that
   // data moves. This models transports that pack and move messages on the processor cores that
   // compute. A device that waits loses nothing.
@@ -110,6 +113,10 @@ struct Cluster {
   double compute_slots_per_node = 0;
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
+  // attention_tflops that the multiprocessors reach which are not kept for transfers.
+  [[nodiscard]] double usable_attention_tflops() const {
+    return transfer_sms == 0 ? attention_tflops : attention_tflops * (sms - transfer_sms) / sms;
+  }
   // Compute slots of all nodes together: the cluster computes as fast as this many devices at full
   // speed.
   [[nodiscard]] double compute_slots() const {
@@ -148,9 +155,10 @@ struct ClusterPreset {
 };
 [[nodiscard]] const std::vector<ClusterPreset>& cluster_presets();
 
-// Loads "NAME", "NAME:NODESxDEVICES" or the path of a JSON file (any text that ends in .json or
-// contains a '/'). Throws InvalidArgument (an unknown preset: the message lists the presets, with a
-// "did you mean") or IoError.
+// Loads a preset, "NAME" or "NAME:NODESxDEVICES", or the path of a JSON file (any text that ends in
+// .json or contains a '/'). After a preset, ",transfer_sms=N" sets Cluster::transfer_sms, and the
+// cluster's name says so. Throws InvalidArgument (an unknown preset: the message lists the presets,
+// with a "did you mean") or IoError.
 [[nodiscard]] Cluster load_cluster(std::string_view text);
 // Parses one JSON object. `where` names the source in messages. Unknown keys are errors.
 [[nodiscard]] Cluster parse_cluster_json(std::string_view text, std::string_view where);

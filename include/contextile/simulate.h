@@ -241,7 +241,8 @@ enum class Cause : std::uint8_t {
   kDeviceLinks,    // bandwidth of devices' ports inside their nodes
   kLaunchOrder,    // launches of a device move one after another
   kBarriers,       // rounds wait for the slowest device
-  kStolenCompute,  // transfers take compute (Cluster::sm_fraction, transfer_compute_us_per_mb)
+  kStolenCompute,  // transfers take compute (Cluster::transfer_sms, sm_fraction,
+                   // transfer_compute_us_per_mb)
   kSharedSlots,    // devices share compute (Cluster::compute_slots_per_node)
 };
 [[nodiscard]] std::string_view to_string(Cause cause);  // "imbalance", "node_links", …

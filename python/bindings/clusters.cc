@@ -47,6 +47,9 @@ void bind_constants(nb::class_<Cluster>& cluster) {
       .def_rw("nics_per_node", &Cluster::nics_per_node,
               "NICs of a node, each serving an equal run of devices; 1: all share one uplink.")
       .def_rw("rails", &Cluster::rails, "True if NIC i reaches only NIC i of other nodes.")
+      .def_rw("sms", &Cluster::sms, "Multiprocessors of a device; 0: unknown.")
+      .def_rw("transfer_sms", &Cluster::transfer_sms,
+              "Multiprocessors of `sms` that attention leaves to transfers.")
       .def_rw("sm_fraction", &Cluster::sm_fraction,
               "Share of a device's compute that is lost while its transfers move.")
       .def_rw("transfer_compute_us_per_mb", &Cluster::transfer_compute_us_per_mb,

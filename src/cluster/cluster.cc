@@ -60,6 +60,13 @@ void check_cluster(const Cluster& cluster) {
   CONTEXTILE_CHECK(cluster.nics_per_node >= 1 && cluster.nics_per_node <= cluster.devices_per_node,
                    "cluster {}: nics_per_node: expected 1 to {} (the devices of a node), found {}",
                    name, cluster.devices_per_node, cluster.nics_per_node);
+  CONTEXTILE_CHECK(cluster.sms >= 0, "cluster {}: sms: expected 0 (unknown) or more, found {}",
+                   name, cluster.sms);
+  CONTEXTILE_CHECK(
+      cluster.transfer_sms == 0 || (cluster.transfer_sms > 0 && cluster.transfer_sms < cluster.sms),
+      "cluster {}: transfer_sms: expected 0 or fewer than the {} multiprocessors of a device "
+      "(sms), found {}",
+      name, cluster.sms, cluster.transfer_sms);
   CONTEXTILE_CHECK(cluster.sm_fraction >= 0 && cluster.sm_fraction < 1,
                    "cluster {}: sm_fraction: expected at least 0 and below 1, found {}", name,
                    cluster.sm_fraction);

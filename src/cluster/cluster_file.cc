@@ -37,6 +37,8 @@ const std::vector<std::string>& file_keys() {
                                                  "nics_per_node",
                                                  "rails",
                                                  "launches",
+                                                 "sms",
+                                                 "transfer_sms",
                                                  "sm_fraction",
                                                  "transfer_compute_us_per_mb",
                                                  "compute_slots_per_node",
@@ -56,10 +58,26 @@ void read_size(std::string_view text, std::string_view found, Cluster& cluster) 
                    quote(found), quote(text));
 }
 
-// "NAME" or "NAME:NODESxDEVICES".
+// "transfer_sms=6", which also becomes part of the name.
+void read_transfer_sms(std::string_view text, std::string_view found, Cluster& cluster) {
+  constexpr std::string_view kKey = "transfer_sms=";
+  const char* const end = text.data() + text.size();
+  const bool has_key = text.starts_with(kKey);
+  const auto [stop, error] =
+      std::from_chars(has_key ? text.data() + kKey.size() : end, end, cluster.transfer_sms);
+  CONTEXTILE_CHECK(has_key && error == std::errc{} && stop == end,
+                   "cluster {}: expected transfer_sms=N (as transfer_sms=6) after the comma, "
+                   "found {}",
+                   quote(found), quote(text));
+  cluster.name += fmt::format(",{}", text);
+}
+
+// "NAME" or "NAME:NODESxDEVICES", each perhaps with ",transfer_sms=N".
 Cluster find_preset(std::string_view text) {
-  const std::size_t colon = text.find(':');
-  const std::string_view name = text.substr(0, colon);
+  const std::size_t comma = text.find(',');
+  const std::string_view machine = text.substr(0, comma);
+  const std::size_t colon = machine.find(':');
+  const std::string_view name = machine.substr(0, colon);
   const std::vector<ClusterPreset>& presets = cluster_presets();
   const auto preset = std::ranges::find(presets, name, &ClusterPreset::name);
   if (preset == presets.end()) {
@@ -70,7 +88,8 @@ Cluster find_preset(std::string_view text) {
                   quote(name), did_you_mean(name, names));
   }
   Cluster cluster = preset->cluster;
-  if (colon != std::string_view::npos) read_size(text.substr(colon + 1), text, cluster);
+  if (colon != std::string_view::npos) read_size(machine.substr(colon + 1), text, cluster);
+  if (comma != std::string_view::npos) read_transfer_sms(text.substr(comma + 1), text, cluster);
   cluster.nics_per_node = std::min(cluster.nics_per_node, std::max(1, cluster.devices_per_node));
   check_cluster(cluster);
   return cluster;
@@ -159,6 +178,8 @@ class ClusterReader {
     number("intra_latency_us", cluster.intra_latency_us);
     number("inter_latency_us", cluster.inter_latency_us);
     number("launch_us", cluster.launch_us);
+    if (object_.contains("sms")) read_integer("sms", cluster.sms);
+    if (object_.contains("transfer_sms")) read_integer("transfer_sms", cluster.transfer_sms);
     number("sm_fraction", cluster.sm_fraction);
     number("transfer_compute_us_per_mb", cluster.transfer_compute_us_per_mb);
     number("compute_slots_per_node", cluster.compute_slots_per_node);
@@ -267,6 +288,8 @@ std::string to_json(const Cluster& cluster) {
   object["nics_per_node"] = cluster.nics_per_node;
   object["rails"] = cluster.rails;
   object["launches"] = cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
+  object["sms"] = cluster.sms;
+  object["transfer_sms"] = cluster.transfer_sms;
   object["sm_fraction"] = cluster.sm_fraction;
   object["transfer_compute_us_per_mb"] = cluster.transfer_compute_us_per_mb;
   object["compute_slots_per_node"] = cluster.compute_slots_per_node;

@@ -18,6 +18,12 @@ AttentionProfile fa2_class() { return AttentionProfile::from_overheads(115 - 64,
 // off the fit is.
 AttentionProfile fa3_class() { return AttentionProfile::from_overheads(218, 9600, 0.86); }
 
+// FlashAttention-4 class, forward, on a Blackwell of compute capability 10. The cost of a row is
+// fitted to measurements of its own benchmark (flash-attention pull request 2605, head dim 128,
+// 32768 tokens of documents of 1024 to 4096, causal and not). A kernel tile is 256 rows. Backward
+// is that of fa3_class: nothing is known of it.
+AttentionProfile fa4_class() { return AttentionProfile::from_overheads(380, 9600, 0.86, 256); }
+
 AttentionProfile uncalibrated() { return AttentionProfile::from_overheads(16, 1000, 0.8, 64); }
 
 // The descriptions contain the constants and their sources, so that a table of presets shows them.
@@ -44,7 +50,8 @@ ClusterPreset p4de() {
        // One uplink: if every two devices had a NIC of their own, rings would be four times slower
        // between nodes than the DCP paper measured.
        .nics_per_node = 1,
-       .launches = LaunchOrder::kGrouped}};
+       .launches = LaunchOrder::kGrouped,
+       .sms = 108}};
 }
 
 ClusterPreset dgx_h100() {
@@ -68,7 +75,8 @@ ClusterPreset dgx_h100() {
        .attention = fa3_class(),
        .memory_gbytes_per_s = 3350,
        .nics_per_node = 8,
-       .launches = LaunchOrder::kGrouped}};
+       .launches = LaunchOrder::kGrouped,
+       .sms = 132}};
 }
 
 ClusterPreset dgx_h200() {
@@ -87,7 +95,52 @@ ClusterPreset dgx_h200() {
        .attention = fa3_class(),
        .memory_gbytes_per_s = 4800,
        .nics_per_node = 8,
-       .launches = LaunchOrder::kGrouped}};
+       .launches = LaunchOrder::kGrouped,
+       .sms = 132}};
+}
+
+ClusterPreset h20() {
+  return {
+      "h20",
+      "8 x H20 96GB per node, 78 SMs; NVSwitch 450 GB/s per direction per GPU; 8 x 200 Gb/s "
+      "InfiniBand = 200 GB/s per node, which with its peak has the FLOPs per byte of FCP's GPU-X; "
+      "attention 140 TFLOP/s on large full tiles, rows as FlashAttention-3 on H100 (126 full and "
+      "108 causal at 2K, flash-attention issue 1310); bf16 peak 148 TFLOP/s (data sheet)",
+      {.name = "h20",
+       .nodes = 1,
+       .devices_per_node = 8,
+       .intra_gbytes_per_s = 450,
+       .inter_gbytes_per_s_per_node = 200,
+       .attention_tflops = 140,
+       .memory_bytes = 96'000'000'000,
+       .peak_tflops = 148,
+       .attention = fa3_class(),
+       .memory_gbytes_per_s = 4000,
+       .nics_per_node = 8,
+       .launches = LaunchOrder::kGrouped,
+       .sms = 78}};
+}
+
+ClusterPreset gb200_nvl72() {
+  return {
+      "gb200-nvl72",
+      "72 x B200 186GB in one NVLink domain, 148 SMs; 900 GB/s per direction per GPU (NVLink 5: 18 "
+      "links x 50 GB/s); 72 x 400 Gb/s InfiniBand = 3600 GB/s per domain; attention 1663 TFLOP/s "
+      "on large full tiles, which gives 1613 causal at 32K, and rows as FlashAttention-4 measured "
+      "them; bf16 peak 2250 TFLOP/s (the peak of which these 1613 are 71%)",
+      {.name = "gb200-nvl72",
+       .nodes = 1,
+       .devices_per_node = 72,
+       .intra_gbytes_per_s = 900,
+       .inter_gbytes_per_s_per_node = 3600,
+       .attention_tflops = 1663,
+       .memory_bytes = 186'000'000'000,
+       .peak_tflops = 2250,
+       .attention = fa4_class(),
+       .memory_gbytes_per_s = 8000,
+       .nics_per_node = 72,
+       .launches = LaunchOrder::kGrouped,
+       .sms = 148}};
 }
 
 ClusterPreset local() {
@@ -113,7 +166,8 @@ ClusterPreset local() {
 }  // namespace
 
 const std::vector<ClusterPreset>& cluster_presets() {
-  static const std::vector<ClusterPreset> presets = {p4de(), dgx_h100(), dgx_h200(), local()};
+  static const std::vector<ClusterPreset> presets = {p4de(), dgx_h100(),    dgx_h200(),
+                                                     h20(),  gb200_nvl72(), local()};
   return presets;
 }
 

@@ -204,8 +204,18 @@ class Changes {
       changed.sm_fraction = kSomeSms;
       add("sm_fraction", "0", number_text(kSomeSms), changed);
     }
+    if (cluster_.transfer_sms > 0) {
+      add_transfer_sms(cluster_.transfer_sms / 2);
+      add_transfer_sms(cluster_.transfer_sms * 2);
+    }
     scale("sm_fraction", &Cluster::sm_fraction);
     scale("transfer_compute_us_per_mb", &Cluster::transfer_compute_us_per_mb);
+  }
+
+  void add_transfer_sms(std::int32_t sms) {
+    Cluster changed = cluster_;
+    changed.transfer_sms = sms;
+    add("transfer_sms", fmt::format("{}", cluster_.transfer_sms), fmt::format("{}", sms), changed);
   }
 
   const Cluster& cluster_;

@@ -67,6 +67,15 @@ std::string entry(std::size_t number, std::string_view head) {
 std::string line(std::string_view text) { return wrapped("     ", text); }
 
 std::string stolen_text(const Cluster& cluster) {
+  if (cluster.transfer_sms > 0) {
+    const std::string kept =
+        fmt::format("{} of a device's {} multiprocessors are kept for transfers",
+                    cluster.transfer_sms, cluster.sms);
+    Cluster others = cluster;
+    others.transfer_sms = 0;
+    const bool is_all = others.sm_fraction == 0 && others.transfer_compute_us_per_mb == 0;
+    return is_all ? kept : kept + ", and " + stolen_text(others);
+  }
   const std::string share = fmt::format("{:.0f}% of a device's compute", 100 * cluster.sm_fraction);
   const std::string per_mb =
       fmt::format("{} of it a MB", time_text(cluster.transfer_compute_us_per_mb));

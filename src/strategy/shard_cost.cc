@@ -74,7 +74,7 @@ double estimate_attention_us(std::span<const AttentionShard> shards, const Atten
     const double flops = forward_flops(1, shape.q_heads, shape) * padded * keys;
     double& mine = time_us[shard.rank.index()];
     if (mine == 0) mine = profile.call_us;
-    mine += flops / (cluster.attention_tflops * kFlopsPerUsAtOneTflops *
+    mine += flops / (cluster.usable_attention_tflops() * kFlopsPerUsAtOneTflops *
                      profile.forward_share(padded, keys));
   }
   return *std::max_element(time_us.begin(), time_us.end());

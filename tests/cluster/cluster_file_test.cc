@@ -38,6 +38,8 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
   EXPECT_EQ(a.nics_per_node, b.nics_per_node);
   EXPECT_EQ(a.rails, b.rails);
   EXPECT_EQ(a.launches, b.launches);
+  EXPECT_EQ(a.sms, b.sms);
+  EXPECT_EQ(a.transfer_sms, b.transfer_sms);
   EXPECT_EQ(a.sm_fraction, b.sm_fraction);
   EXPECT_EQ(a.transfer_compute_us_per_mb, b.transfer_compute_us_per_mb);
   EXPECT_EQ(a.compute_slots_per_node, b.compute_slots_per_node);
@@ -47,7 +49,7 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
 TEST(CostModelKeys, AreReadOverThePresetsValues) {
   const Cluster cluster = with(R"("memory_gbytes_per_s": 1500.5, "intra_latency_us": 1,
       "inter_latency_us": 0, "launch_us": 0.25, "nics_per_node": 2, "rails": true,
-      "launches": "grouped", "sm_fraction": 0.125, "compute_slots_per_node": 1.5,
+      "launches": "grouped", "sms": 100, "transfer_sms": 8, "sm_fraction": 0.125, "compute_slots_per_node": 1.5,
       "transfer_compute_us_per_mb": 40.5,
       "attention": {"q_rows": [1, 2], "kv_rows": [3], "forward": [0.5, 1],
                     "backward": [0.25, 2], "call_us": 0, "kernel_tile_rows": 0})");
@@ -59,6 +61,8 @@ TEST(CostModelKeys, AreReadOverThePresetsValues) {
   expected.nics_per_node = 2;
   expected.rails = true;
   expected.launches = LaunchOrder::kGrouped;
+  expected.sms = 100;
+  expected.transfer_sms = 8;
   expected.sm_fraction = 0.125;
   expected.transfer_compute_us_per_mb = 40.5;
   expected.compute_slots_per_node = 1.5;
@@ -105,6 +109,8 @@ TEST(CostModelKeys, ComeBackTheSame) {
     cluster.nics_per_node = static_cast<std::int32_t>(1 + rng.next() % 8);
     cluster.rails = rng.next() % 2 == 0;
     cluster.launches = rng.next() % 2 == 0 ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
+    cluster.sms = static_cast<std::int32_t>(1 + rng.next() % 200);
+    cluster.transfer_sms = static_cast<std::int32_t>(rng.next() % cluster.sms);
     cluster.sm_fraction = static_cast<double>(rng.next() % 1000) * 1e-3;
     cluster.transfer_compute_us_per_mb = rng.next() % 2 == 0 ? 0 : positive();
     cluster.compute_slots_per_node =
@@ -153,6 +159,11 @@ TEST(CostModelKeys, RefuseWrongNumbers) {
 }
 
 TEST(CostModelKeys, RefuseWrongCountsAndWords) {
+  EXPECT_THAT(refusal(R"("sms": -1)"), HasSubstr("sms: expected 0 (unknown) or more, found -1"));
+  EXPECT_THAT(
+      refusal(R"("transfer_sms": 132)"),
+      HasSubstr("expected 0 or fewer than the 132 multiprocessors of a device (sms), found 132"));
+  EXPECT_THAT(refusal(R"("transfer_sms": 6.5)"), HasSubstr("transfer_sms: expected an integer"));
   EXPECT_THAT(refusal(R"("nics_per_node": 0)"), HasSubstr("nics_per_node: expected 1 to 4"));
   EXPECT_THAT(refusal(R"("nics_per_node": 5)"), HasSubstr("found 5"));
   EXPECT_THAT(refusal(R"("nics_per_node": 1.5)"), HasSubstr("nics_per_node: expected an integer"));

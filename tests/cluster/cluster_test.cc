@@ -46,7 +46,7 @@ void expect_equal(const Cluster& a, const Cluster& b) {
 }
 
 TEST(ClusterPresets, AreValidLoadableAndDescribed) {
-  ASSERT_EQ(cluster_presets().size(), 4U);
+  ASSERT_EQ(cluster_presets().size(), 6U);
   for (const ClusterPreset& preset : cluster_presets()) {
     SCOPED_TRACE(preset.name);
     EXPECT_NO_THROW(check_cluster(preset.cluster));
@@ -69,9 +69,36 @@ TEST(ClusterPresets, HoldThePublishedLinkSpeeds) {
   EXPECT_EQ(load_cluster("dgx-h100").memory_bytes, 80'000'000'000);
   EXPECT_EQ(load_cluster("local").num_devices(), 4);
   EXPECT_EQ(load_cluster("local").launches, LaunchOrder::kConcurrent);
-  for (const char* gpus : {"p4de", "dgx-h100", "dgx-h200"}) {
+  for (const char* gpus : {"p4de", "dgx-h100", "dgx-h200", "h20", "gb200-nvl72"}) {
     EXPECT_EQ(load_cluster(gpus).launches, LaunchOrder::kGrouped) << gpus;
   }
+}
+
+// FLOPs of the tensor cores' peak per byte of network: GPU-X and GPU-Y of FCP's Table 1.
+TEST(ClusterPresets, HaveTheRatiosOfFcpsMachines) {
+  const Cluster h20 = load_cluster("h20");
+  EXPECT_DOUBLE_EQ(1e3 * h20.peak_tflops / (h20.inter_gbytes_per_s_per_node / h20.devices_per_node),
+                   5920);
+  const Cluster nvl72 = load_cluster("gb200-nvl72");
+  EXPECT_DOUBLE_EQ(1e3 * nvl72.peak_tflops / nvl72.intra_gbytes_per_s, 2500);
+  EXPECT_EQ(nvl72.num_devices(), 72);
+}
+
+TEST(LoadCluster, TakesMultiprocessorsForTransfersAfterTheComma) {
+  const Cluster cluster = load_cluster("h20:4x8,transfer_sms=6");
+  EXPECT_EQ(cluster.num_devices(), 32);
+  EXPECT_EQ(cluster.transfer_sms, 6);
+  EXPECT_EQ(cluster.name, "h20,transfer_sms=6");
+  EXPECT_DOUBLE_EQ(cluster.usable_attention_tflops(), cluster.attention_tflops * 72 / 78);
+  EXPECT_EQ(load_cluster("h20,transfer_sms=0").usable_attention_tflops(), cluster.attention_tflops);
+  for (const char* text : {"h20,", "h20,6", "h20:1x8,sms=6", "h20,transfer_sms=",
+                           "h20,transfer_sms=6x", "h20,transfer_sms=6,transfer_sms=6"}) {
+    EXPECT_THAT(load_message(text), HasSubstr("expected transfer_sms=N")) << text;
+  }
+  EXPECT_THAT(load_message("h20,transfer_sms=78"),
+              HasSubstr("transfer_sms: expected 0 or fewer than the 78 multiprocessors"));
+  EXPECT_THAT(load_message("h20,transfer_sms=-1"), HasSubstr("transfer_sms: expected 0 or fewer"));
+  EXPECT_THAT(load_message("local,transfer_sms=1"), HasSubstr("fewer than the 0 multiprocessors"));
 }
 
 TEST(LoadCluster, TakesASizeAfterTheColon) {
@@ -99,8 +126,9 @@ TEST(LoadCluster, RefusesBadSizesAndSaysWhatItFound) {
 }
 
 TEST(LoadCluster, ListsPresetsAndSuggestsTheNearest) {
-  EXPECT_THAT(load_message("p4d:4x8"), AllOf(HasSubstr("p4de, dgx-h100, dgx-h200, local"),
-                                             HasSubstr("did you mean 'p4de'")));
+  EXPECT_THAT(load_message("p4d:4x8"),
+              AllOf(HasSubstr("p4de, dgx-h100, dgx-h200, h20, gb200-nvl72, local"),
+                    HasSubstr("did you mean 'p4de'")));
   EXPECT_THAT(load_message("dgx-h20"), HasSubstr("did you mean 'dgx-h200'"));
   EXPECT_THAT(load_message("something else"), Not(HasSubstr("did you mean")));
   EXPECT_THAT(load_message(""), HasSubstr("found ''"));

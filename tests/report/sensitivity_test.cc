@@ -155,12 +155,16 @@ TEST(ChangedConstants, LeavesOutWhatWouldBeTheSameOrCannotBe) {
     EXPECT_THAT(names, Not(testing::Contains(name)));
   }
   EXPECT_EQ(std::ranges::count(names, "sm_fraction"), 1);
+  EXPECT_THAT(names, Not(testing::Contains("transfer_sms")));
   cluster = load_cluster("dgx-h100:2x8");
+  cluster.transfer_sms = 8;
   cluster.sm_fraction = 0.6;  // not twice
   const std::vector<ChangedConstant> clusters = changed_constants(cluster);
   names = constants_of(clusters);
   EXPECT_EQ(std::ranges::count(names, "sm_fraction"), 1);
   EXPECT_EQ(find(clusters, "sm_fraction", "0.3").cluster.sm_fraction, 0.3);
+  EXPECT_EQ(find(clusters, "transfer_sms", "4").cluster.transfer_sms, 4);
+  EXPECT_EQ(find(clusters, "transfer_sms", "16").cluster.transfer_sms, 16);
   EXPECT_EQ(std::ranges::count(names, "nics_per_node"), 1);  // 16 NICs would be more than devices
   EXPECT_THAT(names, IsSupersetOf({"inter_gbytes_per_s_per_node", "launches"}));
   EXPECT_EQ(find(clusters, "launches", "concurrent").cluster.launches, LaunchOrder::kConcurrent);

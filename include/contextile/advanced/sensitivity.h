@@ -45,7 +45,8 @@ struct ChangedConstant {
 // * `memory_gbytes_per_s`, `launch_us`, both latencies together (`latencies_us`) and
 //   `intra_gbytes_per_s`; with several nodes also `inter_gbytes_per_s_per_node` and `nics_per_node`
 //   (the uplink stays, it is cut into more or fewer NICs).
-// * `launches` becomes the other of its two values; `sm_fraction` becomes 0.15 if it is 0.
+// * `launches` becomes the other of its two values; `sm_fraction` becomes 0.15 if it is 0;
+//   `transfer_sms`.
 //
 // Constants that are 0, and so the same when halved, are omitted (except sm_fraction), and so are
 // values that check_cluster refuses.

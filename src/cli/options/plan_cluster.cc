@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <vector>
 
 #include "base/check.h"
@@ -38,16 +39,19 @@ Cluster cluster_of_plan(const Plan& plan, const std::string& text) {
     check_same_cluster(plan, cluster, text);
     return cluster;
   }
+  // A name like "h20,transfer_sms=6" is the preset's with what was set behind it.
+  const std::string_view full_name = plan.cluster_name;
+  const std::string_view name = full_name.substr(0, full_name.find(','));
   const std::vector<ClusterPreset>& presets = cluster_presets();
-  const auto preset = std::ranges::find(presets, plan.cluster_name, &ClusterPreset::name);
+  const auto preset = std::ranges::find(presets, name, &ClusterPreset::name);
   if (preset == presets.end()) {
     fail_argument(
         "--cluster: expected the machine of {} x {} devices to predict on ({} or a "
         ".json file), found none, and the plan's own, {}, is no preset",
         plan.nodes, plan.devices_per_node, preset_names(), quote(plan.cluster_name));
   }
-  return load_cluster(
-      fmt::format("{}:{}x{}", plan.cluster_name, plan.nodes, plan.devices_per_node));
+  return load_cluster(fmt::format("{}:{}x{}{}", name, plan.nodes, plan.devices_per_node,
+                                  full_name.substr(name.size())));
 }
 
 }  // namespace contextile

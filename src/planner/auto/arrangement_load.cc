@@ -26,7 +26,8 @@ class Loads {
   Loads(const Workload& workload, const Cluster& cluster, Dtype partial_wire)
       : shape_(workload.shape), cluster_(cluster), partial_wire_(partial_wire) {
     const auto best = [&](const std::vector<double>& shares) {
-      return *std::ranges::max_element(shares) * cluster.attention_tflops * 1e6;  // FLOP/µs
+      return *std::ranges::max_element(shares) * cluster.usable_attention_tflops() *
+             1e6;  // FLOP/µs
     };
     forward_rate_ = best(cluster.attention.forward);
     backward_rate_ = best(cluster.attention.backward);

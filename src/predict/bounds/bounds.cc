@@ -161,7 +161,7 @@ class Bounds {
     const double flops = direction == Direction::kForward ? forward_flops(1, heads, shape)
                                                           : backward_flops(1, heads, shape);
     rates_ = {.head_groups = static_cast<double>(groups),
-              .pairs_per_us = cluster.attention_tflops * 1e6 / flops,
+              .pairs_per_us = cluster.usable_attention_tflops() * 1e6 / flops,
               .call_us = cluster.attention.call_us};
     bytes_ = token_bytes(shape, direction, groups, options);
   }

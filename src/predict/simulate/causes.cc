@@ -237,6 +237,7 @@ Cluster without(Cause cause, Cluster cluster) {
       cluster.launches = LaunchOrder::kConcurrent;
       break;
     case Cause::kStolenCompute:
+      cluster.transfer_sms = 0;
       cluster.sm_fraction = cluster.transfer_compute_us_per_mb = 0;
       break;
     case Cause::kSharedSlots:
@@ -269,8 +270,10 @@ class Causes {
     for (const Cause cause : {Cause::kNodeLinks, Cause::kDeviceLinks}) add_links(cause);
     if (cluster_.launches == LaunchOrder::kGrouped) add_launch_order();
     if (plan_.rounds.size() > 1) add_barriers();
-    if (cluster_.sm_fraction > 0 || cluster_.transfer_compute_us_per_mb > 0)
+    if (cluster_.transfer_sms > 0 || cluster_.sm_fraction > 0 ||
+        cluster_.transfer_compute_us_per_mb > 0) {
       add_if_costly(measure(Cause::kStolenCompute, {}));
+    }
     if (cluster_.compute_slots_per_node > 0) add_if_costly(measure(Cause::kSharedSlots, {}));
     std::ranges::stable_sort(causes_, std::greater<>(), &TimeCause::gain_us);
     return std::move(causes_);

@@ -40,7 +40,7 @@ TileCosts::TileCosts(const AttentionShape& shape, const Cluster& cluster)
     : shape_(shape),
       profile_(cluster.attention),
       shares_(cluster.attention),
-      attention_tflops_(cluster.attention_tflops) {}
+      attention_tflops_(cluster.usable_attention_tflops()) {}
 
 double TileCosts::piece_us(Direction direction, std::int64_t rows, std::int64_t keys,
                            std::int64_t pairs, std::int32_t head_groups) const {

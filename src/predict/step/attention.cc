@@ -44,6 +44,7 @@ Cluster transfers_only(Cluster cluster) {
   cluster.attention.call_us = 0;
   cluster.memory_gbytes_per_s *= kFree;
   cluster.launch_us = 0;
+  cluster.transfer_sms = 0;
   cluster.sm_fraction = 0;
   cluster.transfer_compute_us_per_mb = 0;
   return cluster;
