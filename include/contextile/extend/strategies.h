@@ -231,6 +231,12 @@ enum class Reshuffle : std::uint8_t {
   kBefore,      // before any compute, and results after all of it
 };
 
+// The cost by which work is balanced.
+enum class TaskCost : std::uint8_t {
+  kProfile,  // time by the cluster's attention profile: rows by the keys they attend
+  kPairs,    // attended pairs
+};
+
 // fcp: fixed-size blocks, KV moved in rounds without congestion.
 struct FcpOptions {
   std::int64_t block = 4096;       // tokens; 0 ("auto"): the planner times several; if it has the
@@ -239,10 +245,12 @@ struct FcpOptions {
                                    // coalescing
   std::int32_t buffers = 3;        // stages whose keys a device computes with or receives
   std::int32_t head_parallel = 1;  // consecutive ranks of a node that split heads
-  std::int64_t token_cap = 0;      // tokens a device may work on; 0: equally many blocks per device
-  bool pipelining = true;          // transfers overlap with compute
-  bool congestion_free = true;     // a device sends and receives once per round; false: every
-                                   // receiver fetches in block order
+  std::int64_t token_cap = 0;  // tokens a device may work on; 0 ("auto"): the mean and one block
+  TaskCost cost = TaskCost::kProfile;  // cost by which blocks are balanced
+  bool cut_heavy = true;               // a block that takes longer than the mean device is cut
+  bool pipelining = true;              // transfers overlap with compute
+  bool congestion_free = true;         // a device sends and receives once per round; false: every
+                                       // receiver fetches in block order
   Reshuffle reshuffle = Reshuffle::kOverlapped;
 
   friend bool operator==(const FcpOptions&, const FcpOptions&) = default;
@@ -258,10 +266,6 @@ enum class TaskBalance : std::uint8_t {
   kTwoSided,  // first drains devices above (1 + tolerance)·mean; hot senders cost more
 };
 
-enum class TaskCost : std::uint8_t {
-  kProfile,  // time by the cluster's attention profile: rows by the keys they attend
-  kPairs,    // attended pairs
-};
 enum class BackwardTasks : std::uint8_t {
   kForward,  // backward runs where forward ran
   kOwn,      // balanced again, by the time and the bytes of backward

@@ -1,7 +1,9 @@
 #include "strategy/fcp/distributor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -105,16 +107,6 @@ void pack_short_documents(std::span<const Range> documents, std::int64_t block,
   }
 }
 
-void add_costs(const Workload& workload, std::vector<Shard>& shards) {
-  Blocking rows;
-  for (const Shard& shard : shards) rows.add(shard.ranges);
-  for (const NamedMask& mask : workload.masks) {
-    for (const Tile& tile : TileIndex(mask.mask, rows).tiles()) {
-      shards[tile.q_block.index()].cost += tile.pairs * mask.layers;
-    }
-  }
-}
-
 // Cuts off the first `tokens` tokens of a shard; the shard keeps the rest. Cost is divided by
 // tokens.
 Shard cut_front(Shard& shard, std::int64_t tokens) {
@@ -202,7 +194,7 @@ class Placer {
   }
 
  private:
-  static constexpr double kPairOverload = 1.05;  // of the mean load
+  static constexpr double kPairOverload = 1.02;  // of the mean load
 
   bool by_tokens_;
   double load_limit_ = 0;                                 // for shards placed together
@@ -224,10 +216,107 @@ std::vector<PlacedShard> place_on_members(const std::vector<Shard>& shards,
   return place_shards(by_tokens, singles, distribution.head_parallel, limit);
 }
 
+// The cost of every shard's queries under one mask.
+std::vector<double> shard_costs(const TileIndex& index, const AttentionProfile* profile,
+                                std::size_t num_shards) {
+  std::vector<double> costs(num_shards);
+  if (profile == nullptr) {
+    for (const Tile& tile : index.tiles()) {
+      costs[tile.q_block.index()] += static_cast<double>(tile.pairs);
+    }
+    return costs;
+  }
+  // A kernel goes through all keys of the same queries at once.
+  std::map<std::tuple<std::size_t, std::int64_t, std::int64_t>, double> computed_of;
+  std::vector<TilePiece> pieces;
+  for (const Tile& tile : index.tiles()) {
+    pieces.clear();
+    index.append_pieces(tile.q_block, tile.kv_block, pieces);
+    for (const TilePiece& piece : pieces) {
+      computed_of[{tile.q_block.index(), piece.q.begin, piece.q.end}] +=
+          profile->computed_pairs(piece.q.size(), piece.keys, piece.pairs);
+    }
+  }
+  const AttentionShares shares(*profile);
+  for (const auto& [run, computed] : computed_of) {
+    const auto [shard, begin, end] = run;
+    const auto rows = static_cast<double>(end - begin);
+    costs[shard] += computed / shares.forward(rows, computed / rows);
+  }
+  return costs;
+}
+
+// The largest share of the mean load that a pair of blocks may cost before its document is cut.
+constexpr double kHeaviestPair = 1.0 / 3;
+constexpr std::int64_t kLeastHeavyTokens = 1024;  // of a block of such a document
+
+// Pairs of a document that costs so many times the heaviest pair. If a third of the positions get
+// one, all get equally many, so that their traffic is even.
+std::int64_t num_equal_pairs(double heaviest_pairs, std::int32_t num_positions) {
+  const auto pairs = static_cast<std::int64_t>(std::ceil(heaviest_pairs));
+  if (3 * pairs < num_positions) return pairs;
+  return (pairs + num_positions - 1) / num_positions * num_positions;
+}
+
 }  // namespace
 
+void cost_shards(const Workload& workload, const AttentionProfile* profile,
+                 std::vector<Shard>& shards) {
+  Blocking rows;
+  for (Shard& shard : shards) {
+    rows.add(shard.ranges);
+    shard.cost = 0;
+  }
+  for (const NamedMask& mask : workload.masks) {
+    const std::vector<double> costs =
+        shard_costs(TileIndex(mask.mask, rows), profile, shards.size());
+    for (std::size_t s = 0; s < shards.size(); ++s) {
+      shards[s].cost += std::llround(costs[s]) * mask.layers;
+    }
+  }
+}
+
+std::vector<Shard> cut_heavy_documents(const Workload& workload, std::vector<Shard> shards,
+                                       std::int32_t num_positions,
+                                       const AttentionProfile* profile) {
+  double total = 0;
+  for (const Shard& shard : shards) total += static_cast<double>(shard.cost);
+  if (num_positions == 1 || total == 0) return shards;
+  const double heaviest_pair = kHeaviestPair * total / num_positions;
+  std::vector<Shard> parts;
+  bool is_cut = false;
+  for (std::size_t begin = 0; begin < shards.size();) {
+    std::size_t end = begin;
+    double cost = 0;
+    for (; end < shards.size() && shards[end].document == shards[begin].document; ++end) {
+      cost += static_cast<double>(shards[end].cost);
+    }
+    const std::int64_t document = shards[begin].document;
+    const auto num_shards = static_cast<std::int64_t>(end - begin);
+    const std::int64_t size =
+        document < 0 ? 0 : workload.sequences[static_cast<std::size_t>(document)].size();
+    const std::int64_t wanted = std::min(2 * num_equal_pairs(cost / heaviest_pair, num_positions),
+                                         size / kLeastHeavyTokens);
+    if (wanted > num_shards) {
+      const Range tokens = workload.sequences[static_cast<std::size_t>(document)];
+      const std::int64_t block = (size + wanted - 1) / wanted;
+      for (std::int64_t at = tokens.begin; at < tokens.end; at += block) {
+        const Range piece{at, std::min(at + block, tokens.end)};
+        parts.push_back({{piece}, piece.size(), 0, document});
+      }
+      is_cut = true;
+    } else {
+      std::move(shards.begin() + static_cast<std::ptrdiff_t>(begin),
+                shards.begin() + static_cast<std::ptrdiff_t>(end), std::back_inserter(parts));
+    }
+    begin = end;
+  }
+  if (is_cut) cost_shards(workload, profile, parts);
+  return parts;
+}
+
 std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block,
-                                   std::int32_t members) {
+                                   std::int32_t members, const AttentionProfile* profile) {
   CONTEXTILE_CHECK(block > 0, "block size: expected a positive number of tokens, found {}", block);
   const Homes homes(workload, members);
   std::vector<Shard> shards;
@@ -251,7 +340,7 @@ std::vector<Shard> shard_documents(const Workload& workload, std::int64_t block,
   for (Shard& shard : shards) {
     std::tie(shard.home, shard.tokens_at_home) = home_of(homes, shard.ranges);
   }
-  add_costs(workload, shards);
+  cost_shards(workload, profile, shards);
   return shards;
 }
 
@@ -310,8 +399,20 @@ namespace {
 // The work of the busiest position may grow by one part in so many, so that more stays at home.
 constexpr std::int64_t kHomeSlack = 100;
 
+// Loads are levelled to this multiple of the mean, and may grow to it so that traffic gets even.
+constexpr double kTrafficOverload = 1.02;
+
 // Most counts (shards x masks x positions) of traffic; with more, placement is by load alone.
 constexpr double kMaxCounts = 1 << 28;
+
+std::int64_t largest_load(std::span<const Shard> shards, std::int32_t num_positions,
+                          const ShardTraffic& traffic) {
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(num_positions));
+  for (std::size_t s = 0; s < shards.size(); ++s) {
+    loads[static_cast<std::size_t>(traffic.position(s))] += shards[s].cost;
+  }
+  return *std::max_element(loads.begin(), loads.end());
+}
 
 // Moves shards at about the same loads, so that positions send and receive evenly and, with a home
 // layout, little.
@@ -320,15 +421,17 @@ void lower_traffic(const Workload& workload, const PlacementLimit& limit,
   if (static_cast<double>(placed.size() * workload.masks.size()) * num_positions > kMaxCounts)
     return;
   std::vector<Shard> shards;
-  std::vector<std::int64_t> loads(static_cast<std::size_t>(num_positions));
+  double total = 0;
   for (const PlacedShard& p : placed) {
     shards.push_back(p.shard);
-    loads[static_cast<std::size_t>(p.position)] += p.shard.cost;
+    total += static_cast<double>(p.shard.cost);
   }
-  std::int64_t load_limit = *std::max_element(loads.begin(), loads.end());
   ShardTraffic traffic(workload, shards, num_positions);
   ShardTraffic at_home = traffic;
   for (std::size_t s = 0; s < shards.size(); ++s) traffic.place(s, placed[s].position);
+  std::int64_t load_limit = static_cast<std::int64_t>(kTrafficOverload * total / num_positions);
+  level_loads(shards, limit, load_limit, num_positions, traffic);
+  load_limit = std::max(load_limit, largest_load(shards, num_positions, traffic));
   if (!workload.home.empty()) {
     load_limit += load_limit / kHomeSlack;
     if (keep_at_home(shards, limit, load_limit, num_positions, at_home) &&
@@ -347,11 +450,19 @@ WorkBlocks distribute(const Workload& workload, const FcpDistribution& distribut
   const std::int32_t num_positions = distribution.num_devices / members;
   PlacementLimit of_position;
   PlacementLimit of_member;
-  if (distribution.token_cap > 0) {
-    of_member.tokens = distribution.token_cap;
-    of_position.tokens = distribution.token_cap * members;
+  const std::int64_t mean =
+      (workload.num_tokens() + distribution.num_devices - 1) / distribution.num_devices;
+  std::int64_t token_cap = distribution.token_cap;
+  if (token_cap == 0 && workload.home.empty()) token_cap = mean + distribution.block;
+  if (token_cap > 0) {
+    of_member.tokens = token_cap;
+    of_position.tokens = token_cap * members;
   }
-  const std::vector<Shard> shards = shard_documents(workload, distribution.block, members);
+  const AttentionProfile* profile = distribution.profile;
+  std::vector<Shard> shards = shard_documents(workload, distribution.block, members, profile);
+  if (distribution.cut_heavy && workload.home.empty()) {
+    shards = cut_heavy_documents(workload, std::move(shards), num_positions, profile);
+  }
   const std::vector<ShardUnit> units = pair_shards(shards, num_positions);
   std::vector<std::vector<Shard>> at_position(static_cast<std::size_t>(num_positions));
   std::vector<PlacedShard> placed_shards = place_shards(shards, units, num_positions, of_position);

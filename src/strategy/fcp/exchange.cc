@@ -88,7 +88,7 @@ class ShardExchange {
   };
 
   static constexpr std::int64_t kUpdatesPerRead = 300;  // traffic updates that a search may cost
-  static constexpr std::size_t kLightest = 8;           // positions that may relieve a heavy one
+  static constexpr std::size_t kLightest = 32;          // positions that may relieve a heavy one
   static constexpr double kLeastGain = 1e-3;  // of the fourth power of the busiest position's bytes
 
   static std::size_t index(std::int32_t position) { return static_cast<std::size_t>(position); }
@@ -290,6 +290,11 @@ bool keep_at_home(std::span<const Shard> shards, const PlacementLimit& limit,
                   std::int64_t load_limit, std::int32_t num_positions, ShardTraffic& traffic) {
   ShardExchange exchange(shards, limit, load_limit, num_positions, traffic);
   return exchange.keep_at_home() && exchange.level();
+}
+
+void level_loads(std::span<const Shard> shards, const PlacementLimit& limit,
+                 std::int64_t load_limit, std::int32_t num_positions, ShardTraffic& traffic) {
+  static_cast<void>(ShardExchange(shards, limit, load_limit, num_positions, traffic).level());
 }
 
 void even_traffic(std::span<const Shard> shards, const PlacementLimit& limit,

@@ -23,10 +23,13 @@ namespace {
 constexpr std::array<std::int64_t, 4> kBlockSizes = {8192, 4096, 2048, 1024};
 
 FcpLayout layout_of(const Workload& workload, const Cluster& cluster, const FcpOptions& options) {
-  WorkBlocks work = distribute(workload, {.block = options.block,
-                                          .token_cap = options.token_cap,
-                                          .head_parallel = options.head_parallel,
-                                          .num_devices = cluster.num_devices()});
+  WorkBlocks work = distribute(
+      workload, {.block = options.block,
+                 .token_cap = options.token_cap,
+                 .head_parallel = options.head_parallel,
+                 .num_devices = cluster.num_devices(),
+                 .cut_heavy = options.cut_heavy,
+                 .profile = options.cost == TaskCost::kProfile ? &cluster.attention : nullptr});
   FcpLayout layout;
   layout.owners = owners_of(workload, work);
   for (const Rank worker : work.workers) {
@@ -80,6 +83,7 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
       return fmt::format("splits heads over {} ranks: expected a divisor of {} devices per node",
                          heads, cluster.devices_per_node);
     }
+    // "auto" always has room.
     const std::int64_t capacity = options.token_cap * cluster.num_devices();
     if (capacity > 0 && capacity < workload.num_tokens()) {
       return fmt::format("caps tokens at {} a device: expected room for {} on {} devices, found {}",
@@ -154,8 +158,15 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
                  "stages whose keys a device computes with or receives; 1: nothing overlaps")
         .integer("head_parallel", &FcpOptions::head_parallel, 1, 1 << 16,
                  "consecutive ranks of a node that split heads")
-        .integer("token_cap", &FcpOptions::token_cap, 0, kMaxTokensOption,
-                 "tokens a device may work on; 0: equally many blocks each")
+        .integer_or("auto", "token_cap", &FcpOptions::token_cap, 1, kMaxTokensOption,
+                    "tokens a device may work on; auto: the mean and one block, with a home layout "
+                    "equally many blocks each")
+        .choice("cost", &FcpOptions::cost, {"profile", "pairs"},
+                "blocks are balanced by time from the cluster's attention profile: profile; or by "
+                "attended pairs: pairs")
+        .on_off("cut_heavy", &FcpOptions::cut_heavy,
+                "a block that takes longer than the mean device is cut: on; or blocks have a fixed "
+                "size: off")
         .on_off("pipelining", &FcpOptions::pipelining, "transfers overlap with compute: on, off")
         .on_off("congestion_free", &FcpOptions::congestion_free,
                 "a device sends and receives once in a round: on; or blocks are fetched in order: "

@@ -73,6 +73,11 @@ class ShardTraffic {
                                 std::int64_t load_limit, std::int32_t num_positions,
                                 ShardTraffic& traffic);
 
+// Moves and swaps shards of the most loaded position while that lowers its load and it is above
+// `load_limit`.
+void level_loads(std::span<const Shard> shards, const PlacementLimit& limit,
+                 std::int64_t load_limit, std::int32_t num_positions, ShardTraffic& traffic);
+
 // Moves and swaps shards of the busiest position while that lowers the unevenness. No position is
 // pushed above `load_limit` or beyond its room.
 void even_traffic(std::span<const Shard> shards, const PlacementLimit& limit,

@@ -8,6 +8,7 @@
 #include <map>
 #include <vector>
 
+#include "contextile/cluster.h"
 #include "contextile/workload.h"
 #include "support/batches.h"
 
@@ -118,6 +119,41 @@ TEST(FcpDistributor, CutsAShardThatFitsNoTokenLimit) {
   EXPECT_THAT(placed[3].shard.ranges, ElementsAre(Range{25, 30}));
   EXPECT_EQ(placed[2].shard.cost, 50);
   EXPECT_NE(placed[2].position, placed[3].position);
+}
+
+// f(B) of the paper: the same pairs take longer in short documents.
+TEST(FcpDistributor, PricesShortDocumentsByTheProfile) {
+  const AttentionProfile profile = load_cluster("dgx-h100").attention;
+  const std::vector<std::int64_t> lengths(16, 256);
+  const Workload shorts = batch_of(lengths);
+  const Shard composite = shard_documents(shorts, 4096, 1, &profile).front();
+  ASSERT_EQ(composite.tokens, 4096);
+  // A document costs its 256 · 257 / 2 pairs, 64 + 218 more per row, and 9600 per call.
+  const double document = 256.0 * 257 / 2 + 282 * 256 + 9600;
+  EXPECT_NEAR(static_cast<double>(composite.cost), 16 * document, 0.02 * 16 * document);
+  EXPECT_EQ(shard_documents(shorts, 4096).front().cost, 16 * 256 * 257 / 2);
+  // A block that attends 28672 keys and itself has about one overhead per row.
+  const std::vector<Shard> whole = shard_documents(batch_of({32768}), 4096, 1, &profile);
+  const double pairs = 4096.0 * 28672 + 4096.0 * 4097 / 2;
+  EXPECT_NEAR(static_cast<double>(whole.back().cost), pairs + 282 * 4096, 0.01 * pairs);
+}
+
+TEST(FcpDistributor, CutsADocumentFinerWhosePairsAreTooHeavy) {
+  // A document of 8 blocks of 8192 has nearly all work. On 4 positions its pairs cost a quarter of
+  // it each, the mean load; a third of that needs 12 pairs, 24 blocks.
+  const Workload workload = batch_of({65536, 100});
+  const std::vector<Shard> shards = shard_documents(workload, 8192);
+  ASSERT_EQ(shards.size(), 9U);
+  const std::vector<Shard> cut = cut_heavy_documents(workload, shards, 4, nullptr);
+  ASSERT_EQ(cut.size(), 25U);
+  EXPECT_EQ(cut[1].tokens, 2731);
+  EXPECT_EQ(cut[1].cost, 2731 * 2731 + 2731 * 2732 / 2);
+  EXPECT_EQ(cut[24].document, -1);
+  // On 2 positions 6 pairs cost a third of the mean, on 40 they would be below 1024 tokens. One
+  // position has nothing to balance.
+  EXPECT_EQ(cut_heavy_documents(workload, shards, 2, nullptr).size(), 13U);
+  EXPECT_EQ(cut_heavy_documents(workload, shards, 40, nullptr).size(), 65U);
+  EXPECT_EQ(cut_heavy_documents(workload, shards, 1, nullptr).size(), 9U);
 }
 
 TEST(FcpDistributor, WeighsMasksByTheirLayers) {

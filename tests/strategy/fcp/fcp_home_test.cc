@@ -129,7 +129,8 @@ TEST(FcpHome, KeepsMostOfAHomesPairsThereAtAnEvenLoad) {
   for (const std::uint64_t seed : {1, 2, 3, 4}) {
     SCOPED_TRACE(seed);
     const Cluster cluster = cluster_of(2, 8);
-    const StrategyRequest request = request_with({{"block", "256"}});
+    const StrategyRequest request =
+        request_with({{"block", "256"}, {"cost", "pairs"}, {"cut_heavy", "off"}});
     Workload workload = long_tail(seed, 16);
     const Plan anywhere =
         build_plan(workload, cluster, fcp_strategy().arrange(workload, cluster, request));
@@ -139,8 +140,9 @@ TEST(FcpHome, KeepsMostOfAHomesPairsThereAtAnEvenLoad) {
     const HomeShares shares = shares_of(arrangement.rounds[0]);
     EXPECT_GT(shares.at_home, 0.5 * shares.in_a_home);
     EXPECT_LT(stats.forward->total_bytes(), statistics(anywhere).forward->total_bytes());
+    // Loads are levelled to 1.02 of the mean, and a home may add 1%.
     EXPECT_LE(stats.forward->compute_overload,
-              statistics(anywhere).forward->compute_overload + 0.011);
+              std::max(statistics(anywhere).forward->compute_overload, 0.02) + 0.011);
   }
 }
 

@@ -7,15 +7,18 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/data.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
 #include "contextile/verify.h"
+#include "strategy/fcp/distributor.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 
@@ -363,9 +366,44 @@ TEST(Fcp, BalancesALongTailOfLengths) {
   for (int i = 0; i < 60; ++i) {
     lengths.push_back(random_between(rng, 1, random_chance(rng, 0.1) ? 20000 : 1500));
   }
-  const Plan plan =
-      verified_plan(many_heads_of(lengths), cluster_of(1, 8), with({{"block", "256"}}));
+  const Plan plan = verified_plan(many_heads_of(lengths), cluster_of(1, 8),
+                                  with({{"block", "256"}, {"cost", "pairs"}}));
   EXPECT_LT(statistics(plan).forward->compute_imbalance, 0.02);
+}
+
+// Section 6.2 of the paper, at its block of 4096 and its 32768 tokens per device.
+TEST(Fcp, IsUnderFivePercentImbalanceOfWorkForAnyLongTail) {
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed);
+    const auto nodes = static_cast<std::int32_t>(random_between(rng, 2, 8));
+    const Cluster cluster = cluster_of(nodes, 8);
+    BatchOptions options;
+    options.tokens = std::int64_t{32768} * cluster.num_devices();
+    options.max_length = std::min<std::int64_t>(options.tokens, 524288);
+    options.seed = seed;
+    const char* const dataset = seed % 2 == 0 ? "lognormal512k" : "mixture512k";
+    const std::vector<std::int64_t> lengths = batches_from_dataset(dataset, options).front();
+    const Workload workload = batch_of(lengths);
+    const WorkBlocks work =
+        distribute(workload, {.num_devices = cluster.num_devices(), .profile = &cluster.attention});
+    std::vector<Shard> shards(work.workers.size());
+    for (std::size_t b = 0; b < shards.size(); ++b) {
+      const auto ranges = work.blocks.ranges(BlockId{static_cast<std::int32_t>(b)});
+      shards[b].ranges.assign(ranges.begin(), ranges.end());
+    }
+    cost_shards(workload, &cluster.attention, shards);
+    std::vector<double> loads(static_cast<std::size_t>(cluster.num_devices()));
+    std::vector<std::int64_t> tokens(loads.size());
+    for (std::size_t b = 0; b < shards.size(); ++b) {
+      loads[work.workers[b].index()] += static_cast<double>(shards[b].cost);
+      for (const Range& range : shards[b].ranges) tokens[work.workers[b].index()] += range.size();
+    }
+    const double mean =
+        std::accumulate(loads.begin(), loads.end(), 0.0) / static_cast<double>(loads.size());
+    EXPECT_LT(1 - mean / *std::ranges::max_element(loads), 0.05);
+    EXPECT_LE(*std::ranges::max_element(tokens), 32768 + 4096);
+  }
 }
 
 TEST(Fcp, MakesValidPlansForAnyBatchUnderAnyOptions) {
@@ -400,6 +438,8 @@ TEST(Fcp, MakesValidPlansForAnyBatchUnderAnyOptions) {
                                     {"head_parallel", pick({"1", "2", "4"})},
                                     {"pipelining", pick({"on", "on", "off"})},
                                     {"congestion_free", pick({"on", "off"})},
+                                    {"cost", pick({"profile", "pairs"})},
+                                    {"cut_heavy", pick({"on", "off"})},
                                     {"reshuffle", pick({"overlapped", "before"})}});
     request.backward = random_chance(rng, 0.9);
     if (random_chance(rng, 0.3)) {
