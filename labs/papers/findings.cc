@@ -13,6 +13,14 @@ double mean_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+double deviation_of(std::span<const double> values) {
+  if (values.size() < 2) return 0;
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
 std::string Estimate::text() const {
   return fmt::format("{:+.1f}% ± {:.1f}%", 100 * mean, 100 * noise);
 }

@@ -26,6 +26,8 @@ struct Extent {
 };
 
 [[nodiscard]] double mean_of(std::span<const double> values);
+// The standard deviation of samples; 0 of one.
+[[nodiscard]] double deviation_of(std::span<const double> values);
 
 // The relative change of means that a sample of batches shows, and how far it can be off.
 struct Estimate {

@@ -2,37 +2,56 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <utility>
 
+#include "contextile/advanced/training.h"
 #include "contextile/simulate.h"
+#include "labs/papers/findings.h"
 
 namespace contextile {
 namespace {
 
-// Adds logarithms, from which exp_of makes geometric means.
-void add_logs(const SimulatedDirection& direction, double alone_us, GpuShare& logs) {
+// The batches' values of one direction.
+struct Samples {
+  std::vector<double> time_s;
+  std::vector<double> mfu;
+  std::vector<double> share;
+  std::vector<double> limit;
+};
+
+double peak_flops(const Cluster& cluster) {
+  return 1e12 * peak_tflops_of(cluster) * cluster.num_devices();
+}
+
+void add(const SimulatedDirection& direction, double alone_us, const Cluster& cluster,
+         Samples& samples) {
   double busiest_us = 0;
   for (const DeviceTimes& device : direction.devices) {
     busiest_us = std::max(busiest_us, device.of(Activity::kAttention));
   }
-  logs.time_s += std::log(1e-6 * direction.time_us);
-  logs.share += std::log(alone_us / direction.time_us);
-  logs.limit += std::log(alone_us / busiest_us);
+  const double time_s = 1e-6 * direction.time_us;
+  samples.time_s.push_back(time_s);
+  samples.mfu.push_back(direction.flops / (time_s * peak_flops(cluster)));
+  samples.share.push_back(alone_us / direction.time_us);
+  samples.limit.push_back(alone_us / busiest_us);
 }
 
-GpuShare exp_of(const GpuShare& logs, double weight) {
-  return {std::exp(weight * logs.time_s), std::exp(weight * logs.share),
-          std::exp(weight * logs.limit)};
+double geometric_mean(std::span<const double> values) {
+  double logs = 0;
+  for (const double value : values) logs += std::log(value);
+  return std::exp(logs / static_cast<double>(values.size()));
 }
 
-GpuShares skipped_shares(std::string reason) {
-  GpuShares shares;
-  shares.skipped = std::move(reason);
-  return shares;
+GpuShare mean_share(const Samples& samples) {
+  return {.time_s = geometric_mean(samples.time_s),
+          .mfu = geometric_mean(samples.mfu),
+          .mfu_spread = deviation_of(samples.mfu),
+          .share = geometric_mean(samples.share),
+          .limit = geometric_mean(samples.limit)};
 }
 
-double single_gpu_us(const Workload& workload, const Cluster& cluster, Direction direction) {
+double single_gpu_us(const Workload& workload, Cluster cluster, Direction direction) {
+  cluster.transfer_sms = 0;
   const TileCosts costs(workload.shape, cluster);
   double us = 0;
   for (const Range& document : workload.sequences) {
@@ -44,36 +63,34 @@ double single_gpu_us(const Workload& workload, const Cluster& cluster, Direction
 
 }  // namespace
 
-std::vector<GpuShares> predict_shares(const StrategyChoice& choice, const PlanInput& input,
-                                      std::span<const Workload> batches,
-                                      std::span<const Cluster> machines) {
-  std::vector<GpuShares> shares(machines.size());
+GpuShares predict_shares(const StrategyChoice& choice, const PlanInput& input,
+                         std::span<const Workload> batches) {
+  const Cluster& cluster = input.cluster;
+  GpuShares shares;
+  Samples forward;
+  Samples backward;
   for (const Workload& workload : batches) {
-    if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
-      return std::vector(machines.size(), skipped_shares(*reason));
+    if (const auto reason = unsupported_reason(workload, cluster, choice, input.options)) {
+      shares.skipped = *reason;
+      return shares;
     }
-    const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
-    double bytes = 0;
+    const PlannedBatch planned = plan_and_check(workload, cluster, choice, input.options);
     for (const auto& direction : {planned.statistics.forward, planned.statistics.backward}) {
-      if (direction) bytes += static_cast<double>(direction->total_bytes());
+      if (!direction) continue;
+      shares.device_bytes += static_cast<double>(direction->total_bytes()) /
+                             (cluster.num_devices() * static_cast<double>(batches.size()));
+      shares.memory_bytes = std::max(shares.memory_bytes, direction->peak_memory_bytes);
     }
-    for (std::size_t m = 0; m < machines.size(); ++m) {
-      const Simulation simulation = simulate(*planned.plan, machines[m]);
-      add_logs(*simulation.forward, single_gpu_us(workload, machines[m], Direction::kForward),
-               shares[m].forward);
-      if (simulation.backward) {
-        add_logs(*simulation.backward, single_gpu_us(workload, machines[m], Direction::kBackward),
-                 shares[m].backward);
-      }
-      shares[m].device_bytes += bytes / machines[m].num_devices();
-    }
+    const Simulation simulation = simulate(*planned.plan, cluster);
+    shares.total_s.push_back(1e-6 * simulation.time_us());
+    add(*simulation.forward, single_gpu_us(workload, cluster, Direction::kForward), cluster,
+        forward);
+    if (!simulation.backward) continue;
+    add(*simulation.backward, single_gpu_us(workload, cluster, Direction::kBackward), cluster,
+        backward);
   }
-  const double weight = 1.0 / static_cast<double>(batches.size());
-  for (GpuShares& mean : shares) {
-    mean.forward = exp_of(mean.forward, weight);
-    if (input.options.backward) mean.backward = exp_of(mean.backward, weight);
-    mean.device_bytes *= weight;
-  }
+  shares.forward = mean_share(forward);
+  if (input.options.backward) shares.backward = mean_share(backward);
   return shares;
 }
 

@@ -18,6 +18,7 @@ namespace contextile {
 [[nodiscard]] PaperTable dcp_fig20();
 [[nodiscard]] PaperTable dcp_fig22();
 
+[[nodiscard]] PaperTable fcp_fig2();
 [[nodiscard]] PaperTable fcp_fig9();
 [[nodiscard]] PaperTable fcp_fig10();
 [[nodiscard]] PaperTable fcp_fig11();

@@ -19,7 +19,7 @@ namespace {
 PaperResult result_of(const std::string& name) {
   TableOverrides overrides;
   if (name == "fcp-fig10") overrides.block_size = 32768;
-  if (name == "fcp-fig11") {
+  if (name == "fcp-fig9" || name == "fcp-fig11" || name == "fcp-fig13") {
     overrides.dataset = "longalign";
     overrides.batches = 1;
     overrides.block_size = 524288;
@@ -86,7 +86,8 @@ TEST_P(SlowTable, IsNarrowFiniteDrawableAndTheSameAsCsv) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Papers, SlowTable,
-                         testing::Values("fcp-fig10", "fcp-fig11", "distca-fig9"),
+                         testing::Values("fcp-fig9", "fcp-fig10", "fcp-fig11", "fcp-fig13",
+                                         "distca-fig9"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::ranges::replace(name, '-', '_');

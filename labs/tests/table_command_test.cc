@@ -51,7 +51,7 @@ TEST_F(TableCommand, ListsEveryTableWithItsSource) {
   }
   for (const char* name :
        {"dcp-fig7", "dcp-fig13", "dcp-fig14", "dcp-fig17", "dcp-fig18", "dcp-fig19", "dcp-fig20",
-        "fcp-fig9", "fcp-fig10", "fcp-fig11", "fcp-fig12", "fcp-table2", "sweep"}) {
+        "fcp-fig2", "fcp-fig9", "fcp-fig10", "fcp-fig11", "fcp-fig12", "fcp-table2", "sweep"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
 }
@@ -244,9 +244,8 @@ std::vector<std::string> small_options(const std::string& name) {
       {"dcp-fig7", {}},
       {"dcp-fig15", nodes},
       {"dcp-fig22", nodes},
-      {"fcp-fig9", {"--batches", "1", "--block-size", "512K", "--dataset", "longalign"}},
-      {"fcp-fig12", {"--batches", "1", "--heads", "8", "--kv-heads", "2"}},
-      {"fcp-fig13", {"--batches", "1", "--block-size", "512K", "--heads", "8", "--kv-heads", "2"}},
+      {"fcp-fig2", {"--batches", "1"}},
+      {"fcp-fig12", {"--batches", "1", "--dataset", "longalign"}},
       {"fcp-fig14", node},
       {"fcp-lengths", node},
       {"fcp-sec35", {"--tokens", "512K", "--cluster", "p4de:2x8"}},
@@ -269,7 +268,8 @@ std::vector<std::string> small_options(const std::string& name) {
 
 // They take many seconds at any size: slow_tables_test makes them once, without the program.
 // distca-fig10 is the code of distca-fig9 with pipelines, for most of a minute.
-const std::set<std::string> kSlow = {"fcp-fig10", "fcp-fig11", "distca-fig9", "distca-fig10"};
+const std::set<std::string> kSlow = {"fcp-fig9",  "fcp-fig10",   "fcp-fig11",
+                                     "fcp-fig13", "distca-fig9", "distca-fig10"};
 
 std::size_t characters(const std::string& text) {  // of UTF-8
   return static_cast<std::size_t>(std::ranges::count_if(

@@ -3,61 +3,38 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 
 namespace contextile {
 namespace {
 
-// The paper says that pieces of 512 tokens reach a quarter of one GPU's MFU (section 3.1).
-// FlashAttention-3's own charts say twice that of an H100, so the paper's kernel is no preset's. If
-// a row costs 654 keys, a causal document of 512 tokens reaches 26%.
-constexpr double kRowKeys = 654;
-constexpr double kCallPairs = 9600;
-constexpr double kBackwardShare = 0.86;
-// The share of the peak that unlimited rectangles reach: 680 of 989 TFLOP/s on a causal document of
-// 32768.
-constexpr double kAttentionOfPeak = 710.0 / 989;
+constexpr std::int32_t kDomain = 72;      // of an NVL72
+constexpr std::int32_t kDomainPart = 64;  // of one that is not the only one
+
+std::string cluster_name(const FcpGpu& gpu, std::int32_t devices) {
+  std::int32_t per_node = 8;
+  if (gpu.preset == kGpuY.preset) per_node = devices <= kDomain ? devices : kDomainPart;
+  return fmt::format("{}:{}x{},transfer_sms={}", gpu.preset, devices / per_node, per_node,
+                     gpu.transfer_sms);
+}
 
 }  // namespace
 
 PaperSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices, const FcpGpu& gpu) {
-  constexpr double kGbytesPerS = 50;
   PaperSetting setting;
   setting.datasets = {kFcpLengths};
   setting.batch.tokens = kFcpTokensPerDevice * devices;
-  setting.batch.batches = 2;
+  setting.batch.batches = kFcpBatches;
   setting.shape.q_heads = 64;
   setting.shape.kv_heads = 8;
-  setting.cluster_name = fmt::format("dgx-h100:{}x8", devices / 8);
+  setting.cluster_name = cluster_name(gpu, devices);
   apply_overrides(overrides, setting);
-  if (overrides.cluster.empty()) {
-    Cluster& cluster = setting.input.cluster;
-    const double peak_tflops = gpu.flops_per_byte * kGbytesPerS * 1e-3;
-    cluster.name = gpu.name;
-    cluster.attention_tflops = kAttentionOfPeak * peak_tflops;
-    cluster.peak_tflops = peak_tflops;
-    cluster.attention = AttentionProfile::from_overheads(kRowKeys, kCallPairs, kBackwardShare);
-  }
   setting.batch.max_length = std::min(setting.batch.tokens, kFcpLongest);
   return setting;
 }
 
 std::vector<std::string> fcp_lengths_compared(const TableOverrides& overrides) {
   if (!overrides.dataset.empty()) return {overrides.dataset};
-  return {kFcpLengths, "longalign"};
-}
-
-std::vector<StrategyChoice> with_ring(const std::string& strategies, std::int32_t devices) {
-  return parse_strategies(devices <= kFcpRingDevices ? strategies + ",zigzag" : strategies);
-}
-
-std::int64_t num_with_ring(const std::string& strategies,
-                           std::span<const std::int32_t> all_devices) {
-  std::int64_t number = 0;
-  for (const std::int32_t devices : all_devices) {
-    number += std::ssize(with_ring(strategies, devices));
-  }
-  return number;
+  return {kFcpLengths, kFcpHeavierLengths};
 }
 
 std::int64_t fcp_block(const TableOverrides& overrides) {

@@ -1,10 +1,9 @@
 // The common setting of the tables of FCP (flexible context parallelism, MLSys 2026): machines,
-// lengths, block size.
+// lengths, methods, block size.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,33 +13,45 @@
 
 namespace contextile {
 
-// A machine of the paper's Table 1, which names neither. `flops_per_byte` is bf16 FLOPs of the
-// tensor cores' peak per byte of network.
+// A machine of the paper's Table 1, which names neither. The preset is our identification: its
+// tensor cores' bf16 peak over its network gives the paper's ratio.
 struct FcpGpu {
   std::string_view name;
-  double flops_per_byte = 0;
+  std::string_view preset;
+  double flops_per_byte = 0;      // of the tensor cores' peak, per byte of network
+  std::int32_t transfer_sms = 0;  // multiprocessors for communication (section 6.1)
 };
-inline constexpr FcpGpu kGpuX = {.name = "GPU-X", .flops_per_byte = 5920};
-inline constexpr FcpGpu kGpuY = {.name = "GPU-Y", .flops_per_byte = 2500};
+inline constexpr FcpGpu kGpuX = {
+    .name = "GPU-X", .preset = "h20", .flops_per_byte = 5920, .transfer_sms = 6};
+inline constexpr FcpGpu kGpuY = {
+    .name = "GPU-Y", .preset = "gb200-nvl72", .flops_per_byte = 2500, .transfer_sms = 8};
 
 inline constexpr std::array<std::int32_t, 5> kFcpDevices = {16, 32, 64, 128, 256};
-// The devices on which Figs. 9 and 12 and Table 2 were measured.
+// The devices on which Figs. 12 and 13 and Table 2 were measured.
 inline constexpr std::int32_t kFcpFigureDevices = 128;
 inline constexpr std::int64_t kFcpTokensPerDevice = 32768;
-// The paper's lengths, as far as it states them, and others to see what depends on them.
-inline constexpr const char* kFcpLengths = "mixture400k";
+// The paper's lengths: about log-normal, half of the tokens under 4K, at most 512K. The second
+// distribution has a heavier tail and shows what the first one's decides.
+inline constexpr const char* kFcpLengths = "lognormal512k";
+inline constexpr const char* kFcpHeavierLengths = "mixture512k";
 [[nodiscard]] std::vector<std::string> fcp_lengths_compared(const TableOverrides& overrides);
-// The longest documents have this many tokens.
-inline constexpr std::int64_t kFcpLongest = 409600;
+inline constexpr std::int64_t kFcpLongest = 524288;
+inline constexpr std::int64_t kFcpBatches = 20;
 // For PaperResult::differences.
 inline constexpr const char* kFcpLengthsAre =
-    "mixture400k has half of its tokens in documents under 4096 (quantiles of documents: median "
-    "690, 0.99 about 5000, 0.999 260K, at most 400K): both quantiles that the paper states. What "
-    "lies between is ours. longalign is there for comparison, without a verdict.";
+    "lognormal512k is the one log-normal (sigma 1.6) with half of its tokens in documents under "
+    "4096; mixture512k has that half, too, but documents of 512K a hundred times as often. "
+    "Verdicts "
+    "are on the first; fcp-fig2 prints both.";
+inline constexpr const char* kFcpMachinesAre =
+    "The paper names no GPU. Its ratios are those of an H20 with 25 GB/s of network (148 TFLOP/s) "
+    "and of a B200 in an NVL72 domain (2250 TFLOP/s, 900 GB/s). That is our identification.";
+inline constexpr const char* kFcpSmsAre =
+    "Every method's attention leaves 6 of the 78 multiprocessors of GPU-X, and 8 of the 148 of "
+    "GPU-Y, to transfers at all times. The paper says so of FCP only.";
 
-// The paper's lengths and heads on `devices` of the GPU in nodes of 8. The GPU is the dgx-h100
-// preset with 50 GB/s of network per device. Its peak follows from the ratio, and its kernel loses
-// as much on short pieces as the paper says.
+// The paper's lengths and heads on `devices` of the GPU: H20 in nodes of 8; B200 in one NVLink
+// domain up to 72 devices, else in domains of 64.
 [[nodiscard]] PaperSetting fcp_setting(const TableOverrides& overrides, std::int32_t devices,
                                        const FcpGpu& gpu = kGpuX);
 
@@ -50,19 +61,11 @@ inline constexpr std::int64_t kFcpBlock = 4096;
 // For PaperResult::setting.
 [[nodiscard]] std::pair<std::string, std::string> fcp_block_setting(
     const TableOverrides& overrides);
-// A zigzag ring cuts every document in 2N pieces. On more devices than these, its plans take
-// minutes to simulate.
-inline constexpr std::int32_t kFcpRingDevices = 64;
-inline constexpr const char* kFcpRingNote =
-    "The zigzag ring is planned on up to 64 devices: it cuts every document in 2N pieces, and on "
-    "more devices plans of that many take minutes to simulate.";
-// "fcp,magi", or "fcp,magi,zigzag" if the ring is planned.
-[[nodiscard]] std::vector<StrategyChoice> with_ring(const std::string& strategies,
-                                                    std::int32_t devices);
-// The number of these strategies on all of these numbers of devices.
-[[nodiscard]] std::int64_t num_with_ring(const std::string& strategies,
-                                         std::span<const std::int32_t> all_devices);
 // FCP in small blocks, shown next to the one of the verdicts.
 inline constexpr const char* kFcpSmallBlocks = "fcp:block=1024";
+// FCP first, then the paper's baselines: rings in order and in zigzag order, WLB-LLM, ByteScale,
+// and MagiAttention, which the paper does not have on GPU-Y.
+inline constexpr const char* kFcpMethods = "fcp,magi,bytescale,wlb,zigzag,ring";
+inline constexpr const char* kFcpMethodsOnY = "fcp,bytescale,wlb,zigzag,ring";
 
 }  // namespace contextile

@@ -66,35 +66,35 @@ std::vector<Finding> component_findings(std::span<const ComponentRow> rows) {
   std::vector<std::string> backward;
   for (std::size_t i = 0; i < kOwnLayoutRows; ++i) {
     const GpuShares& shares = rows[i].shares;
-    forward.push_back(fmt::format("{:.2f}", shares.forward.share));
-    backward.push_back(fmt::format("{:.2f}", shares.backward.share));
-    farthest = std::max(
-        {farthest, std::abs(shares.forward.share - std::get<double>(rows[i].forward_paper)),
-         std::abs(shares.backward.share - std::get<double>(rows[i].backward_paper))});
+    forward.push_back(fmt::format("{:.2f}", shares.forward.mfu));
+    backward.push_back(fmt::format("{:.2f}", shares.backward.mfu));
+    farthest =
+        std::max({farthest, std::abs(shares.forward.mfu - std::get<double>(rows[i].forward_paper)),
+                  std::abs(shares.backward.mfu - std::get<double>(rows[i].backward_paper))});
     if (i == 0) continue;
     const GpuShares& before = rows[i - 1].shares;
-    least_gain = std::min({least_gain, shares.forward.share - before.forward.share,
-                           shares.backward.share - before.backward.share});
+    least_gain = std::min({least_gain, shares.forward.mfu - before.forward.mfu,
+                           shares.backward.mfu - before.backward.mfu});
   }
   const std::string ours =
       fmt::format("forward {}, backward {}", fmt::join(forward, " "), fmt::join(backward, " "));
   const GpuShares& before = rows[kOwnLayoutRows].shares;
   const GpuShares& under = rows[kOwnLayoutRows + 1].shares;
-  const double forward_gain = under.forward.share - before.forward.share;
-  const double backward_gain = under.backward.share - before.backward.share;
+  const double forward_gain = under.forward.mfu - before.forward.mfu;
+  const double backward_gain = under.backward.mfu - before.backward.mfu;
   return {
       {"every component adds to the MFU of attention, both directions", ours,
        least_gain >= kLeastGain,
        fmt::format("each of the first four rows adds {} or more to the one before, in both "
                    "directions",
                    kLeastGain)},
-      {"of one GPU's MFU: forward 0.29 0.48 0.62 0.70, backward 0.37 0.46 0.59 0.69", ours,
-       farthest <= kClose, fmt::format("each within {}", kClose)},
+      {"MFU: forward 0.29 0.48 0.62 0.70, backward 0.37 0.46 0.59 0.69", ours, farthest <= kClose,
+       fmt::format("each within {}", kClose)},
       {fmt::format("the reshuffler, which moves data between the caller's layout and the plan's "
                    "under compute, adds {}",
                    kReshufflerGain),
-       fmt::format("forward {:.2f} to {:.2f}, backward {:.2f} to {:.2f}", before.forward.share,
-                   under.forward.share, before.backward.share, under.backward.share),
+       fmt::format("forward {:.2f} to {:.2f}, backward {:.2f} to {:.2f}", before.forward.mfu,
+                   under.forward.mfu, before.backward.mfu, under.backward.mfu),
        std::abs(forward_gain - kReshufflerGain) <= kReshufflerSlack &&
            std::abs(backward_gain - kReshufflerGain) <= kReshufflerSlack,
        fmt::format("in both directions within {} of that", kReshufflerSlack)}};
@@ -110,10 +110,10 @@ std::vector<std::string> component_differences(const PaperSetting& setting,
     backward_limit = std::max(backward_limit, row.shares.backward.limit);
   }
   return {
-      "Shares: the time of one GPU that does a device's part in whole documents, over the plan's "
-      "time. Limit: the same, were all but the busiest device's attention free, which is what "
-      "tiles "
-      "of blocks cost and how evenly they are shared.",
+      "MFU: of the tensor cores' peak. Share: the time of one GPU that does a device's part in "
+      "whole "
+      "documents, over the plan's. Limit: the share, were all but the busiest device's attention "
+      "free, which is what tiles of blocks cost and how evenly they are shared.",
       fmt::format("Limits are at most {:.2f} forward and {:.2f} backward: with free transfers none "
                   "of these "
                   "plans on {} devices would reach more.",
@@ -132,37 +132,41 @@ PaperResult make(const TableOverrides& overrides) {
   const auto batches = setting.batches(setting.datasets.front(), "causal");
   const auto homed = with_contiguous_home(setting, batches);
   Table table({{"step", "component"},
-               {"forward_share", "forward\nours"},
-               {"forward_limit", "forward\nlimit"},
-               {"forward_paper", "forward\npaper"},
-               {"backward_share", "backward\nours"},
-               {"backward_limit", "backward\nlimit"},
-               {"backward_paper", "backward\npaper"}});
+               {"forward_mfu", "fwd\nMFU", Format::kPercent},
+               {"forward_spread", "+-", Format::kPercent},
+               {"forward_paper", "paper", Format::kPercent},
+               {"forward_share", "of one\nGPU", Format::kPercent},
+               {"backward_mfu", "bwd\nMFU", Format::kPercent},
+               {"backward_spread", "+-", Format::kPercent},
+               {"backward_paper", "paper", Format::kPercent},
+               {"backward_share", "of one\nGPU", Format::kPercent}});
   std::vector<ComponentRow> rows = component_rows();
   Progress progress(overrides, std::ssize(rows));
   bool complete = true;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     ComponentRow& row = rows[i];
     progress.step(row.name);
-    row.shares = predict_shares(row.choice, setting.input, i < kOwnLayoutRows ? batches : homed,
-                                {&setting.input.cluster, 1})
-                     .front();
-    const auto& [forward, backward, bytes, skipped] = row.shares;
-    if (!skipped.empty()) {
+    row.shares = predict_shares(row.choice, setting.input, i < kOwnLayoutRows ? batches : homed);
+    const GpuShare& forward = row.shares.forward;
+    const GpuShare& backward = row.shares.backward;
+    if (!row.shares.skipped.empty()) {
       complete = false;
-      table.add_row({row.name}, skipped_note(row.choice, skipped));
+      table.add_row({row.name}, skipped_note(row.choice, row.shares.skipped));
       continue;
     }
-    table.add_row({row.name, forward.share, forward.limit, row.forward_paper, backward.share,
-                   backward.limit, row.backward_paper});
+    table.add_row({row.name, forward.mfu, forward.mfu_spread, row.forward_paper, forward.share,
+                   backward.mfu, backward.mfu_spread, row.backward_paper, backward.share});
   }
   PaperResult result = timed_result(setting, std::move(table));
   result.setting.push_back(fcp_block_setting(overrides));
   result.plots = {
-      {.x = "step", .y = {"forward_share", "forward_paper", "backward_share", "backward_paper"}}};
+      {.x = "step", .y = {"forward_mfu", "forward_paper", "backward_mfu", "backward_paper"}}};
   if (!complete) return result;
   result.findings = component_findings(rows);
   std::ranges::move(component_differences(setting, rows), std::back_inserter(result.differences));
+  for (const char* difference : {kFcpLengthsAre, kFcpMachinesAre, kFcpSmsAre}) {
+    result.differences.emplace_back(difference);
+  }
   return result;
 }
 

@@ -66,15 +66,15 @@ constexpr LengthDistribution kLongDataCollections = {
 // 0.5% of the tokens to sequences over 256K and 0.1% to those that 512K cuts.
 constexpr LengthDistribution kLognormal512k = {
     .quantiles = {}, .median = 317, .sigma = 1.6, .max_length = 524'288};
-// FCP publishes no more than this: half of the tokens are in documents under 4K, and the longest
-// document has about 400K. Short documents are about log-normal (921 tokens on average). Long ones
-// have as many tokens in any range of lengths as in another of the same width (88053 on average):
-// 0.010354 / 0.989646 = 921 / 88053 makes them half of the tokens.
-constexpr LengthDistribution kMixture400k = {.quantiles = {},
+// The other reading of FCP: half of the tokens are in documents under 4K, and documents of 512K are
+// common enough to matter. Short documents are about log-normal (921 tokens on average). Long ones
+// have as many tokens in any range of lengths as in another of the same width (107212 on average):
+// 0.008517 / 0.991483 = 921 / 107212 makes them half of the tokens.
+constexpr LengthDistribution kMixture512k = {.quantiles = {},
                                              .median = 700,
                                              .sigma = 0.9,
-                                             .max_length = 409'600,
-                                             .long_share = 0.010354,
+                                             .max_length = 524'288,
+                                             .long_share = 0.008517,
                                              .long_least = 4096};
 constexpr LengthDistribution kProlong = {.quantiles = kProlongQuantiles,
                                          .max_length = kProlongQuantiles.back()};
@@ -95,12 +95,12 @@ constexpr std::array<Dataset, 6> kDatasets = {{
     {"lognormal512k",
      "FCP-like: log-normal, median 317, sigma 1.6, at most 512K; half of the tokens in sequences "
      "under 4K, as the FCP paper describes its pre-training data"},
-    {"mixture400k",
-     "FCP-like: half of the tokens in documents under 4K (log-normal, median 700, sigma 0.9), half "
-     "in documents of 4K to 400K (uniform in the logarithm)"},
+    {"mixture512k",
+     "FCP-like, with a heavier tail: half of the tokens in documents under 4K (log-normal, median "
+     "700, sigma 0.9), half in documents of 4K to 512K (uniform in the logarithm)"},
 }};
 constexpr std::array<const LengthDistribution*, kDatasets.size()> kDistributions = {
-    &kLongAlign, &kLongDataCollections, &kProlong, &kPretrain, &kLognormal512k, &kMixture400k};
+    &kLongAlign, &kLongDataCollections, &kProlong, &kPretrain, &kLognormal512k, &kMixture512k};
 
 double quantile(std::span<const std::int32_t> quantiles, double probability) {
   const auto above =

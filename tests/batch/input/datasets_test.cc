@@ -72,14 +72,14 @@ TEST(Datasets, SamplesArePinned) {
               ElementsAre(6464, 2546, 639, 111, 1793, 711, 458, 83));
 }
 
-TEST(Datasets, TheMixtureHasHalfItsTokensUnder4kAndOthersUpTo400k) {
-  const Sorted sorted("mixture400k");
+TEST(Datasets, TheMixtureHasHalfItsTokensUnder4kAndOthersUpTo512k) {
+  const Sorted sorted("mixture512k");
   EXPECT_NEAR(sorted.token_share_below(4096), 0.5, 0.03);
   // Long documents: as many tokens below the middle of their range as above it.
-  EXPECT_NEAR(sorted.token_share_below((4096 + 409'600) / 2), 0.75, 0.03);
+  EXPECT_NEAR(sorted.token_share_below((4096 + 524'288) / 2), 0.75, 0.03);
   EXPECT_NEAR(sorted.quantile(0.5), 700 / 1.02, 40);
-  EXPECT_GT(sorted.max(), 390'000);
-  EXPECT_LE(sorted.max(), 409'600);
+  EXPECT_GT(sorted.max(), 495'000);
+  EXPECT_LE(sorted.max(), 524'288);
 }
 
 TEST(Datasets, SeedsGiveDifferentSamples) {
@@ -96,7 +96,7 @@ TEST(Datasets, AreNamedAndCalledLikeTheirModel) {
     EXPECT_THAT(std::string(dataset.description), HasSubstr("-like"));
   }
   EXPECT_THAT(names, ElementsAre("longalign", "longdatacollections", "prolong", "pretrain",
-                                 "lognormal512k", "mixture400k"));
+                                 "lognormal512k", "mixture512k"));
 }
 
 TEST(Datasets, UnknownNamesListTheKnownOnes) {
@@ -107,7 +107,7 @@ TEST(Datasets, UnknownNamesListTheKnownOnes) {
     EXPECT_THAT(
         error.what(),
         AllOf(HasSubstr(
-                  "longalign, longdatacollections, prolong, pretrain, lognormal512k, mixture400k"),
+                  "longalign, longdatacollections, prolong, pretrain, lognormal512k, mixture512k"),
               HasSubstr("did you mean 'prolong'?")));
   }
 }
