@@ -88,7 +88,7 @@ class ShardExchange {
   };
 
   static constexpr std::int64_t kUpdatesPerRead = 300;  // traffic updates that a search may cost
-  static constexpr std::size_t kLightest = 32;          // positions that may relieve a heavy one
+  static constexpr std::size_t kLightest = 8;           // positions that may relieve a heavy one
   static constexpr double kLeastGain = 1e-3;  // of the fourth power of the busiest position's bytes
 
   static std::size_t index(std::int32_t position) { return static_cast<std::size_t>(position); }
