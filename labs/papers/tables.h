@@ -41,6 +41,11 @@ namespace contextile {
 [[nodiscard]] PaperTable distca_fig11();
 [[nodiscard]] PaperTable distca_fig12();
 
+[[nodiscard]] PaperTable inference_helix();
+[[nodiscard]] PaperTable inference_modes();
+[[nodiscard]] PaperTable inference_query();
+[[nodiscard]] PaperTable inference_ttft();
+
 [[nodiscard]] PaperTable megatron_example();
 // Every strategy over datasets, masks and sizes; it belongs to no paper.
 [[nodiscard]] PaperTable sweep();

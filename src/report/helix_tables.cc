@@ -261,6 +261,59 @@ Table helix_parts_table(const HelixStudy& study) {
   return table;
 }
 
+Table helix_prompt_table(const HelixStudy& study) {
+  Table table({{"prompt_tokens", "prompt"},
+               {"devices", "N"},
+               {"layout", "layout"},
+               {"rows", ""},
+               {"mode", "own rows"},
+               {"attention_s", "attend\nms", Format::kMilliseconds},
+               {"weights_s", "matrices\nms", Format::kMilliseconds},
+               {"all_reduce_s", "all-\nreduce", Format::kMilliseconds},
+               {"exchange_s", ""},
+               {"exposed_s", "ex-\nposed", Format::kMilliseconds},
+               {"time_s", "TTFT\nms", Format::kMilliseconds},
+               {"weights_bytes", ""},
+               {"fits", "fits"}});
+  const auto add_row = [&](std::int64_t tokens, const HelixLayout& layout) {
+    const auto count = static_cast<double>(tokens);
+    const HelixRows rows = {tokens, 1, tokens, count * (count + 1) / 2};
+    const bool owns = layout.prompts == HelixPrompts::kOwnRows;
+    HelixPrefill found;
+    if (owns) {
+      found = helix_prefill(study.model, study.hardware, layout, rows);
+    } else {
+      found.step = helix_mixed_step(study.model, study.hardware, layout, rows);
+    }
+    const HelixStep& step = found.step;
+    const double weights = helix_memory(study.model, layout, {}).weights;
+    const bool fits = helix_max_context(study.model, study.hardware, layout, 1) >= tokens;
+    table.add_row({tokens, std::int64_t{layout.devices()}, short_text(layout),
+                   std::string(owns ? "own" : "all"),
+                   owns ? Cell(std::string(to_string(found.mode))) : Cell(), seconds(step.kv_us),
+                   seconds(step.weights_us), seconds(step.all_reduce_us), seconds(step.exchange_us),
+                   seconds(step.exposed_us), seconds(step.total_us()), weights,
+                   std::string(fits ? "yes" : "no")});
+  };
+  for (const std::int64_t tokens : study.prompts) {
+    for (const std::int32_t devices : study.devices) {
+      for (HelixLayout layout : helix_layouts(study.model, devices)) {
+        // Layouts differ in how they split experts: this is the one that splits them most.
+        if (layout.dp > 1 || layout.ffn_devices() != devices) continue;
+        if (study.model.experts ? layout.ep != std::min(devices, study.model.experts->routed)
+                                : layout.ep != 1) {
+          continue;
+        }
+        add_row(tokens, layout);
+        if (layout.kvp == 1) continue;
+        layout.prompts = HelixPrompts::kOwnRows;
+        add_row(tokens, layout);
+      }
+    }
+  }
+  return table;
+}
+
 HelixSearch helix_search_of(const HelixStudy& study, std::int32_t most_requests) {
   HelixSearch search{.devices = study.devices,
                      .batches = {},

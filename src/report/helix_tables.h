@@ -18,6 +18,7 @@ struct HelixStudy {
   std::vector<std::int32_t> batches;
   std::vector<std::int32_t> devices;
   HopB hop_b;
+  std::vector<std::int64_t> prompts = {};  // tokens
 };
 
 // Lines "model …", "hardware …", "hop-b …".
@@ -36,6 +37,9 @@ struct HelixStudy {
 // The parts of the time with the last context, batch and number of devices: one row per family, and
 // for Helix one per reading of HOP-B.
 [[nodiscard]] Table helix_parts_table(const HelixStudy& study);
+// One row per prompt, number of devices and layout: the time of all its tokens in one step, on an
+// empty cache. Layouts are those of TP (KVP 1), CP and TP x CP with own rows, and Helix.
+[[nodiscard]] Table helix_prompt_table(const HelixStudy& study);
 // Tokens/s of a user against tokens/s of a device with the last context, over all devices and
 // batches of 1, 2, 4, … up to `most_requests`.
 [[nodiscard]] HelixSearch helix_search_of(const HelixStudy& study, std::int32_t most_requests);

@@ -47,9 +47,29 @@ class HelixCommand : public ProgramTest {
   }
 };
 
+// Sharing the rows of a prompt beats sharing its heads, and costs memory.
+TEST_F(HelixCommand, PredictsTheFirstTokenOfPrompts) {
+  const std::vector<std::string> asked = {"--model",    "llama-3-8b", "--hardware", "h100",
+                                          "--contexts", "8K",         "--devices",  "8",
+                                          "--prompts",  "8K,100K"};
+  EXPECT_THAT(helix(asked).out, HasSubstr("time to the first token of one prompt in one step"));
+  const json rows = document(asked)["prompts"];
+  ASSERT_EQ(rows.size(), 2U * 7);
+  const json tensor = row(rows, {{"prompt_tokens", 102'400}, {"layout", "1x8/8x1"}});
+  const json shared =
+      row(rows, {{"prompt_tokens", 102'400}, {"layout", "8x1/8x1"}, {"rows", "own"}});
+  const json repeated =
+      row(rows, {{"prompt_tokens", 102'400}, {"layout", "8x1/8x1"}, {"rows", "all"}});
+  EXPECT_LT(shared["time_s"], tensor["time_s"]);
+  EXPECT_LT(tensor["time_s"], repeated["time_s"]);
+  EXPECT_GT(shared["weights_bytes"], tensor["weights_bytes"]);
+  EXPECT_EQ(shared["mode"], "pass_kv");
+  EXPECT_FALSE(document({"--devices", "8"}).contains("prompts"));
+}
+
 TEST_F(HelixCommand, PrintsTablesOfAtMost80Columns) {
   for (const char* model : {"llama-3-405b", "deepseek-r1"}) {
-    const Outcome outcome = helix({"--model", model, "--pareto", "64"});
+    const Outcome outcome = helix({"--model", model, "--prompts", "8K", "--pareto", "64"});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     for (const char* part :
          {"where context parallelism loses", "longest context that fits", "most requests that fit",

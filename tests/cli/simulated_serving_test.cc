@@ -88,7 +88,25 @@ TEST_F(SimulatedServing, SaysWhereNothingFits) {
   EXPECT_EQ(none.exit_code, 1) << none.err;
   const Outcome csv = simulate({"--devices", "1,2", "--csv"});
   EXPECT_THAT(csv.out, HasSubstr("devices,family,layout,ttft_p50_s"));
-  EXPECT_EQ(std::ranges::count(csv.out, '\n'), 5) << csv.out;
+  EXPECT_EQ(std::ranges::count(csv.out, '\n'), 6) << csv.out;
+}
+
+TEST_F(SimulatedServing, SharedPromptsHaveARowOfTheirOwn) {
+  const std::string trace =
+      file("trace.jsonl", "{\"arrival_s\": 0, \"prompt_tokens\": 100000, \"output_tokens\": 2}\n");
+  const std::vector<std::string> eight = {"--devices", "8", "--step-tokens", "128K"};
+  const auto ttft = [&](const std::string& family, const std::vector<std::string>& more) {
+    for (const json& run : runs(joined(eight, more), trace)) {
+      if (run.at("family") == family) return run.at("ttft_p50_s").get<double>();
+    }
+    return 0.0;
+  };
+  EXPECT_GT(ttft("TP x CP", {}), 0);
+  EXPECT_LT(ttft("TP x CP", {}), ttft("Helix", {}));
+  EXPECT_LT(ttft("TP x CP", {}), ttft("TP", {}));
+  EXPECT_LT(ttft("TP x CP", {}), ttft("TP x CP", {"--prefill", "pass_q"}));
+  EXPECT_GT(ttft("TP x CP", {"--prefill-tokens", "200K"}), ttft("TP x CP", {}));
+  EXPECT_EQ(ttft("TP x CP", {"--prefill", "off"}), 0);
 }
 
 TEST_F(SimulatedServing, RefusesWhatMakesNoSense) {
@@ -98,6 +116,7 @@ TEST_F(SimulatedServing, RefusesWhatMakesNoSense) {
   expect_bad_input(contextile({"serve", "--devices", "2"}),
                    {"--devices: expected with --simulate"});
   expect_bad_input(contextile({"serve", "--json"}), {"--json: expected with --simulate"});
+  expect_bad_input(simulate({"--prefill", "plan:ring"}), {"--prefill", "'plan:ring'"});
   expect_bad_input(simulate({"--json", "--csv"}), {"either --json or --csv"});
   expect_bad_input(contextile({"serve", "--simulate", "poisson", "--model", "llama"}),
                    {"llama-3-8b", "found 'llama'"});

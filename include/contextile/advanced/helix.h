@@ -9,7 +9,8 @@
 //   const auto best = fastest_helix(model, machine, 64, load, {}, HelixFamily::kHelix);
 //   if (best) std::printf("%.1f us a token\n", best->step.total_us());
 //
-// Times are those of reading memory and of moving bytes; docs/serving.md lists what is left out.
+// Times are those of reading memory and of moving bytes, and those of prompts also of arithmetic;
+// docs/serving.md lists what is left out.
 // Everything here is a pure function.
 #pragma once
 
@@ -22,6 +23,7 @@
 
 #include "contextile/advanced/training.h"
 #include "contextile/serving/decode.h"
+#include "contextile/serving/prefill.h"
 
 namespace contextile {
 
@@ -76,6 +78,7 @@ struct HelixHardware {
   double network_gbytes_per_s = 900;  // rate at which a device sends while it receives as much
   double tflops = 2500;   // of products of bf16 matrices, dense; used for mixed steps only
   double latency_us = 7;  // of one exchange or all-reduce, whatever its bytes
+  double launch_us = 0;   // of a layer: what its kernels take besides reading and computing
   std::int64_t memory_bytes = 186'000'000'000;
   std::int64_t reserve_bytes = 4'000'000'000;  // part of memory_bytes used neither for weights nor
                                                // for the cache
@@ -88,6 +91,14 @@ void check_helix_hardware(const HelixHardware& hardware);  // throws InvalidArgu
 // Loads a preset by name. Throws InvalidArgument that lists the presets.
 [[nodiscard]] HelixHardware load_helix_hardware(std::string_view name);
 
+// The rows of a prompt that each KVP group of a layout computes.
+enum class HelixPrompts : std::uint8_t {
+  kAllRows,  // all of them, each its part of the heads and matrices, as in decoding
+  // Its own ones, through whole layers that its TPA devices share (PrefillMode). So a device holds
+  // 1/TPA of every matrix. Source: arXiv 2411.01783.
+  kOwnRows,
+};
+
 // The placement of work on devices. Attention: DP groups of KVP x TPA devices, each with requests
 // of its own; TPA devices share the heads and KVP devices the tokens of each head. Feed-forward:
 // TPF x EP devices, of which EP share the experts and TPF every matrix. The output projection is
@@ -98,6 +109,7 @@ struct HelixLayout {
   std::int32_t tpf = 1;
   std::int32_t ep = 1;
   std::int32_t dp = 1;
+  HelixPrompts prompts = HelixPrompts::kAllRows;
 
   [[nodiscard]] std::int32_t group_devices() const { return kvp * tpa; }
   [[nodiscard]] std::int32_t devices() const { return dp * group_devices(); }
@@ -113,18 +125,20 @@ enum class HelixFamily : std::uint8_t {
 };
 [[nodiscard]] std::string_view to_string(HelixFamily family);  // "TP", "DP", "CP", "Helix"
 [[nodiscard]] HelixFamily family_of(const HelixLayout& layout);
-// Returns "KVP 8 x TPA 8, TPF 64" and, if there are several, "x EP 4", with "DP 8 x " before it.
+// Returns "KVP 8 x TPA 8, TPF 64" and, if there are several, "x EP 4", with "DP 8 x " before it and
+// ", own rows" behind it.
 [[nodiscard]] std::string to_string(const HelixLayout& layout);
 
 // Throws InvalidArgument naming the rule that is broken:
 // * TPF x EP is all devices or, with DP 1, TPA;
 // * DP is 1 if KVP is not;
+// * KVP is above 1 if its groups compute their own rows of prompts;
 // * KVP x TPA divides the query heads;
 // * TPA divides the KV heads or, with KVP 1, is a multiple of them;
 // * TPF divides the feed-forward of an expert, EP the experts, TPF x EP the other feed-forwards.
 void check_helix_layout(const HelixModel& model, const HelixLayout& layout);
 // Returns every legal layout of that many devices, in order of TPA, then TPF; empty if there is
-// none.
+// none. All compute all rows of prompts.
 [[nodiscard]] std::vector<HelixLayout> helix_layouts(const HelixModel& model, std::int32_t devices);
 
 // A batch of requests that decode one token each, all with an equally long history.
@@ -162,9 +176,12 @@ struct HelixStep {
   double all_reduce_us = 0;  // after output projection and feed-forward
   double exchange_us = 0;    // of partial outputs, the latency of every group included
   double exposed_us = 0;     // the part of it during which nothing computes
+  double launch_us = 0;      // HelixHardware::launch_us
   std::int32_t groups = 1;   // of requests
 
-  [[nodiscard]] double total_us() const { return kv_us + weights_us + all_reduce_us + exposed_us; }
+  [[nodiscard]] double total_us() const {
+    return kv_us + weights_us + all_reduce_us + exposed_us + launch_us;
+  }
 };
 
 // The work of one step of any requests, each with any number of tokens: some decode one each,
@@ -209,6 +226,26 @@ struct HelixMemory {
 // throws InvalidArgument on more logits than rows, and on no rows.
 [[nodiscard]] HelixStep helix_mixed_step(const HelixModel& model, const HelixHardware& hardware,
                                          const HelixLayout& layout, const HelixRows& rows);
+// Returns true if heads and devices divide as the mode requires (PrefillMode).
+[[nodiscard]] bool takes_prefill_mode(const HelixModel& model, const HelixLayout& layout,
+                                      PrefillMode mode);
+struct HelixPrefill {
+  HelixStep step;  // exchange_us: of queries, keys and outputs, and of keys to the cache
+  PrefillMode mode = PrefillMode::kPassKv;
+};
+// Returns the time of a step of rows of prompts in a layout whose KVP groups compute their own
+// rows, in a mode; none: the fastest. Rows and pairs are dealt evenly. With R = rows/KVP, and
+// attention a of R rows to all keys, per layer:
+//   matrices: of 1/TPA of every matrix with R rows; the head's are split over all devices;
+//   two all-reduces of R rows over the TPA devices;
+//   attention and exchange as simulate_prefill_s has them for even ranks, every message of
+//     latency + bytes: of pass_kv (KVP - 1)·max(a/KVP, keys of keys/KVP tokens) + a/KVP;
+//   to the cache: latency + (KVP - 1)/KVP·R keys and values, which nothing hides.
+// Throws InvalidArgument as helix_mixed_step does, on another layout, and on ulysses where heads
+// do not divide.
+[[nodiscard]] HelixPrefill helix_prefill(const HelixModel& model, const HelixHardware& hardware,
+                                         const HelixLayout& layout, const HelixRows& rows,
+                                         std::optional<PrefillMode> mode = {});
 [[nodiscard]] HelixMemory helix_memory(const HelixModel& model, const HelixLayout& layout,
                                        const HelixLoad& load);
 // Return the longest context that fits next to the weights, in tokens of each of `batch` requests,

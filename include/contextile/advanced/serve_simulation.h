@@ -68,9 +68,12 @@ struct TraceSpec {
 // Returns the time of a step that computes these tokens, in microseconds.
 using StepCost = std::function<double(std::span<const ScheduledTokens>)>;
 // Returns the cost that helix_mixed_step predicts: the rows are the tokens, and the keys of a
-// request are all its tokens so far. Throws InvalidArgument as that does.
+// request are all its tokens so far. If the layout's groups compute their own rows of prompts,
+// parts of at least `prefill.min_tokens` tokens take the time of helix_prefill instead, in
+// `prefill.mode`, before the others. Throws InvalidArgument as those do, and on a plan.
 [[nodiscard]] StepCost helix_step_cost(const HelixModel& model, const HelixHardware& hardware,
-                                       const HelixLayout& layout);
+                                       const HelixLayout& layout,
+                                       const PrefillPolicy& prefill = {});
 // Returns the pages of every rank that fit next to the weights, with KVP = kv_layout.num_ranks; 0:
 // not one fits.
 [[nodiscard]] std::int32_t serving_pages(const HelixModel& model, const HelixHardware& hardware,

@@ -30,6 +30,7 @@ struct HelixOptions {
   std::vector<std::int32_t> batches = {1, 8, 64};
   std::vector<std::int32_t> devices;  // empty: kDevices
   HopB hop_b;
+  std::vector<std::int64_t> prompts;
   std::optional<std::int32_t> front;  // most requests
   bool json = false;
   bool csv = false;
@@ -44,6 +45,7 @@ HelixStudy study_of(const HelixOptions& options) {
   study.batches = options.batches;
   study.devices = options.devices;
   study.hop_b = options.hop_b;
+  study.prompts = options.prompts;
   if (study.devices.empty()) {
     std::ranges::copy_if(kDevices, std::back_inserter(study.devices), [&](std::int32_t devices) {
       return devices <= study.hardware.max_devices;
@@ -78,6 +80,14 @@ void print_tables(const HelixStudy& study, const std::optional<HelixSearch>& sea
   text += fmt::format("\nwhere the time goes: context {}, batch {}, {} devices\n\n",
                       study.contexts.back(), study.batches.back(), study.devices.back());
   text += helix_parts_table(study).text();
+  if (!study.prompts.empty()) {
+    text += fmt::format(
+        "\ntime to the first token of one prompt in one step, at {} TFLOP/s;\n"
+        "own rows: groups of TPA devices compute theirs, by this mode; else all rows,\n"
+        "as in decoding\n\n",
+        study.hardware.tflops);
+    text += helix_prompt_table(study).text();
+  }
   if (search) {
     text += fmt::format("\nPareto front: context {}, batches up to {}\n\n", search->context,
                         search->batches.back());
@@ -95,6 +105,10 @@ Json json_of(const HelixStudy& study, const std::optional<HelixSearch>& search) 
   document["contexts"] = helix_context_table(study).json();
   document["batches"] = helix_batch_table(study).json();
   document["parts"] = helix_parts_table(study).json();
+  if (!study.prompts.empty()) {
+    document["tflops"] = study.hardware.tflops;
+    document["prompts"] = helix_prompt_table(study).json();
+  }
   if (search) {
     document["front"] = helix_front_table(study, *search).json();
     document["gains"] = helix_gain_table(study, *search).json();
@@ -143,6 +157,8 @@ Action add_helix_command(CLI::App& app) {
       app, "--groups", options->hop_b.groups, 0,
       {"N", "hop-b: groups of requests that take turns, a divisor of every batch; 0: the fastest",
        ""});
+  add_sizes(app, "--prompts", options->prompts,
+            {"N,...", "also the times to the first token of one prompt of so many tokens", ""});
   add_size_as<std::int32_t>(app, "--pareto", options->front, 1,
                             {"N",
                              "also the front of tokens/s a user against tokens/s a device, "
@@ -152,9 +168,11 @@ Action add_helix_command(CLI::App& app) {
   add_csv_option(app, options->csv, "the table of times");
   add_examples(app, {"contextile helix",
                      "contextile helix --model deepseek-r1 --devices 8,64 --contexts 1M "
-                     "--pareto 4K"});
-  show_first(
-      app, {"--model", "--hardware", "--contexts", "--batches", "--devices", "--pareto", "--json"});
+                     "--pareto 4K",
+                     "contextile helix --model llama-3-8b --hardware h100 --weight-bytes 2 "
+                     "--kv-bytes 2 --devices 8 --prompts 100K"});
+  show_first(app, {"--model", "--hardware", "--contexts", "--batches", "--devices", "--prompts",
+                   "--pareto", "--json"});
   return [options] { return run(*options); };
 }
 

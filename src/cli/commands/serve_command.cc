@@ -487,7 +487,7 @@ Action add_serve_command(CLI::App& app) {
   return [options, &app] {
     check_simulated_serving(app, options->simulated);
     if (options->simulated.trace.empty()) return serve(*options);
-    return simulated_serving(options->simulated, options->model, options->engine,
+    return simulated_serving(options->simulated, options->model, options->engine, options->split,
                              options->kv_tokens);
   };
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "cli/commands/contextile_program.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
@@ -20,24 +21,46 @@
 namespace contextile {
 namespace {
 
-constexpr HelixFamily kFamilies[] = {HelixFamily::kTensorParallel, HelixFamily::kContextParallel,
-                                     HelixFamily::kHelix};
+// Layouts of a family, and whose rows of prompts their groups compute.
+struct Kind {
+  HelixFamily family;
+  HelixPrompts prompts = HelixPrompts::kAllRows;
 
-constexpr std::string_view kOnlySimulated[] = {
-    "--weight-bytes", "--kv-bytes",         "--activation-bytes",
-    "--hardware",     "--memory-bandwidth", "--network-bandwidth",
-    "--latency",      "--tflops",           "--memory",
-    "--reserve",      "--devices",          "--json",
-    "--csv"};
-constexpr std::string_view kBoth[] = {
-    "--help",       "--simulate",    "--model",       "--kv-tokens",   "--page-size",
-    "--interleave", "--max-running", "--max-waiting", "--step-tokens", "--share-prefixes"};
+  [[nodiscard]] std::string text() const {
+    return prompts == HelixPrompts::kOwnRows ? "TP x CP" : std::string(to_string(family));
+  }
+};
+constexpr Kind kKinds[] = {{HelixFamily::kTensorParallel},
+                           {HelixFamily::kContextParallel},
+                           {HelixFamily::kHelix},
+                           {HelixFamily::kHelix, HelixPrompts::kOwnRows}};
+
+constexpr std::string_view kOnlySimulated[] = {"--weight-bytes",
+                                               "--kv-bytes",
+                                               "--activation-bytes",
+                                               "--hardware",
+                                               "--memory-bandwidth",
+                                               "--network-bandwidth",
+                                               "--latency",
+                                               "--launches",
+                                               "--tflops",
+                                               "--memory",
+                                               "--reserve",
+                                               "--devices",
+                                               "--json",
+                                               "--csv"};
+constexpr std::string_view kBoth[] = {"--help",           "--simulate",    "--model",
+                                      "--kv-tokens",      "--page-size",   "--interleave",
+                                      "--max-running",    "--max-waiting", "--step-tokens",
+                                      "--share-prefixes", "--prefill",     "--prefill-tokens"};
 
 // Everything that is the same for all layouts.
 struct Setting {
   HelixStudy study;
   std::vector<TraceRequest> trace;
   EngineOptions engine;
+  PrefillPolicy prefill;
+  bool shares_prompts = true;
   std::optional<std::int64_t> kv_tokens;
   std::int64_t most_running = 0;  // requests, however large the cache
   std::int64_t context = 0;       // of a request in the middle of its output, mean
@@ -51,9 +74,21 @@ std::vector<TraceRequest> trace_of(const std::string& text) {
                                                            : read_trace(text);
 }
 
+void set_prefill(const ServingRanks& ranks, Setting& setting) {
+  CONTEXTILE_CHECK(!ranks.prefill.starts_with("plan:"),
+                   "--prefill: expected auto, off or a mode with --simulate, found {}",
+                   quote(ranks.prefill));
+  setting.shares_prompts = ranks.prefill != "off";
+  setting.prefill.min_tokens = ranks.prefill_tokens.value_or(setting.prefill.min_tokens);
+  if (ranks.prefill != "auto" && setting.shares_prompts) {
+    setting.prefill.mode = parse_prefill_mode(ranks.prefill);
+  }
+}
+
 Setting setting_of(const SimulatedServingOptions& options, const EngineOptions& engine,
-                   const std::optional<std::int64_t>& kv_tokens) {
+                   const ServingRanks& ranks, const std::optional<std::int64_t>& kv_tokens) {
   Setting setting;
+  set_prefill(ranks, setting);
   setting.study.model = helix_model_of(options.setting);
   setting.study.hardware = helix_hardware_of(options.setting);
   setting.study.devices = options.devices;
@@ -98,15 +133,23 @@ double decoding_us_a_request(const Setting& setting, const HelixLayout& layout,
          static_cast<double>(running);
 }
 
-// The layout of a family whose decoding steps take the least time per request, among those that
+// True if the mode of prompts can be computed in the layout.
+bool takes_mode(const Setting& setting, const HelixLayout& layout) {
+  return layout.prompts == HelixPrompts::kAllRows || !setting.prefill.mode ||
+         takes_prefill_mode(setting.study.model, layout, *setting.prefill.mode);
+}
+
+// The layout of a kind whose decoding steps take the least time per request, among those that
 // hold the longest request.
 std::optional<HelixLayout> layout_of(const Setting& setting, std::int32_t devices,
-                                     HelixFamily family) {
+                                     const Kind& kind) {
   const HelixStudy& study = setting.study;
   std::optional<HelixLayout> best;
   double best_us = 0;
-  for (const HelixLayout& layout : helix_layouts(study.model, devices)) {
-    if (family_of(layout) != family) continue;
+  for (HelixLayout layout : helix_layouts(study.model, devices)) {
+    if (family_of(layout) != kind.family) continue;
+    layout.prompts = kind.prompts;
+    if (!takes_mode(setting, layout)) continue;
     const KvCacheOptions cache = engine_on(setting, layout).cache;
     if (cache.num_pages == 0) continue;
     const double us = decoding_us_a_request(setting, layout, cache);
@@ -122,15 +165,15 @@ std::string short_text(const HelixLayout& layout) {
   return fmt::format("{}x{}/{}x{}", layout.kvp, layout.tpa, layout.tpf, layout.ep);
 }
 
-std::vector<Cell> cells_of(const Setting& setting, const HelixLayout& layout) {
+std::vector<Cell> cells_of(const Setting& setting, const Kind& kind, const HelixLayout& layout) {
   const EngineOptions engine = engine_on(setting, layout);
   const HelixStudy& study = setting.study;
-  const ServingSimulation found =
-      simulate_serving(setting.trace, engine, helix_step_cost(study.model, study.hardware, layout));
+  const ServingSimulation found = simulate_serving(
+      setting.trace, engine, helix_step_cost(study.model, study.hardware, layout, setting.prefill));
   const Percentiles ttft = found.first_token_s();
   const Percentiles tpot = found.time_per_token_s();
   return {std::int64_t{layout.devices()},
-          std::string(to_string(family_of(layout))),
+          kind.text(),
           short_text(layout),
           ttft.p50,
           ttft.p90,
@@ -161,10 +204,11 @@ class Runs {
     }
     for (const std::int32_t devices : setting.study.devices) {
       bool fits = false;
-      for (const HelixFamily family : kFamilies) {
-        const auto layout = layout_of(setting, devices, family);
+      for (const Kind& kind : kKinds) {
+        if (kind.prompts == HelixPrompts::kOwnRows && !setting.shares_prompts) continue;
+        const auto layout = layout_of(setting, devices, kind);
         if (!layout) continue;
-        rows_.push_back(cells_of(setting, *layout));
+        rows_.push_back(cells_of(setting, kind, *layout));
         fits = true;
       }
       if (!fits) rows_.push_back({std::int64_t{devices}});
@@ -220,10 +264,13 @@ std::string text_of(const Setting& setting, const Runs& runs) {
       "trace     {} requests, the last after {:.4g} s; on average {:.0f} tokens of prompt,\n"
       "          {:.0f} of output; the longest has {}\n"
       "engine    at most {} requests and {} tokens per step, pages of {} tokens\n\n"
-      "predicted time to the first token (TTFT) and from one to the next (TPOT)\n\n",
+      "predicted time to the first token (TTFT) and from one to the next (TPOT);\n"
+      "TP x CP: Helix with groups that compute their own rows of prompts, {}\n\n",
       setting.study.hardware.tflops, setting.trace.size(), setting.trace.back().arrival_s,
       setting.prompt_tokens, setting.output_tokens, setting.longest, engine.max_running,
-      engine.max_step_tokens, engine.cache.layout.page_size);
+      engine.max_step_tokens, engine.cache.layout.page_size,
+      setting.shares_prompts ? setting.prefill.mode ? to_string(*setting.prefill.mode) : "auto"
+                             : "off");
   text += runs.table(Part::kTimes).text();
   text += "\nwhat was served\n\n" + runs.table(Part::kLoad).text();
   return text;
@@ -255,8 +302,6 @@ void add_simulated_serving_options(CLI::App& app, SimulatedServingOptions& optio
             [&options](const std::string& text) { options.trace = text; });
   add_element_options(app, options.setting);
   add_hardware_options(app, options.setting);
-  add_number(app, "--tflops", options.setting.tflops,
-             {"X", "TFLOP/s of a device's matrix products", "as --hardware says"});
   add_sizes(app, "--devices", options.devices,
             {"N,...", "simulate: devices that serve together", "1,2,4,8"});
   add_json_option(app, options.json);
@@ -279,9 +324,10 @@ void check_simulated_serving(const CLI::App& app, const SimulatedServingOptions&
 }
 
 int simulated_serving(SimulatedServingOptions options, const std::string& model,
-                      const EngineOptions& engine, const std::optional<std::int64_t>& kv_tokens) {
+                      const EngineOptions& engine, const ServingRanks& ranks,
+                      const std::optional<std::int64_t>& kv_tokens) {
   if (!model.empty()) options.setting.model = model;
-  const Setting setting = setting_of(options, engine, kv_tokens);
+  const Setting setting = setting_of(options, engine, ranks, kv_tokens);
   const Runs runs(setting);
   if (options.json) {
     print_json(json_of(setting, runs));

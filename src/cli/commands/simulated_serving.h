@@ -8,6 +8,7 @@
 
 #include "cli/app.h"
 #include "cli/options/helix_setting.h"
+#include "cli/options/serving_ranks.h"
 #include "contextile/serving/engine.h"
 
 namespace contextile {
@@ -25,9 +26,10 @@ void add_simulated_serving_options(CLI::App& app, SimulatedServingOptions& optio
 // Throws InvalidArgument on an option that was given but has no meaning with, or without,
 // --simulate.
 void check_simulated_serving(const CLI::App& app, const SimulatedServingOptions& options);
-// `model`: empty for the default. `kv_tokens`: at most this many; unset: as many as fit. Returns
-// the exit code.
+// `ranks` says how prompts are computed. `model`: empty for the default. `kv_tokens`: at most this
+// many; unset: as many as fit. Returns the exit code.
 int simulated_serving(SimulatedServingOptions options, const std::string& model,
-                      const EngineOptions& engine, const std::optional<std::int64_t>& kv_tokens);
+                      const EngineOptions& engine, const ServingRanks& ranks,
+                      const std::optional<std::int64_t>& kv_tokens);
 
 }  // namespace contextile

@@ -39,6 +39,10 @@ void add_hardware_options(CLI::App& app, HelixSettingOptions& options) {
              {"X", "GB/s that a device sends, and receives as much", preset});
   add_number(app, "--latency", options.latency_us,
              {"X", "microseconds of one exchange or all-reduce", preset});
+  add_number(app, "--launches", options.launch_us,
+             {"X", "microseconds of a layer's kernels besides reading and computing", preset});
+  add_number(app, "--tflops", options.tflops,
+             {"X", "TFLOP/s of a device's matrix products, of prompts", preset});
   add_size_as<std::int64_t>(app, "--memory", options.memory_bytes, 1,
                             {"BYTES", "memory of a device", preset});
   add_size_as<std::int64_t>(app, "--reserve", options.reserve_bytes, 0,
@@ -59,6 +63,7 @@ HelixHardware helix_hardware_of(const HelixSettingOptions& options) {
   set_given(hardware.memory_gbytes_per_s, options.memory_gbytes_per_s);
   set_given(hardware.network_gbytes_per_s, options.network_gbytes_per_s);
   set_given(hardware.latency_us, options.latency_us);
+  set_given(hardware.launch_us, options.launch_us);
   set_given(hardware.tflops, options.tflops);
   set_given(hardware.memory_bytes, options.memory_bytes);
   set_given(hardware.reserve_bytes, options.reserve_bytes);

@@ -28,6 +28,9 @@ std::string broken_rule(const HelixModel& model, const HelixLayout& layout) {
   if (layout.dp > 1 && layout.kvp > 1) {
     return fmt::format("expected DP 1 with KVP {}, found {}", layout.kvp, layout.dp);
   }
+  if (layout.prompts == HelixPrompts::kOwnRows && layout.kvp == 1) {
+    return "expected KVP above 1 for groups that compute their own rows of prompts, found 1";
+  }
   if (layout.dp > 1 && ffn_devices != group * layout.dp) {
     return fmt::format("expected TPF x EP of all {} devices, found {}", group * layout.dp,
                        ffn_devices);
@@ -90,8 +93,9 @@ HelixFamily family_of(const HelixLayout& layout) {
 
 std::string to_string(const HelixLayout& layout) {
   return fmt::format(
-      "{}KVP {} x TPA {}, TPF {}{}", layout.dp == 1 ? "" : fmt::format("DP {} x ", layout.dp),
-      layout.kvp, layout.tpa, layout.tpf, layout.ep == 1 ? "" : fmt::format(" x EP {}", layout.ep));
+      "{}KVP {} x TPA {}, TPF {}{}{}", layout.dp == 1 ? "" : fmt::format("DP {} x ", layout.dp),
+      layout.kvp, layout.tpa, layout.tpf, layout.ep == 1 ? "" : fmt::format(" x EP {}", layout.ep),
+      layout.prompts == HelixPrompts::kOwnRows ? ", own rows" : "");
 }
 
 void check_helix_layout(const HelixModel& model, const HelixLayout& layout) {

@@ -102,6 +102,9 @@ void check_helix_hardware(const HelixHardware& hardware) {
   CONTEXTILE_CHECK(std::isfinite(hardware.latency_us) && hardware.latency_us >= 0,
                    "{}: latency in microseconds: expected at least 0, found {}", where,
                    hardware.latency_us);
+  CONTEXTILE_CHECK(std::isfinite(hardware.launch_us) && hardware.launch_us >= 0,
+                   "{}: launches of a layer in microseconds: expected at least 0, found {}", where,
+                   hardware.launch_us);
   CONTEXTILE_CHECK(hardware.memory_bytes >= 1, "{}: memory in bytes: expected at least 1, found {}",
                    where, hardware.memory_bytes);
   CONTEXTILE_CHECK(hardware.reserve_bytes >= 0,

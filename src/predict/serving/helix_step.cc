@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/quote.h"
 #include "contextile/advanced/helix.h"
+#include "predict/serving/helix_parts.h"
 #include "predict/serving/helix_weights.h"
 
 namespace contextile {
@@ -24,31 +25,10 @@ void check_context(std::int64_t context) {
                    "context: expected 1 to {} tokens, found {}", kMostTokens, context);
 }
 
-double read_us(const HelixHardware& hardware, double bytes) {
-  return bytes / (1e3 * hardware.memory_gbytes_per_s);
-}
-double send_us(const HelixHardware& hardware, double bytes) {
-  return hardware.latency_us + bytes / (1e3 * hardware.network_gbytes_per_s);
-}
-
-// Elements that a token's cached keys and values take on a device that holds it.
-double token_elements(const HelixModel& model, const HelixLayout& layout) {
-  return static_cast<double>(kv_heads_of_device(model, layout)) * kv_elements(model);
-}
-
 // The most of those requests that one device attends to.
 double attended_requests(const HelixLayout& layout, double requests) {
   return layout.dp == 1 ? requests : std::ceil(requests / layout.dp);
 }
-
-// One layer's times for groups of `requests` requests each.
-struct GroupTimes {
-  double kv = 0;
-  double before_attention = 0;
-  double exchange = 0;
-  double after_attention[2] = {};  // dense, experts
-  double all_reduce = 0;           // both
-};
 
 // Experts that `tokens` tokens are expected to reach, each taking its `active` ones at random.
 double reached_experts(const HelixExperts& experts, double tokens) {
@@ -56,17 +36,38 @@ double reached_experts(const HelixExperts& experts, double tokens) {
   return experts.routed * (1 - std::pow(missed, tokens));
 }
 
-double exchange_us(const HelixModel& model, const HelixHardware& hardware,
-                   const HelixLayout& layout, double requests) {
-  if (layout.kvp == 1) return 0;
-  const double heads = requests * model.shape.q_heads / layout.group_devices();
-  const double row_bytes = static_cast<double>(partial_elements(model)) * model.activation_bytes;
-  const double merged = send_us(hardware, (layout.kvp - 1) * heads * (row_bytes + kStatBytes));
-  const std::int32_t repeats = layout.devices() / layout.ffn_devices();
-  return repeats == 1 ? merged : merged + send_us(hardware, (repeats - 1) * heads * row_bytes);
+// Time of a product of rows with matrices: `read` elements are read, and a row is multiplied with
+// `used` of them.
+double product_us(const HelixModel& model, const HelixHardware& hardware, double read, double used,
+                  double rows) {
+  return std::max(read_us(hardware, read * model.weight_bytes),
+                  compute_us(hardware, 2 * used * rows));
 }
 
-// Time of the all-reduces around the output projection and the feed-forward.
+}  // namespace
+
+double read_us(const HelixHardware& hardware, double bytes) {
+  return bytes / (1e3 * hardware.memory_gbytes_per_s);
+}
+
+double send_us(const HelixHardware& hardware, double bytes) {
+  return hardware.latency_us + bytes / (1e3 * hardware.network_gbytes_per_s);
+}
+
+double compute_us(const HelixHardware& hardware, double flops) {
+  return flops / (1e6 * hardware.tflops);
+}
+
+double token_elements(const HelixModel& model, const HelixLayout& layout) {
+  return static_cast<double>(kv_heads_of_device(model, layout)) * kv_elements(model);
+}
+
+double pair_flops(const HelixModel& model) {
+  const auto key_elements =
+      model.latent ? static_cast<double>(kv_elements(model)) : model.shape.head_dim;
+  return 2 * (key_elements + static_cast<double>(partial_elements(model))) * model.shape.q_heads;
+}
+
 double all_reduces_us(const HelixModel& model, const HelixHardware& hardware,
                       const HelixLayout& layout, double requests) {
   const auto all_reduce_bytes = [&](std::int32_t devices, double its_requests) {
@@ -80,6 +81,71 @@ double all_reduces_us(const HelixModel& model, const HelixHardware& hardware,
   const double projected =
       layout.tpa == 1 ? 0 : send_us(hardware, all_reduce_bytes(layout.tpa, own));
   return projected + whole + hardware.latency_us;
+}
+
+double mixed_weights_us(const HelixModel& model, const HelixHardware& hardware,
+                        const HelixLayout& layout, const HelixRows& rows) {
+  const LayerShares shares = layer_shares(model, layout);
+  const auto count = static_cast<double>(rows.rows);
+  const auto product = [&](double elements, double used) {
+    return product_us(model, hardware, elements, used, count);
+  };
+  const double dense_layers = num_dense_layers(model);
+  const double dense = shares.output + shares.dense;
+  double us = model.shape.layers * product(shares.before_attention, shares.before_attention) +
+              dense_layers * product(dense, dense);
+  if (model.experts) {
+    const double all = shares.output + shares.shared;
+    const double expert = shares.expert / layout.ep;
+    us += (model.shape.layers - dense_layers) *
+          product(all + reached_experts(*model.experts, count) * expert,
+                  all + model.experts->active * expert);
+  }
+  return us + logits_us(model, hardware, layout, rows);
+}
+
+double logits_us(const HelixModel& model, const HelixHardware& hardware, const HelixLayout& layout,
+                 const HelixRows& rows) {
+  if (rows.logits == 0) return 0;
+  const double head = head_share(model, layout);
+  return product_us(model, hardware, head, head, static_cast<double>(rows.logits));
+}
+
+void check_rows(const HelixRows& rows) {
+  CONTEXTILE_CHECK(rows.rows >= 1 && rows.rows <= kMostRows,
+                   "rows: expected 1 to {} of a step, found {}", kMostRows, rows.rows);
+  CONTEXTILE_CHECK(rows.logits >= 0 && rows.logits <= rows.rows,
+                   "rows: expected logits of at most {} rows, found {}", rows.rows, rows.logits);
+  CONTEXTILE_CHECK(rows.keys >= 0 && std::isfinite(rows.pairs) && rows.pairs >= 0,
+                   "rows: expected keys and pairs of at least 0, found {} and {}", rows.keys,
+                   rows.pairs);
+}
+
+void check_devices(const HelixHardware& hardware, const HelixLayout& layout) {
+  CONTEXTILE_CHECK(layout.devices() <= hardware.max_devices,
+                   "layout {}: expected at most {} devices of hardware {}, found {}",
+                   to_string(layout), hardware.max_devices, quote(hardware.name), layout.devices());
+}
+
+namespace {
+
+// One layer's times for groups of `requests` requests each.
+struct GroupTimes {
+  double kv = 0;
+  double before_attention = 0;
+  double exchange = 0;
+  double after_attention[2] = {};  // dense, experts
+  double all_reduce = 0;           // both
+};
+
+double exchange_us(const HelixModel& model, const HelixHardware& hardware,
+                   const HelixLayout& layout, double requests) {
+  if (layout.kvp == 1) return 0;
+  const double heads = requests * model.shape.q_heads / layout.group_devices();
+  const double row_bytes = static_cast<double>(partial_elements(model)) * model.activation_bytes;
+  const double merged = send_us(hardware, (layout.kvp - 1) * heads * (row_bytes + kStatBytes));
+  const std::int32_t repeats = layout.devices() / layout.ffn_devices();
+  return repeats == 1 ? merged : merged + send_us(hardware, (repeats - 1) * heads * row_bytes);
 }
 
 GroupTimes group_times(const HelixModel& model, const HelixHardware& hardware,
@@ -130,6 +196,7 @@ HelixStep grouped_step(const HelixModel& model, const HelixHardware& hardware,
                     read_us(hardware, head_share(model, layout) * model.weight_bytes);
   step.all_reduce_us = turns * layers * turn.all_reduce;
   step.exchange_us = layers * groups * group.exchange;
+  step.launch_us = layers * hardware.launch_us;
   if (groups == 1) {
     step.exposed_us = step.exchange_us;
   } else if (whole_layers) {
@@ -143,63 +210,14 @@ HelixStep grouped_step(const HelixModel& model, const HelixHardware& hardware,
   return step;
 }
 
-double compute_us(const HelixHardware& hardware, double flops) {
-  return flops / (1e6 * hardware.tflops);
-}
-
-void check_rows(const HelixRows& rows) {
-  CONTEXTILE_CHECK(rows.rows >= 1 && rows.rows <= kMostRows,
-                   "rows: expected 1 to {} of a step, found {}", kMostRows, rows.rows);
-  CONTEXTILE_CHECK(rows.logits >= 0 && rows.logits <= rows.rows,
-                   "rows: expected logits of at most {} rows, found {}", rows.rows, rows.logits);
-  CONTEXTILE_CHECK(rows.keys >= 0 && std::isfinite(rows.pairs) && rows.pairs >= 0,
-                   "rows: expected keys and pairs of at least 0, found {} and {}", rows.keys,
-                   rows.pairs);
-}
-
 // One layer's attention of a step with any rows.
 double mixed_attention_us(const HelixModel& model, const HelixHardware& hardware,
                           const HelixLayout& layout, const HelixRows& rows) {
   const double read =
       read_us(hardware, token_elements(model, layout) * static_cast<double>(rows.keys) /
                             layout.kvp * model.kv_bytes);
-  const double key_elements =
-      model.latent ? static_cast<double>(kv_elements(model)) : model.shape.head_dim;
-  const double pair_flops = 2 * (key_elements + static_cast<double>(partial_elements(model))) *
-                            model.shape.q_heads / layout.group_devices();
-  return std::max(read, compute_us(hardware, pair_flops * rows.pairs));
-}
-
-// All matrices of a step with those rows: those of every layer and the head's.
-double mixed_weights_us(const HelixModel& model, const HelixHardware& hardware,
-                        const HelixLayout& layout, const HelixRows& rows) {
-  const LayerShares shares = layer_shares(model, layout);
-  const auto count = static_cast<double>(rows.rows);
-  // `used`: elements that a row is multiplied with.
-  const auto product_us = [&](double elements, double used, double num_rows) {
-    return std::max(read_us(hardware, elements * model.weight_bytes),
-                    compute_us(hardware, 2 * used * num_rows));
-  };
-  const double dense_layers = num_dense_layers(model);
-  const double dense = shares.output + shares.dense;
-  double us =
-      model.shape.layers * product_us(shares.before_attention, shares.before_attention, count) +
-      dense_layers * product_us(dense, dense, count);
-  if (model.experts) {
-    const double all = shares.output + shares.shared;
-    const double expert = shares.expert / layout.ep;
-    us += (model.shape.layers - dense_layers) *
-          product_us(all + reached_experts(*model.experts, count) * expert,
-                     all + model.experts->active * expert, count);
-  }
-  const double head = head_share(model, layout);
-  return us + (rows.logits == 0 ? 0 : product_us(head, head, static_cast<double>(rows.logits)));
-}
-
-void check_devices(const HelixHardware& hardware, const HelixLayout& layout) {
-  CONTEXTILE_CHECK(layout.devices() <= hardware.max_devices,
-                   "layout {}: expected at most {} devices of hardware {}, found {}",
-                   to_string(layout), hardware.max_devices, quote(hardware.name), layout.devices());
+  return std::max(read,
+                  compute_us(hardware, pair_flops(model) / layout.group_devices() * rows.pairs));
 }
 
 double memory_for_cache(const HelixModel& model, const HelixHardware& hardware,
@@ -255,6 +273,7 @@ HelixStep helix_mixed_step(const HelixModel& model, const HelixHardware& hardwar
   step.all_reduce_us = layers * all_reduces_us(model, hardware, layout, count);
   step.exchange_us = layers * exchange_us(model, hardware, layout, count);
   step.exposed_us = step.exchange_us;
+  step.launch_us = layers * hardware.launch_us;
   return step;
 }
 
@@ -263,13 +282,14 @@ HelixMemory helix_memory(const HelixModel& model, const HelixLayout& layout,
   check_helix_layout(model, layout);
   check_batch(load.batch);
   check_context(load.context);
-  const LayerShares shares = layer_shares(model, layout);
+  const HelixLayout held = layout.prompts == HelixPrompts::kOwnRows ? own_layout(layout) : layout;
+  const LayerShares shares = layer_shares(model, held);
   const double layers = model.shape.layers;
   const double dense = num_dense_layers(model);
   double elements = layers * (shares.before_attention + shares.output) + dense * shares.dense +
-                    2 * head_share(model, layout);
+                    2 * head_share(model, held);
   if (model.experts) {
-    const double experts = static_cast<double>(model.experts->routed) / layout.ep;
+    const double experts = static_cast<double>(model.experts->routed) / held.ep;
     elements += (layers - dense) * (shares.shared + experts * shares.expert);
   }
   const std::int64_t tokens = (load.context + layout.kvp - 1) / layout.kvp;

@@ -33,6 +33,14 @@ GenerationRequest request_of(const TraceRequest& asked, std::int32_t number) {
   return request;
 }
 
+void add_rows(const ScheduledTokens& part, HelixRows& rows) {
+  rows.rows += part.tokens.size();
+  rows.logits += part.needs_logits ? 1 : 0;
+  rows.keys += part.tokens.end;
+  rows.pairs += static_cast<double>(part.tokens.begin + 1 + part.tokens.end) / 2 *
+                static_cast<double>(part.tokens.size());
+}
+
 class Simulation {
  public:
   Simulation(std::span<const TraceRequest> trace, const EngineOptions& engine)
@@ -90,17 +98,21 @@ class Simulation {
 }  // namespace
 
 StepCost helix_step_cost(const HelixModel& model, const HelixHardware& hardware,
-                         const HelixLayout& layout) {
-  return [=](std::span<const ScheduledTokens> step) {
-    HelixRows rows;
+                         const HelixLayout& layout, const PrefillPolicy& prefill) {
+  CONTEXTILE_CHECK(!prefill.plan, "cost of a step: expected prompts in a mode, found a plan");
+  return [=, min_tokens = prefill.min_tokens,
+          mode = prefill.mode](std::span<const ScheduledTokens> step) {
+    HelixRows shared;
+    HelixRows others;
     for (const ScheduledTokens& part : step) {
-      rows.rows += part.tokens.size();
-      rows.logits += part.needs_logits ? 1 : 0;
-      rows.keys += part.tokens.end;
-      rows.pairs += static_cast<double>(part.tokens.begin + 1 + part.tokens.end) / 2 *
-                    static_cast<double>(part.tokens.size());
+      const bool is_shared =
+          layout.prompts == HelixPrompts::kOwnRows && part.tokens.size() >= min_tokens;
+      add_rows(part, is_shared ? shared : others);
     }
-    return helix_mixed_step(model, hardware, layout, rows).total_us();
+    double us = 0;
+    if (shared.rows > 0) us += helix_prefill(model, hardware, layout, shared, mode).step.total_us();
+    if (others.rows > 0) us += helix_mixed_step(model, hardware, layout, others).total_us();
+    return us;
   };
 }
 

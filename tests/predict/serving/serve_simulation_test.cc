@@ -70,6 +70,27 @@ TEST(ServingSimulation, StepsTakeWhatTheModelPredictsOfTheirRows) {
               0.5e-6 * (step_us({1, 1, 701, 701}) + step_us({1, 1, 702, 702})), 1e-12);
 }
 
+// Parts of prompts are computed by the rows of groups, short ones and next tokens as decoding is.
+TEST(ServingSimulation, SharedPromptsTakeWhatTheModelPredictsOfThem) {
+  const HelixModel model = load_helix_model("llama-3-8b");
+  const HelixHardware hardware = load_helix_hardware("h200");
+  HelixLayout layout = {2, 2, 4};
+  layout.prompts = HelixPrompts::kOwnRows;
+  const std::vector<TraceRequest> trace = {{.prompt_tokens = 530, .output_tokens = 2}};
+  PrefillPolicy prefill;
+  prefill.mode = PrefillMode::kAllGather;
+  const ServingSimulation found = simulate_serving(
+      trace, engine_of(200, 512), helix_step_cost(model, hardware, layout, prefill));
+  const HelixRows shared = {512, 0, 512, 512 * 513 / 2.0};
+  const HelixRows rest = {18, 1, 530, 530 * 531 / 2.0 - 512 * 513 / 2.0};
+  const double us =
+      helix_prefill(model, hardware, layout, shared, PrefillMode::kAllGather).step.total_us() +
+      helix_mixed_step(model, hardware, layout, rest).total_us();
+  EXPECT_NEAR(found.requests[0].ttft_s(), 1e-6 * us, 1e-12);
+  EXPECT_NEAR(*found.requests[0].tpot_s(),
+              1e-6 * helix_mixed_step(model, hardware, layout, {1, 1, 531, 531}).total_us(), 1e-12);
+}
+
 TEST(ServingSimulation, PrefixesAreComputedOnce) {
   const TraceRequest first = {
       .prompt_tokens = 64, .output_tokens = 2, .prefix = 1, .prefix_tokens = 40};
