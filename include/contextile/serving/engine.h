@@ -95,6 +95,28 @@ struct EngineEvent {
   PromptLogprobs prompt = {};          // of the first event of a request that scores its prompt
 };
 
+// Speculative decoding by prompt lookup: the tokens that followed the last tokens of a request where
+// it had them before are computed as drafts, together with its next token. Drafts that turn out to
+// be the tokens that would have been chosen are kept, so a step gives up to 1 + num_tokens tokens.
+// Source: "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), with the
+// drafts of prompt lookup decoding; the names are vLLM's.
+struct Speculation {
+  std::int32_t num_tokens = 0;  // most drafts of a request and step; 0: none
+  // The numbers of last tokens that are looked up, the most first.
+  std::int32_t prompt_lookup_max = 4;
+  std::int32_t prompt_lookup_min = 2;
+
+  friend bool operator==(const Speculation&, const Speculation&) = default;
+};
+// Throws InvalidArgument on negative numbers of drafts, and on lookups below 1 or of which the most
+// are fewer than the least.
+void check_speculation(const Speculation& speculation);
+// Returns at most `most` drafts that follow the tokens: those behind the latest earlier place with
+// the longest run of equal tokens up to it. Time is linear in the number of tokens.
+[[nodiscard]] std::vector<std::int32_t> lookup_drafts(std::span<const std::int32_t> tokens,
+                                                      const Speculation& speculation,
+                                                      std::int64_t most);
+
 struct EngineOptions {
   KvCacheOptions cache;
   std::int32_t max_running = 64;       // requests that have pages
@@ -106,6 +128,7 @@ struct EngineOptions {
   // Tokens of a step whose log-probabilities are computed for GenerationRequest::scores_prompt. An
   // engine takes fewer where their logits are more than 64 MiB.
   std::int32_t max_scored_tokens = 512;
+  Speculation speculation = {};  // drafts take at most half of max_step_tokens
 };
 
 // Returns the most tokens of prompt and output that a request may have: the model's limit of
@@ -134,17 +157,25 @@ struct EngineStats {
   std::int64_t num_steps = 0;
   std::int64_t num_prompt_tokens = 0;    // of requests that have begun
   std::int64_t num_cached_tokens = 0;    // those of them that were found in the cache
-  std::int64_t num_computed_tokens = 0;  // prompts' and outputs', including those computed again
+  std::int64_t num_computed_tokens = 0;  // prompts', outputs' and drafts, including those computed
+                                         // again
   std::int64_t num_output_tokens = 0;
   std::int64_t num_preemptions = 0;
+  std::int64_t num_draft_tokens = 0;     // drafts that were computed
+  std::int64_t num_accepted_tokens = 0;  // those of them that were given out
 };
 
 // The tokens of a request that a step computes.
 struct ScheduledTokens {
   RequestId request;
-  Range tokens;                 // of prompt and output
-  bool needs_logits = true;     // nothing of the request remains to be computed
-  std::int64_t num_logits = 1;  // of its last tokens: 1 if it needs logits, all if they are scored
+  Range tokens;              // of prompt and output
+  bool needs_logits = true;  // nothing of the request remains to be computed
+  // Of its last tokens, drafts included: 1 and one of each draft if it needs logits, all if they
+  // are scored.
+  std::int64_t num_logits = 1;
+  // Computed behind these. Logits are needed after the last token and after each draft, as long as
+  // drafts are the tokens that were taken.
+  std::vector<std::int32_t> drafts = {};
 };
 
 // Decides which tokens are computed when: first come, first served. Running requests get their
@@ -168,7 +199,8 @@ class Scheduler {
   // Returns the tokens to compute now, at most max_step_tokens; they have places in the cache. The
   // limit holds for prompts if other requests decode. Empty: nothing waits.
   [[nodiscard]] std::vector<ScheduledTokens> next(const StepLimit& limit = {});
-  // Takes the next token of a request whose logits a step computed.
+  // Takes the next token of a request whose logits a step computed. If it is the first draft that is
+  // left, the next token may be taken, too; else all drafts are forgotten.
   EngineEvent take(RequestId request, std::int32_t token, float logprob);
   // Ends a request whose max_tokens is 0.
   EngineEvent end(RequestId request);
@@ -246,8 +278,10 @@ class Engine {
   [[nodiscard]] const Scheduler& scheduler() const { return scheduler_; }
 
  private:
-  [[nodiscard]] std::optional<EngineEvent> take(const ScheduledTokens& part,
-                                                std::span<const float> logits);
+  // Scores the prompt's tokens of a part, and chooses tokens if nothing else remains to be computed.
+  // `rows` are the part's logits.
+  void take_tokens(const ScheduledTokens& part, std::span<const float> rows, std::size_t width,
+                   std::vector<EngineEvent>& events);
 
   DecoderRank& model_;
   Scheduler scheduler_;

@@ -1,4 +1,4 @@
-// The setting that the tables of inference share. Their source is a survey of context parallelism in
+// The setting that the tables of inference share. Its source is a survey of context parallelism in
 // inference; it names no model and no devices, so these are assumptions.
 #pragma once
 

@@ -1,6 +1,7 @@
 #include "contextile/serving/engine.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "base/clock.h"
@@ -61,6 +62,27 @@ void score(std::span<const float> logits, Range tokens, const GenerationRequest&
   }
 }
 
+// What a step computes of each request. Tokens with drafts behind them are in `with_drafts`.
+std::vector<StepRequest> step_requests(const Scheduler& scheduler,
+                                       std::span<const ScheduledTokens> scheduled,
+                                       std::deque<std::vector<std::int32_t>>& with_drafts) {
+  std::vector<StepRequest> requests;
+  for (const ScheduledTokens& part : scheduled) {
+    std::span<const std::int32_t> tokens =
+        scheduler.tokens(part.request)
+            .subspan(static_cast<std::size_t>(part.tokens.begin),
+                     static_cast<std::size_t>(part.tokens.size()));
+    if (!part.drafts.empty()) {
+      std::vector<std::int32_t>& all = with_drafts.emplace_back(tokens.begin(), tokens.end());
+      all.insert(all.end(), part.drafts.begin(), part.drafts.end());
+      tokens = all;
+    }
+    requests.push_back({tokens, part.tokens.begin, scheduler.cache().table(part.request),
+                        part.num_logits, static_cast<std::int32_t>(part.drafts.size())});
+  }
+  return requests;
+}
+
 }  // namespace
 
 Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options)
@@ -77,64 +99,62 @@ std::vector<EngineEvent> Engine::step(const StepLimit& limit) {
   if (scheduled.empty()) return {};
   const Clock::time_point begin = Clock::now();
   StepContents contents;
-  model_.copy_pages(scheduler_.cache().take_copies());
-  std::vector<StepRequest> requests;
   for (const ScheduledTokens& part : scheduled) {
     const auto prompt = std::ssize(scheduler_.request(part.request).prompt);
     if (part.tokens.size() > 1 || part.tokens.begin < prompt) contents.add(part.tokens);
-    requests.push_back({scheduler_.tokens(part.request)
-                            .subspan(static_cast<std::size_t>(part.tokens.begin),
-                                     static_cast<std::size_t>(part.tokens.size())),
-                        part.tokens.begin, scheduler_.cache().table(part.request),
-                        part.num_logits});
   }
-  const HostTensor logits = model_.forward(requests);
+  model_.copy_pages(scheduler_.cache().take_copies());
+  std::deque<std::vector<std::int32_t>> with_drafts;
+  const HostTensor logits = model_.forward(step_requests(scheduler_, scheduled, with_drafts));
   times_->add(seconds_since(begin), contents);
-  const std::span<const float> all = logits.values<float>();
+  std::span<const float> rows = logits.values<float>();
   const auto width = static_cast<std::size_t>(logits.dim());
-  std::size_t row = 0;
   std::vector<EngineEvent> events;
   for (const ScheduledTokens& part : scheduled) {
-    const auto num_rows = static_cast<std::size_t>(part.num_logits);
-    const auto rows = all.subspan(row * width, num_rows * width);
-    row += num_rows;
-    if (num_rows == 0) continue;
+    if (part.num_logits == 0) continue;
+    const std::size_t count = static_cast<std::size_t>(part.num_logits) * width;
     try {
-      if (auto event = take(part, rows)) events.push_back(std::move(*event));
+      take_tokens(part, rows.first(count), width, events);
     } catch (const InvalidArgument& error) {  // the same on all ranks, whose logits are
       cancel(part.request);
       events.push_back({});
       events.back().request = part.request;
       events.back().failure = error.what();
     }
+    rows = rows.subspan(count);
   }
   return events;
 }
 
-// Scores the prompt's tokens of a part, and chooses the next token if nothing else remains to be
-// computed.
-std::optional<EngineEvent> Engine::take(const ScheduledTokens& part,
-                                        std::span<const float> logits) {
+// Every token is chosen as if there were no drafts: from the logits after those before it, by its
+// number. So the tokens are the same with drafts as without.
+void Engine::take_tokens(const ScheduledTokens& part, std::span<const float> rows,
+                         std::size_t width, std::vector<EngineEvent>& events) {
   const GenerationRequest& asked = scheduler_.request(part.request);
-  const std::span<const std::int32_t> tokens = scheduler_.tokens(part.request);
-  if (asked.scores_prompt && tokens.size() == asked.prompt.size()) {
-    score(logits, part.tokens, asked, scores_[part.request]);
+  if (asked.scores_prompt && scheduler_.tokens(part.request).size() == asked.prompt.size()) {
+    score(rows, part.tokens, asked, scores_[part.request]);
   }
-  if (!part.needs_logits) return std::nullopt;
-  EngineEvent event;
-  if (asked.max_tokens == 0) {
-    event = scheduler_.end(part.request);
-  } else {
-    const std::size_t width = logits.size() / static_cast<std::size_t>(part.num_logits);
-    EngineEvent chosen = choose(logits.last(width), asked, tokens);
-    event = scheduler_.take(part.request, chosen.token, chosen.logprob);
-    event.top = std::move(chosen.top);
-  }
+  if (!part.needs_logits) return;
+  PromptLogprobs prompt;
   if (const auto found = scores_.find(part.request); found != scores_.end()) {
-    event.prompt = std::move(found->second);
+    prompt = std::move(found->second);
     scores_.erase(found);
   }
-  return event;
+  if (asked.max_tokens == 0) {
+    events.push_back(scheduler_.end(part.request));
+    events.back().prompt = std::move(prompt);
+    return;
+  }
+  rows = rows.last((1 + part.drafts.size()) * width);
+  for (std::size_t i = 0; i <= part.drafts.size(); ++i) {
+    EngineEvent chosen =
+        choose(rows.subspan(i * width, width), asked, scheduler_.tokens(part.request));
+    EngineEvent& event =
+        events.emplace_back(scheduler_.take(part.request, chosen.token, chosen.logprob));
+    event.top = std::move(chosen.top);
+    if (i == 0) event.prompt = std::move(prompt);
+    if (event.finish || i == part.drafts.size() || event.token != part.drafts[i]) return;
+  }
 }
 
 bool Engine::cancel(RequestId request) {

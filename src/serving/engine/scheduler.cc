@@ -17,6 +17,7 @@ struct Request {
       0;  // tokens whose keys and values are in the cache, or will be after this step
   std::int64_t cached_tokens = -1;  // -1: it has not begun
   bool is_running = false;
+  std::vector<std::int32_t> drafts;  // in the cache behind `computed` tokens
   // Set while it waits for another request to compute a beginning that both have: the arrival of
   // that request, and how many tokens they share, in whole blocks of the cache.
   std::int64_t leader = -1;
@@ -55,6 +56,7 @@ struct Scheduler::State {
     check("max_step_tokens", given.max_step_tokens);
     check("max_waiting", given.max_waiting);
     check("max_scored_tokens", given.max_scored_tokens);
+    check_speculation(given.speculation);
     CONTEXTILE_CHECK(given.pace == 0 || (given.pace >= 1 && std::isfinite(given.pace)),
                      "engine, pace: expected 0, or 1 and more, found {}", given.pace);
   }
@@ -95,6 +97,7 @@ struct Scheduler::State {
     cache.free(request.asked.id);
     request.is_running = false;
     request.computed = 0;
+    request.drafts.clear();
     --num_running;
     ++stats.num_preemptions;
   }
@@ -133,6 +136,37 @@ struct Scheduler::State {
                      "engine: expected {} free pages, found fewer",
                      cache.layout().num_blocks(std::ssize(tokens)));
     return added;
+  }
+
+  // Gives drafts to the first `decodes` requests that decode. Returns the number of drafts.
+  std::int64_t propose(std::int64_t decodes) {
+    const std::int64_t budget = options.max_step_tokens / 2;
+    std::int64_t num_drafts = 0;
+    for (auto& [arrival, request] : requests) {
+      if (options.speculation.num_tokens == 0 || decodes == 0) break;
+      if (!request.is_running || request.missing() != 1 || request.is_scored()) continue;
+      --decodes;
+      // The step gives one more token than there are drafts.
+      const std::int64_t most =
+          std::min(budget - num_drafts, request.asked.max_tokens - request.num_output() - 1);
+      request.drafts = lookup_drafts(request.tokens, options.speculation, most);
+      num_drafts += std::ssize(request.drafts);
+    }
+    return num_drafts;
+  }
+
+  // Appends the next token of a request with its drafts. No other gives way for drafts: returns
+  // false and forgets them if there are too few pages.
+  [[nodiscard]] bool append_with_drafts(Request& request) {
+    if (request.drafts.empty()) return false;
+    std::vector<std::int32_t> tokens = {request.tokens.back()};
+    tokens.insert(tokens.end(), request.drafts.begin(), request.drafts.end());
+    if (!cache.append(request.asked.id, tokens)) {
+      request.drafts.clear();
+      return false;
+    }
+    ++request.computed;
+    return true;
   }
 
   // Number of its tokens that the cache has; none if there is no room for the tokens that are to be
@@ -258,10 +292,14 @@ struct Scheduler::State {
   // Tokens [first, computed) of a request are in this step.
   void schedule(const Request& request, std::int64_t first, std::vector<ScheduledTokens>& step) {
     const bool needs_logits = request.missing() == 0;
-    const std::int64_t num_logits =
-        request.is_scored() ? request.computed - first : std::int64_t{needs_logits ? 1 : 0};
-    step.push_back({request.asked.id, {first, request.computed}, needs_logits, num_logits});
-    stats.num_computed_tokens += request.computed - first;
+    const std::int64_t num_drafts = std::ssize(request.drafts);
+    const std::int64_t num_logits = request.is_scored() ? request.computed - first
+                                    : needs_logits      ? 1 + num_drafts
+                                                        : 0;
+    step.push_back(
+        {request.asked.id, {first, request.computed}, needs_logits, num_logits, request.drafts});
+    stats.num_draft_tokens += num_drafts;
+    stats.num_computed_tokens += request.computed - first + num_drafts;
   }
 
   // The request that was last put off for lack of pages, how many of its tokens, and how many pages
@@ -319,8 +357,9 @@ std::vector<ScheduledTokens> Scheduler::next(const StepLimit& limit) {
   // Next tokens of running requests go before prompts.
   std::int64_t decodes =
       std::min<std::int64_t>(state.num_decoding(), state.options.max_step_tokens);
+  const std::int64_t drafts = state.propose(decodes);
   const std::map<State::Arrival, std::int64_t> shares =
-      state.shares(state.prompt_budget(limit, decodes));
+      state.shares(state.prompt_budget(limit, decodes + drafts));
   const std::int64_t preemptions = state.stats.num_preemptions;
   for (auto& [arrival, request] : state.requests) {
     if (!request.is_running) continue;
@@ -330,7 +369,7 @@ std::vector<ScheduledTokens> Scheduler::next(const StepLimit& limit) {
     if (count == 0) continue;
     if (share == shares.end()) --decodes;
     const std::int64_t first = request.computed;
-    if (!state.append(request, count)) break;
+    if (!state.append_with_drafts(request) && !state.append(request, count)) break;
     state.schedule(request, first, step);
   }
   for (const auto& [arrival, count] : shares) {
@@ -362,7 +401,17 @@ EngineEvent Scheduler::take(RequestId id, std::int32_t token, float logprob) {
   } else if (request.num_output() >= request.asked.max_tokens) {
     event.finish = FinishReason::kLength;
   }
-  if (event.finish) cancel(id);
+  const bool is_draft = !request.drafts.empty() && request.drafts.front() == token;
+  if (is_draft) ++state.stats.num_accepted_tokens;
+  if (event.finish) {
+    cancel(id);
+  } else if (is_draft) {
+    request.drafts.erase(request.drafts.begin());
+    ++request.computed;
+  } else if (!request.drafts.empty()) {
+    request.drafts.clear();
+    state.cache.truncate(id, request.computed);
+  }
   return event;
 }
 

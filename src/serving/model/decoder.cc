@@ -51,6 +51,9 @@ class DecoderRank::State {
     CONTEXTILE_CHECK(request.num_logits >= 0 && request.num_logits <= count,
                      "step: expected logits of 0 to {} tokens, found {}", count,
                      request.num_logits);
+    CONTEXTILE_CHECK(request.num_drafts >= 0 && request.num_drafts < count,
+                     "step: expected fewer drafts than the {} tokens of a request, found {}", count,
+                     request.num_drafts);
     for (const std::int32_t token : request.tokens) core_.check_token(token);
     const std::int64_t blocks = core_.options().layout.num_blocks(request.position + count);
     CONTEXTILE_CHECK(std::ssize(request.table) >= blocks,
@@ -60,7 +63,7 @@ class DecoderRank::State {
 
   // True if the context-parallel ranks share the tokens of the request.
   [[nodiscard]] bool is_shared(const StepRequest& request) const {
-    return core_.part().context_parallel > 1 &&
+    return core_.part().context_parallel > 1 && request.num_drafts == 0 &&
            std::ssize(request.tokens) >= core_.options().prefill.min_tokens;
   }
 

@@ -71,6 +71,10 @@ std::string EngineHealth::metrics() const {
   add("computed_tokens_total", "counter", "Tokens computed, those computed again included.",
       stats_.num_computed_tokens);
   add("output_tokens_total", "counter", "Tokens given out.", stats_.num_output_tokens);
+  add("draft_tokens_total", "counter", "Drafts of speculative decoding that were computed.",
+      stats_.num_draft_tokens);
+  add("accepted_draft_tokens_total", "counter", "Drafts that were the tokens given out.",
+      stats_.num_accepted_tokens);
   add("preemptions_total", "counter", "Requests that gave their pages back before their end.",
       stats_.num_preemptions);
   return text;
