@@ -225,6 +225,42 @@ class Tests:
             assert server.ask("GET", "/version").json()["version"].count(".") == 2
             assert server.ask("GET", "/health").status == 200
 
+    def test_drafts_change_no_answer(self):
+        """Texts that repeat themselves, whole, as streams, with stop texts and with few tokens."""
+        prompts = ["abcabcabcab", "the cat and the dog and the cat and the "]
+
+        def answers(server):
+            found = []
+            for prompt in prompts:
+                for asked in ({}, {"temperature": 0.4, "seed": 3}, {"ignore_eos": True, "logprobs": 0}, {"stop": " "}):
+                    whole = server.complete(prompt=prompt, max_tokens=60, **asked).json()
+                    found.append((whole["choices"][0]["token_ids"], whole["choices"][0]["text"], whole["usage"]))
+                for count in (1, 2, 3):
+                    assert len(server.complete(prompt=prompt, max_tokens=count).tokens[0]) == count
+            body = server.complete(prompt=prompts[0], max_tokens=60, stream=True).body
+            pieces = [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]
+            assert [t for piece in pieces for t in piece["choices"][0]["token_ids"]] == found[0][0]
+            stop = next(c for c in found[0][1][3:] if c.isascii())
+            stopped = server.complete(prompt=prompts[0], max_tokens=60, stop=[stop]).json()["choices"][0]
+            assert stopped["text"] == found[0][1].split(stop)[0] and stopped["finish_reason"] == "stop"
+            server.wait_for("requests_running", 0)
+            return found
+
+        drafts = ("--speculate", "ngram:num_speculative_tokens=5,prompt_lookup_min=1", "--no-share-prefixes")
+        with self.serve("--no-share-prefixes") as server:
+            expected = answers(server)
+            steps = server.metric("steps_total")
+            assert server.metric("draft_tokens_total") == 0
+        for options in ((), ("--tensor-parallel", "1", "--context-parallel", "2", "--prefill-tokens", "4")):
+            with self.serve(*drafts, *options, ranks=2) as server:
+                assert "drafts    at most 5 of a request and step, behind 1 to 4 equal tokens" in server.started
+                assert answers(server) == expected
+                assert 0 < server.metric("accepted_draft_tokens_total") < server.metric("draft_tokens_total")
+                assert server.metric("steps_total") < steps
+                assert server.stop() == 0
+                rest = server.process.stdout.read()
+                assert rest.startswith("drafts    ") and "accepted (" in rest, rest
+
     def test_what_is_wrong_is_said_and_nothing_is_lost(self):
         wrong = [
             ("", 400, "expected JSON"), ("[]", 400, "a JSON object"), ("{}", 400, "prompt: expected a text"),
@@ -394,7 +430,8 @@ class Tests:
             return
         different = [("--model", MODEL + ",seed=5", "weights"), ("--page-size", "32", "--page-size"),
                      ("--kv-dtype", "bf16", "--kv-dtype"),
-                     ("--step-tokens", "7", "--step-tokens")]  # fmt: skip
+                     ("--step-tokens", "7", "--step-tokens"),
+                     ("--speculate", "ngram", "--speculate")]  # fmt: skip
         for option, value, word in different:
             meeting = tempfile.mkdtemp(dir=self.folder)
             command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",

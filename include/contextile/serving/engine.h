@@ -95,11 +95,11 @@ struct EngineEvent {
   PromptLogprobs prompt = {};          // of the first event of a request that scores its prompt
 };
 
-// Speculative decoding by prompt lookup: the tokens that followed the last tokens of a request where
-// it had them before are computed as drafts, together with its next token. Drafts that turn out to
-// be the tokens that would have been chosen are kept, so a step gives up to 1 + num_tokens tokens.
-// Source: "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), with the
-// drafts of prompt lookup decoding; the names are vLLM's.
+// Speculative decoding by prompt lookup: where a request had its last tokens before, the tokens
+// that followed are drafts, which are computed together with its next token. A draft is kept if it
+// is the token that is chosen without it, so the tokens are the same, and a step gives up to 1 +
+// num_tokens of them. Source: "Fast Inference from Transformers via Speculative Decoding" (arXiv
+// 2211.17192), with the drafts of prompt lookup decoding; the names are vLLM's.
 struct Speculation {
   std::int32_t num_tokens = 0;  // most drafts of a request and step; 0: none
   // The numbers of last tokens that are looked up, the most first.
@@ -199,8 +199,8 @@ class Scheduler {
   // Returns the tokens to compute now, at most max_step_tokens; they have places in the cache. The
   // limit holds for prompts if other requests decode. Empty: nothing waits.
   [[nodiscard]] std::vector<ScheduledTokens> next(const StepLimit& limit = {});
-  // Takes the next token of a request whose logits a step computed. If it is the first draft that is
-  // left, the next token may be taken, too; else all drafts are forgotten.
+  // Takes the next token of a request whose logits a step computed. If it is the first draft that
+  // is left, the next token may be taken, too; else all drafts are forgotten.
   EngineEvent take(RequestId request, std::int32_t token, float logprob);
   // Ends a request whose max_tokens is 0.
   EngineEvent end(RequestId request);

@@ -23,6 +23,7 @@
 #include "cli/options/http_options.h"
 #include "cli/options/served_model.h"
 #include "cli/options/serving_ranks.h"
+#include "cli/options/speculation.h"
 #include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
@@ -155,6 +156,7 @@ std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRank
       {"--max-running", std::to_string(engine.max_running)},
       {"--max-waiting", std::to_string(engine.max_waiting)},
       {"--step-tokens", std::to_string(engine.max_step_tokens)},
+      {"--speculate", to_string(engine.speculation)},
       {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
   settings.insert(settings.end(), groups.begin(), groups.end());
   settings.insert(settings.end(), others.begin(), others.end());
@@ -172,7 +174,10 @@ void serve_rank(Transport& transport, const Serving& serving,
   Engine engine(model, serving.model.config, serving.engine);
   EngineRank rank(transport, engine);
   barrier(transport);
-  if (transport.rank().value == 0) return ready().run(rank, engine);
+  if (transport.rank().value == 0) {
+    ready().run(rank, engine);
+    return print(accepted_text(engine.scheduler().stats()));
+  }
   while (!rank.advance().stopped) {
   }
 }
@@ -234,13 +239,14 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
       "ranks     {} on {}, attention {}\n"
       "KV cache  {} tokens in {} pages of {} tokens, {:.1f} MiB a rank{}\n"
       "sampling  {}\n"
+      "{}"
       "serving   http://{}:{}/v1/completions\n",
       printable(serving.model.name), config.num_layers, config.q_heads, config.kv_heads,
       static_cast<double>(num_parameters(config)) * 1e-6, ranks_text(options.split, serving.part),
       options.transport.name, to_string(serving.decoder.mode),
       pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
       static_cast<double>(page_bytes(serving)) / (1 << 20), window_text(serving.engine), sampling,
-      printable(options.serve.host), server.port()));
+      drafts_text(options.engine.speculation), printable(options.serve.host), server.port()));
   check_stdout();
 }
 
@@ -435,6 +441,7 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
               CONTEXTILE_CHECK(options.engine.pace == 0 || options.engine.pace >= 1,
                                "--pace: expected 0, or 1 and more, found {}", quote(text));
             });
+  add_speculation_option(app, options.engine.speculation);
   add_toggle(app, "share-prefixes", "keep what prompts begin with for later ones", "share",
              [&cache](bool value) { cache.share_prefixes = value; });
 }

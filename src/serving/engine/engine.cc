@@ -62,7 +62,8 @@ void score(std::span<const float> logits, Range tokens, const GenerationRequest&
   }
 }
 
-// What a step computes of each request. Tokens with drafts behind them are in `with_drafts`.
+// The tokens that a step computes of each request. Those with drafts behind them are in
+// `with_drafts`.
 std::vector<StepRequest> step_requests(const Scheduler& scheduler,
                                        std::span<const ScheduledTokens> scheduled,
                                        std::deque<std::vector<std::int32_t>>& with_drafts) {
