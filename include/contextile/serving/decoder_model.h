@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -327,8 +326,8 @@ struct PrefillPolicy {
   std::optional<PrefillMode> mode;  // none: the one that a simulation with measured rates prefers
   PrefillChunks chunks = PrefillChunks::kEven;
   // If set: makes a plan of the batch, which is executed instead of a mode. All ranks must get the
-  // same plan. A batch for which it throws InvalidArgument is computed in a mode.
-  std::function<std::shared_ptr<const Plan>(const Workload&)> plan = {};
+  // same plan. A batch that has none is computed in a mode. See remembered_plans.
+  PrefillPlanner plan = {};
 };
 
 struct DecoderOptions {
@@ -379,7 +378,8 @@ struct DecoderWork {
 // thread at a time.
 class DecoderRank {
  public:
-  // Throws InvalidArgument when weights, layout and group do not fit.
+  // Throws InvalidArgument when weights, layout and group do not fit. Collective if prompts are
+  // shared in no given mode: ranks measure their rates (measure_prefill_rates).
   DecoderRank(Transport& transport, const DecoderConfig& config, DecoderWeights weights,
               const DecoderOptions& options);
   ~DecoderRank();

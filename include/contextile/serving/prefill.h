@@ -12,7 +12,9 @@
 // Legend of suffixes: T new tokens of a rank, H heads, D dim.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -240,6 +242,17 @@ struct PrefillRates {
 // cache's interleave, so a small interleave makes large plans. Throws as prefill_work does, and if
 // there is no token.
 [[nodiscard]] Workload prefill_workload(const PrefillBatch& batch, const AttentionShape& shape);
+
+// Returns the plan of a batch, or null if there is none.
+using PrefillPlanner =
+    std::function<std::shared_ptr<const Plan>(const PrefillBatch&, const AttentionShape&)>;
+// Returns a planner that calls `plan` with the batch's workload, and remembers the plans of the
+// `most` batches that were asked for last: those whose layout, chunks, mask, shape and numbers of
+// tokens differ. There is none where `plan` throws InvalidArgument, which is remembered, too.
+// Copies share what they remember, and any thread may call them; one plans at a time, so ranks
+// that are threads plan a batch once.
+[[nodiscard]] PrefillPlanner remembered_plans(
+    std::function<std::shared_ptr<const Plan>(const Workload&)> plan, std::size_t most = 256);
 
 // One rank of a group that prefills by a plan. Collective, one thread at a time.
 class PlannedPrefill {

@@ -268,7 +268,8 @@ Action add_launch_command(CLI::App& app) {
   add_words(
       app, "COMMAND", options->command,
       {"",
-       "behind --: run or profile of this program, or any program and its arguments, in which "
+       "behind --: run, profile or serve of this program, or any program and its arguments, in "
+       "which "
        "{rank}, {ranks}, {rendezvous} and {run-id} are filled in",
        ""});
   add_examples(app, {"contextile launch -n 4 -- run small.plan --seed 3",

@@ -21,10 +21,9 @@ namespace {
 
 constexpr std::string_view kPlan = "plan:";
 
-// Plans every shared part of a prompt for one node of so many devices.
-std::function<std::shared_ptr<const Plan>(const Workload&)> planner_of(const std::string& strategy,
-                                                                       const DecoderConfig& config,
-                                                                       const DecoderPart& part) {
+// Plans shared parts of prompts for one node of so many devices.
+PrefillPlanner planner_of(const std::string& strategy, const DecoderConfig& config,
+                          const DecoderPart& part) {
   const std::vector<StrategyChoice> choices = parse_strategies(strategy);
   CONTEXTILE_CHECK(choices.size() == 1, "expected one strategy, found {}", choices.size());
   const Cluster cluster = load_cluster(fmt::format("dgx-h200:1x{}", part.context_parallel));
@@ -43,9 +42,9 @@ std::function<std::shared_ptr<const Plan>(const Workload&)> planner_of(const std
     CONTEXTILE_CHECK(!reason, "expected a strategy that plans prompts, found {}: {}",
                      quote(strategy), *reason);
   }
-  return [cluster, options, choice = choices.front()](const Workload& workload) {
+  return remembered_plans([cluster, options, choice = choices.front()](const Workload& workload) {
     return plan_and_check(workload, cluster, choice, options).plan;
-  };
+  });
 }
 
 void check_prefill(const std::string& text) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -65,29 +66,20 @@ PrefillPass::PrefillPass(DecoderCore& core)
       kernel_(find_kernel("", Dtype::kF32)) {
   const std::optional<PrefillMode> mode = core.options().prefill.mode;
   if (mode == PrefillMode::kUlysses) check_ulysses(shape_, core.token_group().size());
+  // Now, so that the first prompt need not wait for it.
+  const bool chooses = core.part().context_parallel > 1 && !mode &&
+                       core.options().prefill.min_tokens < std::numeric_limits<std::int64_t>::max();
+  if (chooses) rates_ = measure_prefill_rates(core.token_group(), kernel_, shape_);
 }
 
 PrefillPass::~PrefillPass() = default;
 
 PrefillMode PrefillPass::mode_of(const PrefillWork& work) {
   if (core_.options().prefill.mode) return *core_.options().prefill.mode;
-  if (!rates_) rates_ = measure_prefill_rates(core_.token_group(), kernel_, shape_);
   std::vector<PrefillMode> modes = {PrefillMode::kPassKv, PrefillMode::kPassQ,
                                     PrefillMode::kAllGather};
   if (fits_ulysses(shape_, core_.token_group().size())) modes.push_back(PrefillMode::kUlysses);
   return simulated_prefill_mode(modes, work, shape_, *rates_, core_.options().wire);
-}
-
-// A plan by the policy; null without one, and for a batch that its strategy cannot plan. All ranks
-// come to the same result.
-std::shared_ptr<const Plan> PrefillPass::plan_of(const PrefillBatch& batch) const {
-  const auto& plan = core_.options().prefill.plan;
-  if (!plan) return nullptr;
-  try {
-    return plan(prefill_workload(batch, shape_));
-  } catch (const InvalidArgument&) {
-    return nullptr;
-  }
 }
 
 PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t layer) {
@@ -101,7 +93,8 @@ PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t lay
   if (batch.latent) masked.sequences = batch.latent->sequences();
   masked.mask = window_mask(window);
   Transport& ranks = core_.token_group();
-  if (std::shared_ptr<const Plan> plan = plan_of(masked)) {
+  const PrefillPlanner& planner = core_.options().prefill.plan;
+  if (std::shared_ptr<const Plan> plan = planner ? planner(masked, shape_) : nullptr) {
     made->flops =
         static_cast<std::int64_t>(statistics(*plan).forward->devices[ranks.rank().index()].flops);
     made->planned.emplace(ranks, kernel_);

@@ -25,7 +25,6 @@ class PrefillPass {
   struct Attention;
 
   [[nodiscard]] Attention& attention_of(Batch& batch, std::int32_t layer);
-  [[nodiscard]] std::shared_ptr<const Plan> plan_of(const PrefillBatch& batch) const;
   [[nodiscard]] PrefillMode mode_of(const PrefillWork& work);
   void compute_layer(std::int32_t layer, Batch& batch, Floats& x);
   [[nodiscard]] Floats last_rows(const Batch& batch, std::span<const StepRequest> requests,
@@ -34,7 +33,7 @@ class PrefillPass {
   DecoderCore& core_;
   AttentionShape shape_;
   const AttentionKernel& kernel_;
-  std::optional<PrefillRates> rates_;  // measured when a mode is first chosen
+  std::optional<PrefillRates> rates_;  // if modes are chosen
 };
 
 }  // namespace contextile

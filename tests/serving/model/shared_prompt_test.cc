@@ -142,12 +142,18 @@ TEST(SharedPrompt, RunsByAPlanOfAnyStrategy) {
       SCOPED_TRACE(strategy);
       DecoderOptions options;
       options.prefill.min_tokens = 8;
-      options.prefill.plan = [&](const Workload& workload) {
+      std::int32_t num_planned = 0;
+      options.prefill.plan = remembered_plans([&](const Workload& workload) {
+        ++num_planned;
         const Cluster cluster = load_cluster("dgx-h200:1x2");
         return plan_batch(workload, cluster, parse_strategies(strategy).front()).plan;
-      };
-      const Ran ran = run(config, {2, 2, 2}, options, tokens, chunks);
-      EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+      });
+      // Both ranks, both chunks, both kinds of layers; later the same again.
+      for (int i = 0; i < 2; ++i) {
+        const Ran ran = run(config, {2, 2, 2}, options, tokens, chunks);
+        EXPECT_LT(largest_difference(config, tokens, chunks, ran), 2e-5);
+        EXPECT_EQ(num_planned, config.latent ? 2 : 4);
+      }
     }
   }
 }
@@ -173,6 +179,47 @@ TEST(SharedPrompt, SendsRowsToTheirExperts) {
   std::int64_t flops = 0;
   for (const DecoderWork& its : ran.work) flops += its.feed_forward_flops;
   EXPECT_EQ(flops, all.feed_forward_flops);
+}
+
+// Rates are measured before the first prompt, and not by ranks that do not choose.
+TEST(SharedPrompt, SendsNothingToMeasureRates) {
+  const std::vector<std::int32_t> tokens = prompt(64, small().vocab_size);
+  const std::vector<std::int64_t> chunks = {64};
+  const Ran ran = run(small(), {4, 4, 4}, {}, tokens, chunks);
+  for (const DecoderTraffic& traffic : ran.traffic) {
+    EXPECT_GT(traffic.prefill_bytes, 0);
+    EXPECT_LT(traffic.prefill_bytes, 1 << 18);  // measuring takes megabytes
+  }
+}
+
+TEST(RememberedPlans, AreOfTheSameBatchAndTheLatestOnes) {
+  std::vector<std::int64_t> asked;  // new tokens
+  const PrefillPlanner planner = remembered_plans(
+      [&](const Workload& workload) -> std::shared_ptr<const Plan> {
+        asked.push_back(workload.num_tokens());
+        if (workload.num_tokens() == 7) throw InvalidArgument("not 7");
+        return std::make_shared<const Plan>();
+      },
+      2);
+  const PrefillPlanner copy = planner;
+  AttentionShape shape;
+  const auto plan_of = [&](const PrefillPlanner& its, std::int64_t tokens, MaskSpec mask = {}) {
+    const PrefillSequence sequence = {0, tokens, {}};
+    return its({{2, 1, 4}, std::span(&sequence, 1), PrefillChunks::kEven, std::move(mask)}, shape);
+  };
+  const auto first = plan_of(planner, 10);
+  EXPECT_NE(first, nullptr);
+  EXPECT_EQ(plan_of(copy, 10), first);
+  EXPECT_EQ(plan_of(planner, 7), nullptr);
+  EXPECT_EQ(plan_of(planner, 7), nullptr);
+  EXPECT_EQ(plan_of(planner, 10), first);
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{10, 7}));
+  EXPECT_NE(plan_of(planner, 10, window_mask(4)), first);  // forgets 7
+  EXPECT_EQ(plan_of(planner, 10), first);
+  EXPECT_EQ(plan_of(planner, 7), nullptr);
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{10, 7, 10, 7}));
+  shape.q_heads = 2 * shape.q_heads;
+  EXPECT_NE(plan_of(planner, 10), first);
 }
 
 TEST(SharedPrompt, KeysRoundedByTheCacheAreSeenRounded) {
