@@ -1,0 +1,170 @@
+// Speculative decoding: steps and CPU time of tokens with and without drafts.
+//
+//   draft_bench [--tokens 200] [--repeats 3]
+//
+// A model with random weights (4 layers, hidden size 512, 16 heads of 64, 4 KV heads, feed-forward
+// 1408, fp32) answers 1 or 16 requests at once on ranks that are threads. Each prompt repeats 40
+// tokens five times. The likeliest tokens of such a model soon repeat themselves, so most drafts are
+// accepted; at temperature 1 hardly any is. Tokens must be those without drafts (exit 1 if not). CPU
+// time is that of the busiest rank's thread, per token given out, prompts included: medians over the
+// repeats, which alternate with and without drafts.
+#include <fmt/format.h>
+#include <tbb/global_control.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "contextile/advanced/serve_simulation.h"
+#include "contextile/serving/engine.h"
+#include "kernel_peaks.h"
+
+namespace contextile {
+namespace {
+
+struct Options {
+  std::int32_t tokens = 200;
+  int repeats = 3;
+};
+
+struct Setting {
+  std::int32_t ranks = 1;
+  std::int32_t requests = 1;
+  double temperature = 0;
+  std::int32_t drafts = 0;
+};
+
+struct Served {
+  std::map<std::int32_t, std::vector<std::int32_t>> outputs;  // by request
+  EngineStats stats;
+  double cpu_s = 0;  // of the busiest rank's thread
+};
+
+DecoderConfig config_of() {
+  DecoderConfig config;
+  config.hidden_size = 512;
+  config.q_heads = 16;
+  config.kv_heads = 4;
+  config.head_dim = 64;
+  config.ffn_size = 1408;
+  return config;
+}
+
+EngineInput requests_of(const Options& options, const Setting& setting) {
+  EngineInput input;
+  for (std::int32_t r = 0; r < setting.requests; ++r) {
+    GenerationRequest request;
+    request.id = RequestId(r);
+    request.max_tokens = options.tokens;
+    request.sampling.temperature = setting.temperature;
+    request.sampling.seed = static_cast<std::uint64_t>(r);
+    for (std::int32_t i = 0; i < 200; ++i) {
+      const std::int32_t at = i % 40;
+      request.prompt.push_back((r * 7919 + at * at * 31 + at * 7) % 251);
+    }
+    input.arrivals.push_back(std::move(request));
+  }
+  return input;
+}
+
+Served serve(const Options& options, const Setting& setting) {
+  const DecoderConfig config = config_of();
+  std::vector<Served> ranks(static_cast<std::size_t>(setting.ranks));
+  run_inproc(setting.ranks, [&](Transport& transport) {
+    EngineOptions engine_options;
+    engine_options.cache.layout = {setting.ranks, 1, 16};
+    engine_options.cache.num_pages =
+        static_cast<std::int32_t>(engine_options.cache.layout.num_blocks(16'384));
+    engine_options.pace = 0;
+    engine_options.speculation.num_tokens = setting.drafts;
+    DecoderOptions decoder;
+    decoder.layout = engine_options.cache.layout;
+    decoder.num_pages = engine_options.cache.num_pages;
+    decoder.mode = DecodeMode::kA2a;
+    const DecoderPart part = {transport.rank(), setting.ranks, false};
+    DecoderRank model(transport, config, random_weights(config, part, 7), decoder);
+    Engine engine(model, config, engine_options);
+    EngineRank rank(transport, engine);
+    Served& served = ranks[transport.rank().index()];
+    barrier(transport);
+    const double begin_s = thread_cpu_s();
+    EngineInput input = requests_of(options, setting);
+    do {
+      for (const EngineEvent& event : rank.advance(std::exchange(input, {})).events) {
+        served.outputs[event.request.value].push_back(event.token);
+      }
+    } while (!engine.idle());
+    served.cpu_s = thread_cpu_s() - begin_s;
+    served.stats = engine.scheduler().stats();
+  });
+  for (const Served& served : ranks) ranks[0].cpu_s = std::max(ranks[0].cpu_s, served.cpu_s);
+  return std::move(ranks[0]);
+}
+
+// Serves with and without drafts in turn, and prints a row of each.
+bool print_pair(const Options& options, const Setting (&pair)[2]) {
+  Served found[2];
+  std::vector<double> cpu_us[2];
+  for (int repeat = 0; repeat < options.repeats; ++repeat) {
+    for (const std::size_t i : {0U, 1U}) {
+      found[i] = serve(options, pair[i]);
+      const auto tokens = static_cast<double>(found[i].stats.num_output_tokens);
+      cpu_us[i].push_back(1e6 * found[i].cpu_s / tokens);
+    }
+    if (found[0].outputs == found[1].outputs) continue;
+    fmt::print("{} ranks, {} requests: tokens are not those without drafts\n", pair[0].ranks,
+               pair[0].requests);
+    return false;
+  }
+  const double none_us = percentiles(cpu_us[0]).p50;
+  for (const std::size_t i : {0U, 1U}) {
+    const EngineStats& stats = found[i].stats;
+    const double us = percentiles(cpu_us[i]).p50;
+    fmt::print("| {} | {} | {} | {} | {} | {} | {:.0f} | {:.2f} |\n",
+               pair[i].temperature == 0 ? "likeliest" : "temperature 1", pair[i].requests,
+               pair[i].ranks, pair[i].drafts, stats.num_steps,
+               pair[i].drafts == 0
+                   ? "–"
+                   : fmt::format("{} of {}", stats.num_accepted_tokens, stats.num_draft_tokens),
+               us, us / none_us);
+  }
+  std::fflush(stdout);
+  return true;
+}
+
+int run(const Options& options) {
+  fmt::print(
+      "| sampling | requests | ranks | drafts | steps | accepted | CPU us per token | over none |\n"
+      "|---|---|---|---|---|---|---|---|\n");
+  for (const double temperature : {0.0, 1.0}) {
+    for (const std::int32_t requests : {1, 16}) {
+      for (const std::int32_t ranks : {1, 2, 4}) {
+        const Setting none = {ranks, requests, temperature, 0};
+        if (!print_pair(options, {none, {ranks, requests, temperature, 4}})) return 1;
+      }
+    }
+  }
+  fmt::print("\ntokens are those without drafts in every run\n");
+  return 0;
+}
+
+int main_of(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string word = argv[i];
+    if (word == "--tokens") options.tokens = std::atoi(argv[i + 1]);
+    if (word == "--repeats") options.repeats = std::atoi(argv[i + 1]);
+  }
+  const tbb::global_control one(tbb::global_control::max_allowed_parallelism, 1);
+  return run(options);
+}
+
+}  // namespace
+}  // namespace contextile
+
+int main(int argc, char** argv) { return contextile::main_of(argc, argv); }
