@@ -4,10 +4,10 @@
 //
 // A model with random weights (4 layers, hidden size 512, 16 heads of 64, 4 KV heads, feed-forward
 // 1408, fp32) answers 1 or 16 requests at once on ranks that are threads. Each prompt repeats 40
-// tokens five times. The likeliest tokens of such a model soon repeat themselves, so most drafts are
-// accepted; at temperature 1 hardly any is. Tokens must be those without drafts (exit 1 if not). CPU
-// time is that of the busiest rank's thread, per token given out, prompts included: medians over the
-// repeats, which alternate with and without drafts.
+// tokens five times. The likeliest tokens of such a model soon repeat themselves, so most drafts
+// are accepted; at temperature 1 hardly any is. Tokens must be those without drafts (exit 1 if
+// not). CPU time is that of the busiest rank's thread, per token given out, prompts included:
+// medians over the repeats, which alternate with and without drafts.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
