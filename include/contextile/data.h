@@ -141,13 +141,22 @@ enum class Packing : std::uint8_t {
   kWlbNoDefer,  // the same by pack_wlb_without_defer
 };
 
+// The treatment of documents that are too long, and of those that cross the end of a batch.
+enum class LongDocuments : std::uint8_t {
+  kSplit,  // they are cut; BatchOptions and BatchSamplerOptions say what becomes of the rest
+  // Documents that are too long are left out. A document that no longer fits begins the next batch.
+  // Batches have at most `tokens`; no document is cut.
+  kDrop,
+};
+
 // Options of making batches of documents.
 struct BatchOptions {
   std::int64_t tokens = 0;  // per batch; 0: a lengths file is one batch (a dataset needs a number)
   std::int64_t batches = 1;
-  std::int64_t max_length = 0;  // longer documents are cut to this; 0: no limit
-  double scale = 1;             // every length is multiplied by this (at least 1 token remains)
-  std::uint64_t seed = 0;       // of a dataset's samples
+  std::int64_t max_length = 0;  // longer documents are cut to this, or left out; 0: no limit
+  LongDocuments long_documents = LongDocuments::kSplit;  // kSplit: what is cut off is not used
+  double scale = 1;        // every length is multiplied by this (at least 1 token remains)
+  std::uint64_t seed = 0;  // of a dataset's samples
   Packing packing = Packing::kSequential;
   WlbPackingOptions wlb{};  // of the packings with steps; max_tokens 0: twice `tokens`
 };
@@ -157,7 +166,7 @@ struct BatchOptions {
 void parse_packing(std::string_view text, BatchOptions& options);
 
 // Makes batches of documents. Sequential: documents fill batches in order; the last document of a
-// batch is cut to fit. Packings with steps: each step takes the documents of `wlb.micro_batches`
+// batch is cut to fit, or begins the next batch if long documents are dropped. Packings with steps: each step takes the documents of `wlb.micro_batches`
 // sequential batches and packs them again. Every micro-batch that is not empty is a batch, until
 // there are `batches` of them. Documents that still wait then are not used. Throws InvalidArgument
 // when the lengths run out before the batches are full, and as the packings do.
@@ -186,20 +195,12 @@ void parse_packing(std::string_view text, BatchOptions& options);
 // Batches of a training run. A step always has the same batch, whichever process requests it and in
 // whatever order.
 
-// The treatment of documents that are too long, and of those that cross the end of a batch.
-enum class LongDocuments : std::uint8_t {
-  // Long documents are split into pieces of at most max_document_tokens. The last piece of a batch
-  // is cut at the batch's end, and the rest begins the next batch. Every batch has exactly
-  // `tokens`; no token is left out.
-  kSplit,
-  // Documents that are too long are left out. A document that no longer fits begins the next batch.
-  // Batches have at most `tokens`; no document is cut.
-  kDrop,
-};
-
 struct BatchSamplerOptions {
   std::int64_t tokens = 131072;          // of a batch
   std::int64_t max_document_tokens = 0;  // 0: `tokens`
+  // kSplit: long documents are split into pieces of at most max_document_tokens. The last piece of a
+  // batch is cut at the batch's end, and the rest begins the next batch. Every batch has exactly
+  // `tokens`; no token is left out.
   LongDocuments long_documents = LongDocuments::kSplit;
   std::uint64_t seed = 0;  // of the order of documents, which differs in every epoch
 };

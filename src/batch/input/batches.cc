@@ -27,11 +27,14 @@ void check_options(const BatchOptions& options) {
 }
 
 // Scales first, so that max_length means what it says.
-std::int64_t adjusted(std::int64_t length, const BatchOptions& options) {
-  const double scaled = std::floor(static_cast<double>(length) * options.scale);
-  const double most = static_cast<double>(
-      options.max_length == 0 ? kMaxLength : std::min(options.max_length, kMaxLength));
-  return static_cast<std::int64_t>(std::clamp(scaled, 1.0, most));
+std::int64_t scaled(std::int64_t length, const BatchOptions& options) {
+  const double tokens = std::floor(static_cast<double>(length) * options.scale);
+  return static_cast<std::int64_t>(std::clamp(tokens, 1.0, static_cast<double>(kMaxLength)));
+}
+
+// Returns the longest document of a batch.
+std::int64_t longest(const BatchOptions& options) {
+  return options.max_length == 0 ? kMaxLength : std::min(options.max_length, kMaxLength);
 }
 
 std::string counted(std::int64_t number, std::string_view one, std::string_view several) {
@@ -50,15 +53,17 @@ class SequentialBatches {
   // would have taken; `what` names these batches.
   std::vector<std::int64_t> take(std::int64_t num_wanted, std::string_view what) {
     std::vector<std::int64_t> batch;
-    for (std::int64_t missing = options_.tokens; missing > 0; ++num_documents_) {
-      const std::optional<std::int64_t> length = next_();
-      CONTEXTILE_CHECK(length.has_value(),
-                       "lengths: expected {} tokens for {} of {}, found {} in {} (the "
-                       "rest of a batch's last document is not used)",
-                       num_wanted * options_.tokens, what, options_.tokens,
-                       (num_batches_ + 1) * options_.tokens - missing,
-                       counted(num_documents_, "document", "documents"));
-      batch.push_back(std::min(adjusted(*length, options_), missing));
+    for (std::int64_t missing = options_.tokens; missing > 0;) {
+      const std::int64_t length = held_ ? *held_ : next_length(num_wanted, what, missing);
+      held_.reset();
+      if (options_.long_documents == LongDocuments::kSplit) {
+        batch.push_back(std::min({length, longest(options_), missing}));
+      } else if (length > missing) {
+        held_ = length;
+        break;
+      } else {
+        batch.push_back(length);
+      }
       missing -= batch.back();
     }
     ++num_batches_;
@@ -66,8 +71,30 @@ class SequentialBatches {
   }
 
  private:
+  // Returns the next length that is not left out.
+  std::int64_t next_length(std::int64_t num_wanted, std::string_view what, std::int64_t missing) {
+    // A distribution never ends, so that too short a limit would search it for ever.
+    constexpr std::int64_t kMostLeftOut = std::int64_t{1} << 20;
+    const std::int64_t most = std::min(longest(options_), options_.tokens);
+    for (std::int64_t left_out = 0; left_out < kMostLeftOut; ++left_out) {
+      const std::optional<std::int64_t> length = next_();
+      CONTEXTILE_CHECK(length.has_value(),
+                       "lengths: expected {} tokens for {} of {}, found {} in {} (the "
+                       "rest of a batch's last document is not used)",
+                       num_wanted * options_.tokens, what, options_.tokens,
+                       (num_batches_ + 1) * options_.tokens - missing,
+                       counted(num_documents_, "document", "documents"));
+      ++num_documents_;
+      const std::int64_t tokens = scaled(*length, options_);
+      if (options_.long_documents == LongDocuments::kSplit || tokens <= most) return tokens;
+    }
+    fail_argument("lengths: expected documents of at most {} tokens, found {}, all longer", most,
+                  kMostLeftOut);
+  }
+
   const BatchOptions& options_;
   Next next_;
+  std::optional<std::int64_t> held_;  // a document that begins the next batch
   std::int64_t num_batches_ = 0;
   std::int64_t num_documents_ = 0;
 };
@@ -137,7 +164,18 @@ Batches batches_from_lengths(std::span<const std::int64_t> lengths, const BatchO
                      "batches: expected 1 when no tokens per batch are given, found {}",
                      options.batches);
     Batches all(1);
-    for (const std::int64_t length : lengths) all[0].push_back(adjusted(length, options));
+    for (const std::int64_t length : lengths) {
+      const std::int64_t tokens = scaled(length, options);
+      const std::int64_t most = longest(options);
+      if (options.long_documents == LongDocuments::kSplit) {
+        all[0].push_back(std::min(tokens, most));
+      } else if (tokens <= most) {
+        all[0].push_back(tokens);
+      }
+    }
+    CONTEXTILE_CHECK(!all[0].empty(),
+                     "lengths: expected documents of at most {} tokens, found {}, all longer",
+                     longest(options), lengths.size());
     return all;
   }
   std::size_t used = 0;

@@ -52,13 +52,24 @@ constexpr std::array<std::int32_t, kNumQuantiles> kProlongQuantiles = {
     3467,  4050,  4834,  6051,  8378,  9208,  10430, 11166,  12308,  13806,
     14744, 16273, 18048, 21339, 29792, 47390, 74664, 138974, 239494, 340149};
 
-// LongAlign-10k: instruction data of 8K to 64K tokens mixed with short general instructions; the
-// paper gives no table. Median and sigma put two thirds of the documents between 8K and 64K.
-constexpr LengthDistribution kLongAlign = {
-    .quantiles = {}, .median = 14'000, .sigma = 0.9, .max_length = 131'072};
-// LongDataCollections: far more short documents than long ones, cut at 131072 in the DCP paper.
+// LongAlign-10k in tokens of GPT-2, whose tokenizer DCP's artifact (github.com/chenyu-jiang/dcp)
+// uses. The lengths are published in tokens of Qwen3, of a sample of 240 documents
+// (github.com/aarti-cerebras/verl, docs/qwen3_4b_msa): median 11490, 29.6% from 16384 on, 12.1% from
+// 32768 on, the ninth decile 37719, the longest 53176. The shortest, 6811, is the 8K of the data's
+// card, which counts tokens of ChatGLM3, at the rate of the longest (63954 of them). 26.1% of the
+// documents are mostly Chinese: GPT-2 needs 2.65 tokens for one of Qwen's in Chinese and 1.05 in
+// English, measured on manual pages and papers. Both languages are taken to have the same quantiles.
+constexpr std::array<std::int32_t, kNumQuantiles> kLongAlignQuantiles = {
+    7152,   7172,   7202,   7253,   7357,   7515,   7676,   8239,   8843,   9491,
+    10187,  10934,  11736,  12962,  14581,  16402,  18930,  21230,  23809,  26701,
+    29944,  34616,  41259,  48546,  65660,  76420,  90432,  101413, 108309, 115675,
+    119544, 123542, 127674, 131943, 136356, 139074, 139992, 140546, 140731, 140916};
+constexpr LengthDistribution kLongAlign = {.quantiles = kLongAlignQuantiles,
+                                           .max_length = kLongAlignQuantiles.back()};
+// LongDataCollections: no statistics are published. DCP says that it is skewed, with more short
+// documents and a smaller mean than LongAlign; median and sigma are guessed.
 constexpr LengthDistribution kLongDataCollections = {
-    .quantiles = {}, .median = 2'500, .sigma = 1.4, .max_length = 131'072};
+    .quantiles = {}, .median = 2'500, .sigma = 1.4, .max_length = 1'048'576};
 // FCP describes it as about log-normal with a long tail to 512K, and half of vanilla context
 // parallelism's communication is in sequences under 4K. Vanilla moves every token's keys and values
 // the same number of times, so half of all tokens lie in sequences under 4096. Weighted by tokens,
@@ -83,10 +94,10 @@ constexpr LengthDistribution kPretrain = {.quantiles = kPretrainQuantiles,
 
 constexpr std::array<Dataset, 6> kDatasets = {{
     {"longalign",
-     "LongAlign-like: log-normal, median 14K, sigma 0.9, at most 128K (modelled on the paper's "
-     "description)"},
+     "LongAlign-like: quantiles of a published sample of its lengths, in tokens of GPT-2, 7152 to "
+     "140916"},
     {"longdatacollections",
-     "LongDataCollections-like: log-normal, median 2.5K, sigma 1.4, at most 128K (modelled on the "
+     "LongDataCollections-like: log-normal, median 2.5K, sigma 1.4, at most 1M (guessed from the "
      "DCP paper's description)"},
     {"prolong", "ProLong-like: 40 quantiles of the DistCA artifact's lengths, 575 to 340149"},
     {"pretrain",

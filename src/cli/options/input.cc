@@ -121,7 +121,20 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
         }
       });
   add_size_as<std::int64_t>(app, "--max-length", options.batch.max_length, 1,
-                            {"N", "longer documents are cut to N tokens", "no limit"});
+                            {"N", "longer documents are cut to N tokens, or left out", "no limit"});
+  add_value(app, "--long-documents",
+            {"HOW",
+             "split: documents are cut to --max-length and at a batch's end; drop: longer ones are "
+             "left out, and one that does not fit begins the next batch",
+             "split",
+             {"split", "drop"}},
+            [&options](const std::string& text) {
+              if (text != "split" && text != "drop") {
+                fail_argument("--long-documents: expected split or drop, found {}", quote(text));
+              }
+              options.batch.long_documents =
+                  text == "drop" ? LongDocuments::kDrop : LongDocuments::kSplit;
+            });
   add_value(app, "--scale", {"X", "every length is multiplied by X", "1"},
             [&options](const std::string& text) {
               options.batch.scale = parse_number("--scale", text);

@@ -158,13 +158,13 @@ TEST(Batches, OfADatasetAreExactlyFull) {
     SCOPED_TRACE(dataset.name);
     const auto batches = batches_from_dataset(
         dataset.name,
-        {.tokens = 100'003, .batches = 5, .max_length = 8192, .scale = 1.5, .seed = 3});
+        {.tokens = 100'003, .batches = 5, .max_length = 16384, .scale = 1.5, .seed = 3});
     ASSERT_EQ(batches.size(), 5U);
     for (const Lengths& batch : batches) {
       EXPECT_EQ(sum(batch), 100'003);
       for (const std::int64_t length : batch) {
         ASSERT_GE(length, 1);
-        ASSERT_LE(length, 8192);
+        ASSERT_LE(length, 16384);
       }
     }
     EXPECT_NE(batches[0], batches[1]);
@@ -180,7 +180,7 @@ TEST(Batches, OfADatasetDoNotDependOnHowManyAreAskedFor) {
 
 TEST(Batches, OfADatasetArePinned) {
   EXPECT_THAT(batches_from_dataset("longalign", {.tokens = 131'072, .seed = 1}),
-              ElementsAre(ElementsAre(76326, 45193, 9553)));
+              ElementsAre(ElementsAre(26880, 17392, 20006, 12741, 26529, 8763, 7908, 10853)));
 }
 
 TEST(Batches, OfADatasetNeedTokensAndAKnownName) {
@@ -223,6 +223,38 @@ TEST(Batches, AreFullWhateverTheLengths) {
       }
     }
     EXPECT_EQ(next, used);
+  }
+}
+
+TEST(Batches, LeaveOutLongDocumentsAndCutNone) {
+  const BatchOptions options = {
+      .tokens = 10, .batches = 3, .max_length = 8, .long_documents = LongDocuments::kDrop};
+  EXPECT_THAT(batches_from_lengths(std::vector<std::int64_t>{3, 9, 6, 4, 8, 2, 7, 10, 5}, options),
+              ElementsAre(ElementsAre(3, 6), ElementsAre(4), ElementsAre(8, 2)));
+  EXPECT_THAT(batches_from_lengths(std::vector<std::int64_t>{3, 9, 6},
+                                   {.max_length = 8, .long_documents = LongDocuments::kDrop}),
+              ElementsAre(ElementsAre(3, 6)));
+  BatchOptions of_dataset = options;
+  of_dataset.tokens = 1 << 15;
+  of_dataset.batches = 40;
+  of_dataset.max_length = 0;
+  of_dataset.scale = 2;
+  for (const Lengths& batch : batches_from_dataset("longalign", of_dataset)) {
+    EXPECT_FALSE(batch.empty());
+    EXPECT_LE(sum(batch), 1 << 15);
+    EXPECT_GE(*std::min_element(batch.begin(), batch.end()), 2 * 7152);
+  }
+}
+
+TEST(Batches, SayThatAllDocumentsAreTooLong) {
+  const BatchOptions options = {.tokens = 4, .long_documents = LongDocuments::kDrop};
+  EXPECT_THAT(message_of({5, 6}, {.max_length = 4, .long_documents = LongDocuments::kDrop}),
+              HasSubstr("expected documents of at most 4 tokens, found 2, all longer"));
+  try {
+    static_cast<void>(batches_from_dataset("longalign", options));
+    FAIL() << "no error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("at most 4 tokens, found 1048576, all longer"));
   }
 }
 
