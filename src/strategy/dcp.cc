@@ -23,8 +23,7 @@
 namespace contextile {
 namespace {
 
-// The block sizes of the paper (§7.1), largest first. The general engine leaves out the smallest,
-// which would take it minutes.
+// The block sizes of the paper (§7.1), largest first.
 constexpr std::array<std::int64_t, 4> kBlockSizes = {4096, 2048, 1024, 512};
 
 // The grid engine places on at most this many devices per node.
@@ -103,8 +102,9 @@ class DcpArranger {
         {.blocks = blocks, .owners = owners, .tiles = tiles, .head_groups = options_.head_groups},
         direction);
     if (options_.relays) relay_across_nodes(problem);
-    return schedule_divisions(problem,
-                              {.divisions = options_.divisions, .results = options_.results});
+    return schedule_divisions(
+        problem,
+        {.divisions = options_.divisions, .share = options_.share, .results = options_.results});
   }
 
   const Workload& workload_;
@@ -147,17 +147,18 @@ class DcpStrategy : public TypedStrategy<DcpOptions> {
     return std::nullopt;
   }
 
-  [[nodiscard]] std::vector<std::int64_t> block_sizes_with(
-      const StrategyRequest& request, const DcpOptions& options) const override {
+  [[nodiscard]] std::vector<std::int64_t> block_sizes_with(const StrategyRequest& request,
+                                                           const DcpOptions&) const override {
     if (request.block_size) return {};
-    const bool general = options.partitioner == Partitioner::kHypergraph;
-    return {kBlockSizes.begin(), kBlockSizes.end() - (general ? 1 : 0)};
+    return {kBlockSizes.begin(), kBlockSizes.end()};
   }
 
   [[nodiscard]] std::vector<DcpOptions> variants_with(const Workload&, const Cluster& cluster,
                                                       const StrategyRequest&) const override {
-    if (cluster.nodes == 1) return {DcpOptions{}};
-    return {DcpOptions{}, DcpOptions{.relays = true}};
+    // The published method, and the fastest of its looser forms.
+    return {
+        DcpOptions{},
+        DcpOptions{.data_tolerance = 1, .share = PairShare::kReached, .relays = cluster.nodes > 1}};
   }
 
   [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
@@ -183,6 +184,9 @@ class DcpStrategy : public TypedStrategy<DcpOptions> {
               "blocks that a node or a device may own beyond what packing them longest first needs")
         .integer("head_groups", &DcpOptions::head_groups, 0, 1 << 16,
                  "groups the KV heads are split into, a divisor of them; 0: one each")
+        .choice("share", &DcpOptions::share, {"within", "reached"},
+                "a tile waits if it would take a pair of devices above its share of a division, as "
+                "in the original, or only once the pair has reached it: within, reached")
         .choice("results", &DcpOptions::results, {"after", "early"},
                 "partial results leave after all attention, as the original's, or after a "
                 "device's last tile of the unit: after, early")

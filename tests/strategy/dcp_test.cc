@@ -40,6 +40,8 @@ TEST(Dcp, EveryTransferIsNeededAndEveryPlanValid) {
     for (const auto& [option, value] : {std::pair("relays", "on"),
                                         {"relays", "off"},
                                         {"results", "early"},
+                                        {"share", "reached"},
+                                        {"data_tolerance", "1"},
                                         {"head_groups", "1"},
                                         {"divisions", "2"},
                                         {"divisions", "7"},
@@ -72,7 +74,7 @@ TEST(Dcp, KeepsEpsAndBalancesData) {
       statistics(plan_of(workload, cluster_of(4, 4),
                          request_with(1024, {{"eps_node", "0.02"}, {"eps_device", "0.07"}})));
   EXPECT_LE(stats.forward->compute_overload, 1.02 * 1.07 - 1 + 1e-6);
-  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect balance
+  EXPECT_EQ(stats.token_overload, 0);  // 64 equal blocks on 16 devices
 }
 
 TEST(Dcp, MovesLessThanAStaticRing) {
@@ -131,7 +133,7 @@ TEST(DcpHypergraph, KeepsEpsOfNodesAndOfDevicesInThem) {
     EXPECT_LE(node_flops[d / 4], 1.02 * total / 2 * (1 + 1e-9));
     EXPECT_LE(stats.forward->devices[d].flops, 1.07 * node_flops[d / 4] / 4 * (1 + 1e-9));
   }
-  EXPECT_LE(stats.token_overload, 1024.0 / 4096 + 1e-9);  // one block above perfect balance
+  EXPECT_EQ(stats.token_overload, 0);  // 32 equal blocks on 8 devices
 }
 
 TEST(DcpHypergraph, PlansTheSameTwiceAndOtherwiseThanTheGrid) {
@@ -177,11 +179,12 @@ TEST(DcpHypergraph, PlacesOnNodesThatAreTooLargeForTheGrid) {
   EXPECT_TRUE(verify(plan_of(workload, cluster_of(1, 72), hypergraph_request(1024))).ok());
 }
 
-TEST(DcpHypergraph, DoesNotSearchTheSmallestBlocks) {
+TEST(DcpHypergraph, SearchesTheSameBlocksAsTheGrid) {
   StrategyRequest request;
-  EXPECT_EQ(find_strategy("dcp").block_sizes(request).back(), 512);
+  const std::vector<std::int64_t> sizes = find_strategy("dcp").block_sizes(request);
+  EXPECT_EQ(sizes.back(), 512);
   request.options["partitioner"] = "hypergraph";
-  EXPECT_EQ(find_strategy("dcp").block_sizes(request).back(), 1024);
+  EXPECT_EQ(find_strategy("dcp").block_sizes(request), sizes);
 }
 
 TEST(Dcp, SaysWhichHeadGroupsItCannotMake) {

@@ -112,6 +112,7 @@ void randomize(Setter& setter, DcpOptions& options) {
   setter.set_real(options.eps_device, 0, 10);
   setter.set_real(options.data_tolerance, 0, 10);
   setter.set(options.head_groups, 0, 64);
+  setter.set_enum(options.share, 2);
   setter.set_enum(options.results, 2);
   setter.set(options.relays);
   setter.set_enum(options.cuts, 2);

@@ -63,7 +63,7 @@ struct GridSpec {
   GridBounds bounds = GridBounds::kDevices;
   double eps_compute = 0.1;       // a device's work <= (1 + eps) · mean
   double eps_node = 0.04;         // a node's work <= (1 + eps) · mean
-  double data_tolerance = 1;      // nested: blocks that a node or a device may own beyond what
+  double data_tolerance = 0;      // nested: blocks that a node or a device may own beyond what
                                   // longest-first packing needs
   std::int64_t token_cap = 0;     // tokens a device may own; 0: the need of the longest-first
                                   // greedy, plus one block
@@ -112,14 +112,13 @@ struct GridQuality {
 [[nodiscard]] std::int64_t work_bound(std::vector<std::int64_t> weights, std::int32_t parts,
                                       double eps);
 
-// The bounds of GridBounds::kNested that do not depend on the partition. A device's work is bounded
-// by work_bound of its own node's tiles, as finally placed, with eps_compute.
+// The bounds of GridBounds::kNested that do not depend on the partition. Two others are of a
+// device's own node, as finally placed: its work is at most work_bound of the node's tiles with
+// eps_compute, and its tokens may be what packing the node's blocks longest first needs.
 struct NestedBounds {
   std::int64_t node_work = 0;
   std::int64_t node_tokens = 0;    // longest-first over nodes + data_tolerance · the largest block
-  std::int64_t device_tokens = 0;  // the same over devices, or the need of longest-first over nodes
-                                   // and then over the devices of each: never more from tolerance 1
-                                   // on
+  std::int64_t device_tokens = 0;  // the same over all devices
 };
 [[nodiscard]] NestedBounds nested_bounds(const AttentionGrid& grid, const GridSpec& spec);
 

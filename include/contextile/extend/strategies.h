@@ -34,6 +34,13 @@ enum class ResultTiming : std::uint8_t {
   kEarly,  // as soon as a device has computed its last tile of the unit
 };
 
+// What a pair of devices may move for one division of DCP's schedule, while its share is 1/T of all
+// that the pair moves.
+enum class PairShare : std::uint8_t {
+  kWithin,   // no more than its share: a tile that would exceed it waits (Listing 3)
+  kReached,  // its share and the rest of the tile that reaches it
+};
+
 // -------------------------------------------------------------------------------------- strategies
 
 // Each strategy with typed options has one overload of choice_of, for use where a StrategyChoice is
@@ -212,9 +219,10 @@ struct DcpOptions {
   std::int32_t divisions = 4;  // divisions of the schedule, at least 2
   double eps_node = 0.4;       // compute of a node above the mean of nodes, as a share of the mean
   double eps_device = 0.1;     // compute of a device above the mean of its own node, likewise
-  double data_tolerance = 1;   // blocks that a node or a device may own beyond the need of
+  double data_tolerance = 0;   // blocks that a node or a device may own beyond the need of
                                // longest-first packing
   std::int32_t head_groups = 0;  // divides the KV heads; 0: one group per KV head
+  PairShare share = PairShare::kWithin;
   ResultTiming results = ResultTiming::kAfter;
   bool relays = false;              // a unit crosses a node boundary once and is relayed inside
   BandCuts cuts = BandCuts::kNone;  // where blocks end in addition to every block-size tokens

@@ -31,25 +31,6 @@ std::int64_t sum_of(const std::vector<std::int64_t>& weights) {
   return sum;
 }
 
-// Returns the load of the fullest device if blocks go to nodes, longest first, and then in the same
-// way to the devices of each node.
-std::int64_t longest_first_twice(const AttentionGrid& grid, const GridSpec& spec) {
-  std::vector<std::int64_t> sizes = tokens_of(grid);
-  std::ranges::sort(sizes, std::ranges::greater{});
-  std::vector<std::vector<std::int64_t>> nodes(static_cast<std::size_t>(spec.nodes));
-  std::vector<std::int64_t> held(nodes.size());
-  for (const std::int64_t size : sizes) {
-    const auto least = std::ranges::min_element(held) - held.begin();
-    held[static_cast<std::size_t>(least)] += size;
-    nodes[static_cast<std::size_t>(least)].push_back(size);
-  }
-  std::int64_t most = 0;
-  for (std::vector<std::int64_t>& node : nodes) {
-    most = std::max(most, longest_first_max(std::move(node), spec.devices_per_node));
-  }
-  return most;
-}
-
 class Holder {
  public:
   Holder(const AttentionGrid& grid, const GridSpec& spec, const NestedBounds& bounds,
@@ -92,22 +73,31 @@ class Holder {
   }
 
   void hold_tokens() {
-    bool held =
-        Rebalance(pinned_, all(Vertices::kBlocks), all_nodes()).bring_below(bounds_.node_tokens);
+    Rebalance nodes(pinned_, all(Vertices::kBlocks), all_nodes());
+    keep_below(bounds_.node_tokens, nodes);
     // Devices exchange only within their node here, so the node's tokens do not change.
-    const OnNodes blocks = by_node(Vertices::kBlocks);
-    for (std::int32_t n = 0; n < spec_.nodes && held; ++n) {
-      held = Rebalance(pinned_, blocks[static_cast<std::size_t>(n)], devices_of(n))
-                 .bring_below(bounds_.device_tokens);
-    }
-    // Packing meets the bounds whatever the placement was.
-    if (held) return;
-    Rebalance(pinned_, all(Vertices::kBlocks), all_nodes()).pack_longest_first();
-    OnNodes packed = by_node(Vertices::kBlocks);
+    OnNodes blocks = by_node(Vertices::kBlocks);
     for (std::int32_t n = 0; n < spec_.nodes; ++n) {
-      Rebalance(pinned_, std::move(packed[static_cast<std::size_t>(n)]), devices_of(n))
-          .pack_longest_first();
+      std::vector<GridVertexId>& own = blocks[static_cast<std::size_t>(n)];
+      const std::int64_t limit = std::max(
+          bounds_.device_tokens, longest_first_max(weights_of(own), spec_.devices_per_node));
+      Rebalance devices(pinned_, std::move(own), devices_of(n));
+      keep_below(limit, devices);
     }
+  }
+
+  // A distribution like that of packing meets the bounds whatever the placement was.
+  void keep_below(std::int64_t limit, Rebalance& blocks) {
+    if (!blocks.bring_below(limit)) blocks.match_packing();
+    owners_changed_ = owners_changed_ || blocks.changed();
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> weights_of(
+      const std::vector<GridVertexId>& vertices) const {
+    std::vector<std::int64_t> weights;
+    weights.reserve(vertices.size());
+    for (const GridVertexId v : vertices) weights.push_back(pinned_.weight(v));
+    return weights;
   }
 
   void hold_work() {
@@ -119,20 +109,19 @@ class Holder {
   }
 
   void hold_work_of(std::vector<GridVertexId> tiles, const DeviceParts& parts, double eps) {
-    std::vector<std::int64_t> work;
-    work.reserve(tiles.size());
-    for (const GridVertexId t : tiles) work.push_back(pinned_.weight(t));
+    std::vector<std::int64_t> work = weights_of(tiles);
     Rebalance rebalance(pinned_, std::move(tiles), parts);
     // The first bound may be infeasible with large tiles. The second is feasible: packing meets it.
     const bool held = rebalance.bring_below(share_with(eps, sum_of(work), parts.count)) ||
                       rebalance.bring_below(longest_first_max(std::move(work), parts.count));
     if (!held) rebalance.pack_longest_first();
-    if (rebalance.changed() && parts.devices == 1) rebalance.lower_cost();
+    if ((rebalance.changed() || owners_changed_) && parts.devices == 1) rebalance.lower_cost();
   }
 
   const GridSpec& spec_;
   const NestedBounds& bounds_;
   PinnedGrid pinned_;
+  bool owners_changed_ = false;
 };
 
 }  // namespace
@@ -164,8 +153,7 @@ NestedBounds nested_bounds(const AttentionGrid& grid, const GridSpec& spec) {
   const std::int32_t devices = spec.nodes * spec.devices_per_node;
   return {.node_work = work_bound(std::move(work), spec.nodes, spec.eps_node),
           .node_tokens = longest_first_max(sizes, spec.nodes) + tolerated,
-          .device_tokens = std::max(longest_first_max(sizes, devices) + tolerated,
-                                    longest_first_twice(grid, spec))};
+          .device_tokens = longest_first_max(sizes, devices) + tolerated};
 }
 
 void hold_nested_bounds(const AttentionGrid& grid, const GridSpec& spec, const NestedBounds& bounds,

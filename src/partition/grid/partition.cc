@@ -34,14 +34,22 @@ struct Tuning {
   double inside_steps = 100;
   double joint_steps = 75;
   double fine_steps = 25;
+  double tight_steps = 50;
   double node_heat = 0.375;
   double inside_heat = 0.5;
   double joint_heat = 0.2;
   double fine_heat = 0.08;
+  double tight_heat = 0.08;
   double cold = 0.03;
   double joint_cold = 0.015;
   double fine_cold = 0.006;
   std::int32_t max_fine_tiles = 4000;  // levels with more tiles are only refined greedily
+};
+
+// Tokens that a device and a node may own.
+struct TokenCaps {
+  std::int64_t device = 0;
+  std::int64_t node = 0;
 };
 
 // The parts of one level of the machine: nodes of equal devices, each device with a share of the
@@ -54,6 +62,7 @@ struct Machine {
   double eps_node = 0;
   std::int64_t token_cap = 0;      // of a device with share 1
   std::optional<NodeLimits> node;  // of nodes; they also hold after devices are chosen
+  std::optional<TokenCaps> tight;  // caps of the result, if the search has more room
   std::int64_t node_weight = 0;
 };
 
@@ -62,6 +71,7 @@ struct MachineBounds {
   double mean_work = 0;  // of a device
   std::int64_t token_cap = 0;
   std::optional<NodeLimits> node;
+  std::optional<TokenCaps> tight;
 };
 
 // An assignment to a machine's own devices. A group of nodes is one device while groups are chosen.
@@ -119,6 +129,7 @@ class JointPartitioner {
       refine(state);
     }
     if (levels_.size() == 1) repair_tokens(state);
+    if (machine_.tight) tighten(state);
     repair_work(state);
     Assignment result;
     for (const Lane lane : state.owner) result.owner.push_back(machine_.layout.device(lane));
@@ -212,6 +223,28 @@ class JointPartitioner {
     return state;
   }
 
+  // Brings a partition of the finest level below the tight caps. Annealing moves blocks together with
+  // their tiles, which moves of owners alone would leave behind.
+  void tighten(GridState& state) {
+    GridLimits limits = limits_;
+    limits.token_cap = machine_.tight->device;
+    if (limits.node) limits.node->tokens = machine_.tight->node;
+    GridState tight(levels_.front(), machine_.layout, limits);
+    tight.place = state.place;
+    tight.owner = state.owner;
+    tight.rebuild();
+    tight.set_traffic_weight(state.traffic_weight());
+    const double row_bytes = std::max(1.0, tight.level->mean_row_bytes());
+    const std::int32_t tiles = std::min(tight.level->num_tiles(), tuning_.max_fine_tiles);
+    anneal(tight,
+           {static_cast<std::int64_t>(tuning_.tight_steps * spec_.effort * tiles),
+            tuning_.tight_heat * row_bytes, tuning_.fine_cold * row_bytes},
+           random_);
+    repair_tokens(tight);
+    refine(tight);
+    state = std::move(tight);
+  }
+
   // Greedy refinement counts bytes only; the traffic term is switched off for it.
   void refine(GridState& state) {
     constexpr int kPasses = 6;
@@ -264,6 +297,7 @@ Machine machine_of(std::int32_t nodes, std::int64_t total_work, const GridSpec& 
                   .eps_node = spec.eps_node,
                   .token_cap = bounds.token_cap,
                   .node = bounds.node,
+                  .tight = bounds.tight,
                   .node_weight = spec.node_weight};
   if (!machine.node) return machine;
   if (nodes == 1) machine.mean_work = static_cast<double>(total_work) / spec.devices_per_node;
@@ -284,8 +318,11 @@ Assignment partition_in_groups(const GridLevel& finest, std::int32_t nodes, cons
   const IdVector<Rank, NodeGroup> node_groups = even_groups(nodes, groups, spec.devices_per_node);
   const double mean_nodes = static_cast<double>(nodes) / groups;
   const double mean_devices = mean_nodes * spec.devices_per_node;
-  Machine outer{
-      .layout = {groups, 1}, .share = {}, .mean_work = bounds.mean_work * mean_devices, .node = {}};
+  Machine outer{.layout = {groups, 1},
+                .share = {},
+                .mean_work = bounds.mean_work * mean_devices,
+                .node = {},
+                .tight = {}};
   for (const NodeGroup& group : node_groups) outer.share.push_back(group.nodes / mean_nodes);
   outer.eps_compute = spec.eps_node;
   outer.token_cap = static_cast<std::int64_t>(static_cast<double>(bounds.token_cap) * mean_devices);
@@ -334,12 +371,19 @@ GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
   const std::int32_t devices = spec.nodes * spec.devices_per_node;
   MachineBounds bounds{.mean_work = static_cast<double>(finest.total_work) / devices,
                        .token_cap = spec.token_cap,
-                       .node = {}};
+                       .node = {},
+                       .tight = {}};
   std::optional<NestedBounds> nested;
   if (spec.bounds == GridBounds::kNested) {
     nested = nested_bounds(grid, spec);
-    bounds.token_cap = nested->device_tokens;
-    bounds.node = {nested->node_work, nested->node_tokens};
+    // A block of room lets the search move blocks one by one. What it leaves above the bounds is
+    // moved afterwards, cheapest bytes first.
+    GridSpec with_room = spec;
+    with_room.data_tolerance = std::max(1.0, spec.data_tolerance);
+    const NestedBounds room = nested_bounds(grid, with_room);
+    bounds.token_cap = room.device_tokens;
+    bounds.node = {room.node_work, room.node_tokens};
+    if (spec.data_tolerance < 1) bounds.tight = {nested->device_tokens, nested->node_tokens};
   } else if (spec.token_cap == 0) {
     bounds.token_cap = longest_first_max(sizes, devices) + largest(sizes);
   }

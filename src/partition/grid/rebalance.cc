@@ -289,4 +289,80 @@ void Rebalance::pack_longest_first() {
   }
 }
 
+Rebalance::Counts Rebalance::packed_counts() const {
+  std::vector<std::int64_t> weights;
+  for (const GridVertexId v : vertices_) weights.push_back(grid_.weight(v));
+  std::ranges::sort(weights, std::ranges::greater{});
+  Counts counts;
+  IdVector<GridPartId, std::int64_t> packed(parts_.ids());
+  for (const std::int64_t weight : weights) {
+    const auto least = std::ranges::min_element(packed) - packed.begin();
+    const GridPartId part{static_cast<std::int32_t>(least)};
+    packed[part] += weight;
+    ++counts.try_emplace(weight, parts_.ids()).first->second[part];
+  }
+  return counts;
+}
+
+Rebalance::Counts Rebalance::current_counts() const {
+  Counts counts;
+  for (const GridVertexId v : vertices_) {
+    ++counts.try_emplace(grid_.weight(v), parts_.ids()).first->second[parts_.of(grid_.device(v))];
+  }
+  return counts;
+}
+
+// Returns for every part of the packing a part of its own that has most of its weights already.
+IdVector<GridPartId, GridPartId> Rebalance::most_alike(const Counts& packed,
+                                                       const Counts& current) const {
+  IdVector<GridPartId, GridPartId> alike(parts_.ids());
+  IdVector<GridPartId, bool> taken(parts_.ids());
+  for (const GridPartId p : parts_.ids()) {
+    std::int64_t most = -1;
+    for (const GridPartId q : parts_.ids()) {
+      if (taken[q]) continue;
+      std::int64_t common = 0;
+      for (const auto& [weight, counts] : packed) {
+        common += weight * std::min(counts[p], current.at(weight)[q]);
+      }
+      if (common <= most) continue;
+      most = common;
+      alike[p] = q;
+    }
+    taken[alike[p]] = true;
+  }
+  return alike;
+}
+
+// Moves vertices of a weight from parts with a surplus to parts with a deficit.
+void Rebalance::move_cheapest(std::int64_t weight, IdVector<GridPartId, std::int32_t>& surplus) {
+  while (true) {
+    Move best;
+    for (const GridVertexId v : vertices_) {
+      if (grid_.weight(v) != weight || surplus[parts_.of(grid_.device(v))] <= 0) continue;
+      for (const GridPartId p : parts_.ids()) {
+        if (surplus[p] >= 0) continue;
+        const Rank to = cheapest_device(v, p);
+        const std::int64_t cost = grid_.delta(v, to);
+        if (!best.to.valid() || cost < best.cost) best = {0, cost, v, to};
+      }
+    }
+    if (!best.to.valid()) return;
+    --surplus[parts_.of(grid_.device(best.vertex))];
+    ++surplus[parts_.of(best.to)];
+    move(best.vertex, best.to);
+  }
+}
+
+void Rebalance::match_packing() {
+  const Counts packed = packed_counts();
+  const Counts current = current_counts();
+  const IdVector<GridPartId, GridPartId> alike = most_alike(packed, current);
+  for (const auto& [weight, counts] : packed) {
+    IdVector<GridPartId, std::int32_t> surplus = current.at(weight);
+    for (const GridPartId p : parts_.ids()) surplus[alike[p]] -= counts[p];
+    move_cheapest(weight, surplus);
+  }
+}
+
 }  // namespace contextile

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <vector>
 
 #include "partition/grid/pins.h"
@@ -40,6 +42,9 @@ class Rebalance {
   // Places every vertex again, heaviest first, in the part with the least weight; of equal parts in
   // the one that is cheapest in bytes. The fullest part then has longest_first_max.
   void pack_longest_first();
+  // Makes the moves that leave every part with as many vertices of each weight as packing them
+  // longest first does, cheapest first. The fullest part then has longest_first_max.
+  void match_packing();
   // Makes moves and swaps that lower the cost and keep the last limit. Parts must have one device
   // each.
   void lower_cost();
@@ -75,6 +80,13 @@ class Rebalance {
   bool move_if_cheaper(GridVertexId v);
   bool swap_if_cheaper(GridVertexId v, const PartLists& lists);
   void move(GridVertexId v, Rank to);
+  // Numbers of vertices of each weight in every part, heaviest weights first.
+  using Counts = std::map<std::int64_t, IdVector<GridPartId, std::int32_t>, std::greater<>>;
+  [[nodiscard]] Counts packed_counts() const;
+  [[nodiscard]] Counts current_counts() const;
+  [[nodiscard]] IdVector<GridPartId, GridPartId> most_alike(const Counts& packed,
+                                                            const Counts& current) const;
+  void move_cheapest(std::int64_t weight, IdVector<GridPartId, std::int32_t>& surplus);
   [[nodiscard]] Rank cheapest_device(GridVertexId v, GridPartId part) const;
 
   PinnedGrid& grid_;

@@ -96,17 +96,26 @@ class DivisionScheduler {
   }
 
   // Returns true if all inputs that the tile still lacks may travel for this division.
-  [[nodiscard]] bool fits(std::size_t t, std::int32_t division) const {
+  [[nodiscard]] bool fits(std::size_t t, std::int32_t division) {
     bool ok = true;
+    added_.clear();
     index_.for_each_required(problem_.tiles[t], false, [&](std::size_t r) {
       const UnitRoute& needed = problem_.routes[r];
       if (first_use_[r] != kNotYet) return;
       if (division < 2 && needed.via != owner(needed.block)) ok = false;
-      const auto moved = moved_bytes_.find(pair(needed));
-      const std::int64_t so_far = moved == moved_bytes_.end() ? 0 : moved->second;
-      ok = ok && so_far * options_.divisions < pair_bytes_.at(pair(needed));
+      added_.emplace_back(pair(needed), bytes(needed));
     });
-    return ok;
+    return ok && std::ranges::all_of(added_, [&](const auto& one) { return has_room(one.first); });
+  }
+
+  // Returns true if the pair may move what added_ has for it.
+  [[nodiscard]] bool has_room(std::int64_t pair) const {
+    const auto found = moved_bytes_.find(pair);
+    std::int64_t moved = found == moved_bytes_.end() ? 0 : found->second;
+    const std::int64_t total = pair_bytes_.at(pair);
+    if (options_.share == PairShare::kReached) return moved * options_.divisions < total;
+    for (const auto& [other, size] : added_) moved += other == pair ? size : 0;
+    return moved * options_.divisions <= total;
   }
 
   // Fills a division. The device with the least work in it is next, and takes its first tile that
@@ -128,6 +137,7 @@ class DivisionScheduler {
       const auto [load, d] = least.top();
       least.pop();
       std::vector<std::size_t>& mine = waiting_[d];
+      // A tile that exceeds a share does so until the division ends, whatever others bring.
       while (next[d] < mine.size() && !fits(mine[next[d]], division)) ++next[d];
       if (next[d] == mine.size()) continue;
       const std::size_t t = mine[next[d]++];
@@ -187,6 +197,7 @@ class DivisionScheduler {
   std::vector<std::int32_t> stage_;                             // of every tile
   std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // total of each pair of devices
   std::unordered_map<std::int64_t, std::int64_t> moved_bytes_;  // in the division being filled
+  std::vector<std::pair<std::int64_t, std::int64_t>> added_;    // scratch: pairs and their bytes
   std::vector<std::vector<std::size_t>> waiting_;               // tiles of every device, in order
   std::vector<std::int32_t> first_use_;  // of every input route: the division that needs it
   std::vector<std::int32_t> last_use_;   // of every result route

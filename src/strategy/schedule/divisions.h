@@ -12,15 +12,16 @@ namespace contextile {
 
 struct DivisionOptions {
   std::int32_t divisions = 4;  // T, at least 2
+  PairShare share = PairShare::kWithin;
   ResultTiming results = ResultTiming::kAfter;
 };
 
 // Schedules tiles in divisions. The first division has the tiles that need nothing from other
 // devices. Each next one adds tiles to the least loaded device first (FLOPs in the division; ties
-// by rank), in (query, key, group) order, while no ordered pair of devices has moved its share, 1/T
-// of all it will move. The last division has the rest. The listing leaves a choice here; to overlap
-// more, a pair may exceed its share by the unit that reaches it. A unit that comes through a relay
-// is used from the second division on, because its two hops take two. O(tiles · T + routes).
+// by rank), in (query, key, group) order, until none is left that the shares of its pairs allow. An
+// ordered pair of devices has 1/T of all it will move as its share of a division. The last division
+// has the rest. A unit that comes through a relay is used from the second division on, because its
+// two hops take two. O(tiles · T + routes).
 [[nodiscard]] ArrangedDirection schedule_divisions(const ScheduleProblem& problem,
                                                    const DivisionOptions& options);
 

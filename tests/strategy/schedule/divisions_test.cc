@@ -63,7 +63,7 @@ TEST(Divisions, LocalTilesComeFirstAndRemoteOnesAfter) {
   f.tile(1, 1, 1);
   f.tile(1, 0, 1);
   f.route(Kind::kKv, 0, 1, 0);
-  const ArrangedDirection arranged = f.schedule();
+  const ArrangedDirection arranged = f.schedule({.share = PairShare::kReached});
   EXPECT_EQ(stage_of(arranged, 1, 1), 0);
   EXPECT_EQ(stage_of(arranged, 1, 0), 1);
   const Transfer* moved = find(arranged, Kind::kKv, 0, 1);
@@ -92,6 +92,31 @@ TEST(Divisions, APairMovesItsShareADivision) {
   for (const Transfer& t : arranged.transfers) ++moved[t.need_stage];
   // The last division moves the rest.
   EXPECT_EQ(moved, (std::map<std::int32_t, int>{{1, 2}, {2, 2}, {3, 4}}));
+}
+
+TEST(Divisions, ATileThatWouldExceedAShareWaits) {
+  Fixture f;
+  f.blocks = {};
+  f.owners.clear();
+  // Device 0 sends three blocks, so that a share of a quarter is less than one of them.
+  for (std::int32_t b = 0; b < 3; ++b) {
+    f.blocks.add(Range{b * 10, (b + 1) * 10});
+    f.owners.emplace_back(0);
+  }
+  f.blocks.add(Range{30, 40});
+  f.owners.emplace_back(1);
+  for (std::int32_t b = 0; b < 3; ++b) {
+    f.tile(3, b, 1);
+    f.route(Kind::kKv, b, 1, 0);
+  }
+  const auto moved = [](const ArrangedDirection& arranged) {
+    std::map<std::int32_t, int> count;
+    for (const Transfer& t : arranged.transfers) ++count[t.need_stage];
+    return count;
+  };
+  EXPECT_EQ(moved(f.schedule()), (std::map<std::int32_t, int>{{3, 3}}));
+  EXPECT_EQ(moved(f.schedule({.share = PairShare::kReached})),
+            (std::map<std::int32_t, int>{{1, 1}, {2, 1}, {3, 1}}));
 }
 
 TEST(Divisions, ARelayHasTheUnitADivisionEarlier) {
@@ -134,8 +159,9 @@ TEST(Divisions, EarlyResultsLeaveAfterTheirLastTile) {
   f.route(Kind::kQ, 0, 2, 0);
   f.route(Kind::kO, 0, 2, 0);
   f.route(Kind::kKv, 1, 2, 1);
-  const ArrangedDirection after = f.schedule();
-  const ArrangedDirection early = f.schedule({.results = ResultTiming::kEarly});
+  const ArrangedDirection after = f.schedule({.share = PairShare::kReached});
+  const ArrangedDirection early =
+      f.schedule({.share = PairShare::kReached, .results = ResultTiming::kEarly});
   EXPECT_EQ(find(early, Kind::kO, 2, 0)->launch_stage, stage_of(early, 0, 2) + 1);
   EXPECT_GT(find(after, Kind::kO, 2, 0)->launch_stage, find(early, Kind::kO, 2, 0)->launch_stage);
 }
