@@ -19,12 +19,12 @@ struct TimedWay {
 
 // The fastest way; the first one's reason if no way applies.
 TimedWay fastest_way(const TimedMethod& method, const PlanInput& input,
-                     std::span<const Workload> batches, Progress& progress) {
+                     std::span<const Workload> batches, Mean mean, Progress& progress) {
   if (!method.own_batches.empty()) batches = method.own_batches;
   std::optional<TimedWay> fastest;
   for (const StrategyChoice& choice : method.ways) {
     progress.step(choice_text(choice));
-    Predicted predicted = predict_times(choice, input, batches);
+    Predicted predicted = predict_times(choice, input, batches, mean);
     if (!fastest || predicted.total_s < fastest->predicted.total_s) {
       fastest = TimedWay{choice, std::move(predicted)};
     }
@@ -35,9 +35,9 @@ TimedWay fastest_way(const TimedMethod& method, const PlanInput& input,
 }  // namespace
 
 Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
-                        std::span<const Workload> batches) {
+                        std::span<const Workload> batches, Mean which) {
   Predicted mean;
-  std::array<double, 3> logs{};
+  std::array<double, 3> sums{};  // of logarithms for geometric means
   for (const Workload& workload : batches) {
     if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
       mean.skipped = *reason;
@@ -47,12 +47,17 @@ Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
     const Simulation simulation = simulate(*planned.plan, input.cluster);
     const std::array<double, 3> values = {simulation.forward->time_us, simulation.backward->time_us,
                                           simulation.time_us()};
-    for (std::size_t i = 0; i < logs.size(); ++i) logs[i] += std::log(values[i]);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      sums[i] += which == Mean::kGeometric ? std::log(values[i]) : values[i];
+    }
   }
-  for (double& log : logs) log = std::exp(log / static_cast<double>(batches.size()));
-  mean.forward_s = 1e-6 * logs[0];
-  mean.backward_s = 1e-6 * logs[1];
-  mean.total_s = 1e-6 * logs[2];
+  for (double& sum : sums) {
+    sum /= static_cast<double>(batches.size());
+    if (which == Mean::kGeometric) sum = std::exp(sum);
+  }
+  mean.forward_s = 1e-6 * sums[0];
+  mean.backward_s = 1e-6 * sums[1];
+  mean.total_s = 1e-6 * sums[2];
   return mean;
 }
 
@@ -69,10 +74,10 @@ std::vector<Column> time_columns(std::vector<Column> first) {
 
 std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
-                                Progress& progress, Table& table) {
+                                Progress& progress, Table& table, Mean mean) {
   std::vector<TimedWay> times;
   for (const TimedMethod& method : methods) {
-    times.push_back(fastest_way(method, input, batches, progress));
+    times.push_back(fastest_way(method, input, batches, mean, progress));
   }
   const double ours_s = times[0].predicted.total_s;
   const bool applies = ours_s < kInfinity;

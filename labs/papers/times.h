@@ -2,6 +2,7 @@
 // baselines.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,7 +22,9 @@ inline constexpr const char* kTimesAreSimulated =
     "Times are simulated on the preset's constants (contextile info, docs/predict.md), not "
     "measured on GPUs.";
 
-// Times of verified plans of one strategy: geometric means over batches.
+enum class Mean : std::uint8_t { kGeometric, kArithmetic };
+
+// Times of verified plans of one strategy: means over batches.
 struct Predicted {
   double forward_s = 0;
   double backward_s = 0;
@@ -29,7 +32,8 @@ struct Predicted {
   std::string skipped = {};    // why it does not
 };
 [[nodiscard]] Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
-                                      std::span<const Workload> batches);
+                                      std::span<const Workload> batches,
+                                      Mean mean = Mean::kGeometric);
 
 // `first`, then the columns that add_times fills behind its labels and the strategy.
 [[nodiscard]] std::vector<Column> time_columns(std::vector<Column> first);
@@ -42,7 +46,7 @@ struct TimedMethod {
 // Returns the gain over the fastest baseline; none if the method or every baseline does not apply.
 std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,
-                                Progress& progress, Table& table);
+                                Progress& progress, Table& table, Mean mean = Mean::kGeometric);
 // The same, each method set up in one way.
 std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
                                 std::span<const Workload> batches, const std::vector<Cell>& labels,

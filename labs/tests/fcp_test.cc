@@ -296,12 +296,18 @@ TEST_F(FcpTables, SplitsAStepIntoItsParts) {
     EXPECT_LE(row["overlapped_s"].get<double>(), row["attention_s"].get<double>() * 1.0001);
   }
   // The same step as `iterate` predicts it.
-  const Outcome outcome =
-      started(CONTEXTILE_PRODUCT,
-              {"iterate", "--model",      "gpt-8b", "--dataset",       "longalign", "--tokens",
-               "16K",     "--max-length", "16K",    "--cluster",       "p4de:2x8",  "--tp",
-               "4",       "--cp",         "4",      "--micro-batches", "1",         "--strategy",
-               "dcp",     "--wire",       "bf16",   "--json"});
+  const Outcome outcome = started(CONTEXTILE_PRODUCT, {"iterate",   "--model",
+                                                       "gpt-8b",    "--dataset",
+                                                       "longalign", "--tokens",
+                                                       "16K",       "--max-length",
+                                                       "16K",       "--long-documents",
+                                                       "drop",      "--cluster",
+                                                       "p4de:2x8",  "--tp",
+                                                       "4",         "--cp",
+                                                       "4",         "--micro-batches",
+                                                       "1",         "--strategy",
+                                                       "dcp",       "--wire",
+                                                       "bf16",      "--json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json step = json::parse(outcome.out);
   EXPECT_NEAR(row_with(document, "strategy", "dcp")["step_s"].get<double>(),

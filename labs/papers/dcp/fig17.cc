@@ -118,9 +118,8 @@ std::string overload_text(std::span<const BlockSizeCase> cases) {
     large += one.dcp.back().token_overload / static_cast<double>(cases.size());
   }
   return fmt::format(
-      "A device may own one block more than the longest-first bound, so that the fullest device "
-      "has {} more tokens than the mean at blocks of {} and {} more at {} (tokens over): part of "
-      "what moves less at large blocks is bought with unequal memory, not found by planning.",
+      "The fullest device has {} more tokens than the mean at blocks of {} and {} more at {} "
+      "(tokens over): as much as packing whole blocks longest first needs.",
       whole_percent(small), kDcpBlockSizes.front(), whole_percent(large), kDcpBlockSizes.back());
 }
 

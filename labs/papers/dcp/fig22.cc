@@ -81,9 +81,9 @@ PaperResult make(const TableOverrides& overrides) {
     progress.step(fmt::format("{}, dcp", name));
     const StepParts dcp = step_parts({"dcp", {}}, setting, mask);
     progress.step(fmt::format("{}, TransformerEngine", name));
-    const auto [te, te_name] = transformer_engine(setting, mask);
+    const StepParts te = transformer_engine(setting, mask);
     add_parts(dcp, {std::string(name), std::string("dcp")}, table);
-    add_parts(te, {std::string(name), te_name}, table);
+    add_parts(te, {std::string(name), table_name(transformer_engine_choice())}, table);
     if (dcp.skipped.empty() && te.skipped.empty()) compared.push_back({name, dcp, te});
   }
   PaperResult result = steps_result(setting, std::move(table));

@@ -32,13 +32,12 @@ extern const std::pair<std::string, std::string> kDcpIs;
 // before overrides.
 [[nodiscard]] PaperSetting dcp_attention_setting();
 
-// Number of samples of lengths, one seed after another, by which speed is judged.
-inline constexpr std::int32_t kDcpSeeds = 3;
-[[nodiscard]] PaperSetting sample_of(PaperSetting setting, std::int32_t sample);
-
-// The ways to set up TransformerEngine, of which tables show the fastest, and the note about it.
-[[nodiscard]] std::vector<StrategyChoice> transformer_engine_choices();
+// The paper's setup of TransformerEngine, and the note about it.
+[[nodiscard]] StrategyChoice transformer_engine_choice();
 extern const std::string kTransformerEngineIs;
+
+// For PaperResult::differences, where lengths are samples.
+extern const std::string kDocumentsAreWhole;
 
 // A choice as tables name it: choice_text with A for head_parallel, as docs/strategies.md calls
 // that number, so that rows keep to 80 columns.

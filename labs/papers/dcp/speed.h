@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <string>
 
+#include "contextile/workload.h"
 #include "labs/papers/findings.h"
 #include "labs/papers/setting.h"
 
@@ -15,5 +17,6 @@ inline constexpr std::array<double, 4> kDcpScales = {0.5, 1, 2, 4};
 [[nodiscard]] PaperSetting dcp_speed_setting(const TableOverrides& overrides);
 // "2.26x to 2.87x"; one number if both read the same.
 [[nodiscard]] std::string dcp_gain_text(const Extent& gains);
+[[nodiscard]] double mean_sequences(std::span<const Workload> batches);
 
 }  // namespace contextile

@@ -38,9 +38,7 @@ struct StepParts {
 // Means over the setting's batches, with one batch per step.
 [[nodiscard]] StepParts step_parts(const StrategyChoice& choice, const PaperSetting& setting,
                                    const std::string& mask);
-// The faster of the two ways to set up TransformerEngine, and its name.
-[[nodiscard]] std::pair<StepParts, std::string> transformer_engine(const PaperSetting& setting,
-                                                                   const std::string& mask);
+[[nodiscard]] StepParts transformer_engine(const PaperSetting& setting, const std::string& mask);
 
 // `first`, then the columns that add_parts fills behind its labels.
 [[nodiscard]] std::vector<Column> part_columns(std::vector<Column> first);
