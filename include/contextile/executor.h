@@ -125,6 +125,7 @@ struct SharedCall {
   // The caller's number of the forward, which its backward repeats; 0: unknown, matches any.
   std::int64_t number = 0;
   ScoreTerms terms = {};
+  std::span<const float> sink_H = {};  // not compared in a GPU's memory
 };
 
 // Returns the index of the mask of that name; "" names the mask of a plan that has only one. Throws

@@ -215,7 +215,7 @@ void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InAr
   if (terms != nullptr) tensors.terms = terms->terms();
   const nb::gil_scoped_release release;
   const auto lent = self.lend(q, k, v, sink, out, lse, saved);
-  self.executor().check_same_call({Direction::kForward, mask, call, tensors.terms});
+  self.executor().check_same_call({Direction::kForward, mask, call, tensors.terms, tensors.sink_H});
   self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
 }
 
@@ -231,7 +231,8 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
   if (dtable) tensors.dtable_HB = {dtable->data(), dtable->size()};
   const nb::gil_scoped_release release;
   const auto lent = self.lend(q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
-  self.executor().check_same_call({Direction::kBackward, mask, call, tensors.terms});
+  self.executor().check_same_call(
+      {Direction::kBackward, mask, call, tensors.terms, tensors.sink_H});
   self.on_stream(stream, [&] { self.executor().backward(mask, tensors, Saved()); });
 }
 

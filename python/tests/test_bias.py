@@ -250,6 +250,24 @@ def test_ranks_whose_terms_differ_hear_of_it(of_rank):
     ct.run_inproc(2, body)
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_ranks_whose_sinks_differ_hear_of_it(direction):
+    plan = ct.plan(LENGTHS, cluster="local:1x2", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="f32", sink=True)
+    q, k, v, _ = inputs(sum(LENGTHS), HEADS, DIM)
+
+    def body(transport):
+        executor = Executor(transport)
+        executor.prepare(plan)
+        local = [dispatch(x, plan=plan, rank=transport.rank).requires_grad_() for x in (q, k, v)]
+        sink = torch.full((HEADS[0],), 0.5 if direction == "backward" else float(transport.rank), requires_grad=True)
+        with pytest.raises((ct.InvalidArgument, ct.TransportError), match="sinks of digest"):  # noqa: PT012
+            out = attention(*local, executor=executor, sink=sink)
+            sink.data += transport.rank
+            out.sum().backward()
+
+    ct.run_inproc(2, body)
+
+
 def test_terms_that_do_not_fit_the_plan_are_refused():
     q, k, v, _ = inputs(sum(LENGTHS), HEADS, DIM)
     for bias, message in (

@@ -17,7 +17,7 @@ namespace {
 bool agree(const CallTag& a, const CallTag& b) {
   if (a.direction == CallTag::kPrepare) return b.direction == CallTag::kPrepare;
   return a.plan == b.plan && a.mask == b.mask && a.direction == b.direction && a.terms == b.terms &&
-         (a.number == b.number || a.number == 0 || b.number == 0);
+         a.sinks == b.sinks && (a.number == b.number || a.number == 0 || b.number == 0);
 }
 
 Message message_of(std::int32_t peer, CallTag& tag) {
@@ -34,10 +34,12 @@ std::string text_of(const CallTag& tag) {
   const bool is_known = tag.direction >= 0 && std::cmp_less(tag.direction, kDirections.size());
   const std::string terms =
       tag.terms == 0 ? "" : fmt::format(", bias and dropout of digest {:016x}", tag.terms);
+  const std::string sinks =
+      tag.sinks == 0 ? "" : fmt::format(", sinks of digest {:016x}", tag.sinks);
   return fmt::format(
-      "{} {} of plan {}, mask {}{}",
+      "{} {} of plan {}, mask {}{}{}",
       is_known ? to_string(kDirections[static_cast<std::size_t>(tag.direction)]) : "none",
-      tag.number, digest_text(tag.plan), tag.mask, terms);
+      tag.number, digest_text(tag.plan), tag.mask, terms, sinks);
 }
 
 CallCheck::CallCheck(Transport& transport, const CallTag& mine)

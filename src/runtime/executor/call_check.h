@@ -20,8 +20,9 @@ struct CallTag {
   std::int64_t number = 0;     // 0: unknown, matches any
   std::int64_t direction = 0;  // kPrepare: in prepare, of any plan
   std::uint64_t terms = 0;     // digest of its bias and dropout; 0: it has none
+  std::uint64_t sinks = 0;     // digest of its sinks; 0: it has none, or they are not compared
   // For later versions, whose messages must be as long: prepare names versions that differ.
-  std::array<std::uint64_t, 3> unused{};
+  std::array<std::uint64_t, 2> unused{};
 };
 
 // Returns "backward 7 of plan 0x…, mask 0", or "prepare of plan 0x…".

@@ -71,6 +71,12 @@ std::uint64_t digest_of(const ScoreTerms& terms) {
   return digest == 0 ? 1 : digest;
 }
 
+std::uint64_t digest_of(std::span<const float> sink_H) {
+  if (sink_H.empty()) return 0;
+  const std::uint64_t digest = XXH3_64bits(sink_H.data(), sink_H.size_bytes());
+  return digest == 0 ? 1 : digest;
+}
+
 void check_has_terms(std::string_view where, const AttentionKernel& kernel,
                      const ScoreTerms& terms) {
   CONTEXTILE_CHECK(!terms.has_any() || kernel.has_terms(),

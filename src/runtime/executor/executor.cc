@@ -14,6 +14,7 @@
 #include "base/suggest.h"
 #include "contextile/base.h"
 #include "contextile/plan_file.h"
+#include "kernel/row_memory.h"
 #include "runtime/executor/call_check.h"
 #include "runtime/executor/call_replay.h"
 #include "runtime/executor/check_terms.h"
@@ -59,10 +60,15 @@ Executor::Handle::~Handle() = default;
 
 namespace {
 
-CallTag tag_of(const SharedCall& call, const Plan& plan) {
-  return {plan.digest,           static_cast<std::int64_t>(call.mask),
-          call.number,           static_cast<std::int64_t>(call.direction),
-          digest_of(call.terms), {}};
+CallTag tag_of(const SharedCall& call, const Plan& plan, const AttentionKernel& kernel) {
+  CallTag tag = {.plan = plan.digest,
+                 .mask = static_cast<std::int64_t>(call.mask),
+                 .number = call.number,
+                 .direction = static_cast<std::int64_t>(call.direction),
+                 .terms = digest_of(call.terms)};
+  // Sinks in a GPU's memory are not read, because that would wait for the GPU.
+  if (&kernel.memory() == &host_memory()) tag.sinks = digest_of(call.sink_H);
+  return tag;
 }
 
 }  // namespace
@@ -138,7 +144,7 @@ struct Executor::State {
     std::unique_ptr<CallBuffer> buffer = take_buffer();
     if (number) {
       call.check_with(
-          std::make_unique<CallCheck>(transport.control(), tag_of(shared, *plan->plan)));
+          std::make_unique<CallCheck>(transport.control(), tag_of(shared, *plan->plan, kernel)));
     }
     call.begin(std::move(buffer), {transport, kernel, recorder}, next_begin, poison);
     ++next_begin;
@@ -297,11 +303,20 @@ void Executor::check_same_call(const SharedCall& call) {
   state.collectively([&] {
     state.check_prepared();
     state.recorder.step({"exchange"}, [&] {
-      CallCheck check(state.transport.control(), tag_of(call, *state.plan->plan));
+      CallCheck check(state.transport.control(), tag_of(call, *state.plan->plan, state.kernel));
       check.wait();
     });
   });
 }
+
+namespace {
+
+SharedCall shared_call(Direction direction, std::size_t mask, std::int64_t number,
+                       const auto& tensors) {
+  return {direction, mask, number, tensors.terms, tensors.sink_H};
+}
+
+}  // namespace
 
 Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors& tensors,
                                          std::optional<std::int64_t> number) {
@@ -309,7 +324,7 @@ Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors&
     state_->check_prepared();
     state_->check_kernel(Direction::kForward, tensors.terms);
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors);
-    state_->begin(*call, SharedCall{Direction::kForward, mask, number.value_or(0), tensors.terms},
+    state_->begin(*call, shared_call(Direction::kForward, mask, number.value_or(0), tensors),
                   number);
     return Handle(std::move(call));
   });
@@ -321,7 +336,7 @@ Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensor
     state_->check_prepared();
     state_->check_kernel(Direction::kBackward, tensors.terms);
     auto call = std::make_unique<Handle::Call>(state_->plan, mask, tensors, saved.buffers_.get());
-    state_->begin(*call, SharedCall{Direction::kBackward, mask, number.value_or(0), tensors.terms},
+    state_->begin(*call, shared_call(Direction::kBackward, mask, number.value_or(0), tensors),
                   number);
     return Handle(std::move(call));
   });

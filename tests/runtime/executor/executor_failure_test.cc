@@ -195,9 +195,11 @@ TEST(Executor, ACallThatOneRankMakesOtherwiseIsReportedOnEveryRank) {
   const SharedCall same = {Direction::kForward, 0, 7};
   ScoreTerms terms;
   terms.dropout = 0.1;
+  const std::vector<float> sinks = {0.5F, -1};
   const std::vector<std::pair<SharedCall, std::string>> others = {
       {{Direction::kBackward, 0, 7}, "in backward 7 of plan "},
       {{Direction::kForward, 0, 7, terms}, ", bias and dropout of digest "},
+      {{Direction::kForward, 0, 7, {}, sinks}, ", sinks of digest "},
       {{Direction::kForward, 1, 7}, ", mask 1"},
       {{Direction::kForward, 0, 8}, "in forward 8 of plan "}};
   for (const auto& [other, text] : others) {
