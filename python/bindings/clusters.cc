@@ -126,8 +126,8 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
           "from_torch", &from_torch, "group"_a = nb::none(), "options"_a,
           "Returns the cluster of a torch.distributed group (default: the whole job). Hosts "
           "become nodes; preset= names the machine whose constants it has (default 'local'). "
-          "Collective. Raises InvalidArgument unless every host has equally many consecutive "
-          "ranks.")
+          "Collective: every rank of the group calls it. Raises InvalidArgument unless every host "
+          "has equally many consecutive ranks.")
       .def_static("parse_json", &parse_cluster_json, "text"_a, nb::kw_only(), "where"_a = "cluster",
                   "Parses the text of a cluster file; where names it in messages. Raises "
                   "InvalidArgument.")

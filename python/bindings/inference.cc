@@ -210,7 +210,8 @@ PagedTensor paged(const InArray& array, std::string_view name, PagedKv& kv) {
   const bool is_f32 = is(nb::dlpack::dtype_code::Float, 32);
   const bool is_bf16 = is(nb::dlpack::dtype_code::Bfloat, 16);
   if (!is_f32 && !is_bf16 && !is(nb::dlpack::dtype_code::Float, 16)) {
-    fail(std::string(name) + ": expected float32, bfloat16 or float16");
+    fail(std::string(name) + ": expected float32, bfloat16 or float16, found " +
+         dtype_text(array.dtype()));
   }
   kv.dtype = is_f32 ? KvDtype::kF32 : is_bf16 ? KvDtype::kBf16 : KvDtype::kF16;
   kv.page_size = static_cast<std::int32_t>(array.shape(1));

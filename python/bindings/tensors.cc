@@ -22,8 +22,7 @@ Dtype dtype_of_array(nb::dlpack::dtype dtype, std::string_view name) {
   if (is(nb::dlpack::dtype_code::Float, 32)) return Dtype::kF32;
   if (is(nb::dlpack::dtype_code::Bfloat, 16)) return Dtype::kBf16;
   if (is(nb::dlpack::dtype_code::Float, 16)) return Dtype::kF16;
-  fail(std::string(name) + ": expected float32, bfloat16 or float16, found " +
-       std::to_string(dtype.bits) + " bits of DLPack type " + std::to_string(dtype.code));
+  fail(std::string(name) + ": expected float32, bfloat16 or float16, found " + dtype_text(dtype));
 }
 
 std::string place_text(std::int32_t device_type, std::int32_t device_id) {
@@ -91,6 +90,28 @@ auto span_of_numbers(const Array& array, std::string_view name, const ArrayPlace
 }
 
 }  // namespace
+
+std::string dtype_text(nb::dlpack::dtype dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const std::string bits = std::to_string(dtype.bits);
+  const std::string lanes = dtype.lanes == 1 ? "" : "x" + std::to_string(dtype.lanes);
+  switch (static_cast<Code>(dtype.code)) {
+    case Code::Int:
+      return "int" + bits + lanes;
+    case Code::UInt:
+      return "uint" + bits + lanes;
+    case Code::Float:
+      return "float" + bits + lanes;
+    case Code::Bfloat:
+      return "bfloat" + bits + lanes;
+    case Code::Complex:
+      return "complex" + bits + lanes;
+    case Code::Bool:
+      return "bool" + lanes;
+    default:
+      return bits + " bits of DLPack type " + std::to_string(dtype.code);
+  }
+}
 
 void check_place(std::int32_t device_type, std::int32_t device_id, const ArrayPlace& place,
                  std::string_view name) {

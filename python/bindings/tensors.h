@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "bind.h"
@@ -28,6 +29,9 @@ using OutBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig>;
 struct ArrayPlace {
   std::optional<std::int32_t> gpu;
 };
+
+// Returns the name of a dtype, such as float64.
+[[nodiscard]] std::string dtype_text(nb::dlpack::dtype dtype);
 
 // All throw InvalidArgument that names the array, with the expected and found properties.
 // Views [tokens, heads, dim] of float32, bfloat16 or float16, with no gaps in the last dimension.
