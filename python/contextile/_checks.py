@@ -53,3 +53,19 @@ def count(name: str, value: Any, least: int | None = None) -> int:
     if not -(2**31) <= found < 2**31:
         raise _core.InvalidArgument(f"{name}: expected a number of 32 bits, found {found}")
     return found
+
+
+def lengths(name: str, values: Any) -> list[int]:
+    """Returns whole numbers of at least 1 as a list. Raises InvalidArgument for others."""
+    try:
+        given = list(values)
+    except TypeError:
+        raise _core.InvalidArgument(f"{name}: expected whole numbers, found {values!r:.80}") from None
+    return [whole(name, value, 1) for value in given]
+
+
+def plan(name: str, value: Any) -> _core.Plan:
+    """Returns a plan. Raises InvalidArgument for anything else."""
+    if not isinstance(value, _core.Plan):
+        raise _core.InvalidArgument(f"{name}: expected a Plan, found {value!r:.80}")
+    return value

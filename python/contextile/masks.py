@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile._core import Mask, MaskSpec
 from contextile._heads import HeadMasks, head_masks
 
@@ -484,7 +484,7 @@ def with_blocks(
 
 
 def encoder_decoder(
-    source_lengths: Sequence[int], target_lengths: Sequence[int], *, layers: tuple[int, int] = (1, 1)
+    source_lengths: Sequence[int], target_lengths: Sequence[int], *, layers: tuple[int, int] = (1, 1), window: int | None = None
 ) -> dict[str, Any]:
     """Describes a batch of pairs, whose targets attend themselves and their whole source.
 
@@ -497,6 +497,9 @@ def encoder_decoder(
         Number of tokens of every source, and of its target.
     layers : (int, int)
         Numbers of layers of the encoder and of the decoder.
+    window : int, optional
+        Number of tokens to either side that a source attends in the encoder, such as LongT5's
+        ``local_radius``. Default: the whole source.
 
     Returns
     -------
@@ -507,7 +510,7 @@ def encoder_decoder(
     Raises
     ------
     InvalidArgument
-        There are not as many targets as sources, or a length is not positive.
+        There are not as many targets as sources, or a length or the window is not positive.
 
     Examples
     --------
@@ -517,12 +520,18 @@ def encoder_decoder(
     ([80, 40], ['encoder', 'decoder', 'cross'])
     >>> plan = ct.plan(**batch, cluster="local:1x2", strategy="dcp", heads=4, head_dim=32)
     """
+    source_lengths = _checks.lengths("encoder_decoder, source_lengths", source_lengths)
+    target_lengths = _checks.lengths("encoder_decoder, target_lengths", target_lengths)
     pairs = list(zip(source_lengths, target_lengths))
-    if len(source_lengths) != len(target_lengths) or any(min(pair) < 1 for pair in pairs):
+    if len(source_lengths) != len(target_lengths):
         raise _core.InvalidArgument(
-            f"encoder_decoder: expected as many targets as sources, of at least one token each, found {list(source_lengths)[:8]} "
-            f"and {list(target_lengths)[:8]}"
+            f"encoder_decoder: expected as many targets as sources, found {source_lengths[:8]} and {target_lengths[:8]}"
         )
+    if len(_checks.lengths("encoder_decoder, layers", layers)) != 2:
+        raise _core.InvalidArgument(f"encoder_decoder: expected numbers of layers of two sides, found {layers!r:.80}")
+    if window is not None and _checks.count("encoder_decoder, window", window) < 1:
+        raise _core.InvalidArgument(f"encoder_decoder: expected a window of at least 1 token, found {window}")
+    reach = (None, None) if window is None else (-window, window)
     lengths = [source + target for source, target in pairs]
     sides = [(begin, begin + source, end) for (begin, end), (source, _) in zip(_ranges(lengths), pairs)]
 
@@ -532,7 +541,7 @@ def encoder_decoder(
     return {
         "lengths": lengths,
         "mask": {
-            "encoder": (of([(a, b, a, b, None, None) for a, b, _ in sides]), layers[0]),
+            "encoder": (of([(a, b, a, b, *reach) for a, b, _ in sides]), layers[0]),
             "decoder": (of([(b, c, b, c, None, 0) for _, b, c in sides]), layers[1]),
             "cross": (of([(b, c, a, b, None, None) for a, b, c in sides]), layers[1]),
         },
@@ -660,7 +669,10 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
     >>> ct.masks.from_cu_seqlens([0, 3, 5]).num_pairs
     9
     """
-    ends = [operator.index(end) for end in cu_seqlens]
+    try:
+        ends = [_checks.whole("cu_seqlens", end) for end in cu_seqlens]
+    except TypeError:
+        raise _core.InvalidArgument(f"cu_seqlens: expected ascending numbers from 0, found {cu_seqlens!r:.80}") from None
     if len(ends) < 2 or ends[0] != 0 or any(a >= b for a, b in zip(ends, ends[1:])):
         raise _core.InvalidArgument(
             f"cu_seqlens: expected ascending numbers from 0, at least two, found {ends[:8]}{'…' if len(ends) > 8 else ''}"

@@ -19,6 +19,7 @@ from contextile.torch import (  # noqa: E402
 )
 from contextile.torch import use as contextile_use  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from tiny_models import finished  # noqa: E402
 from reference import relative_error  # noqa: E402
 from test_transformers import loss_of  # noqa: E402
 
@@ -62,17 +63,11 @@ def make(kind, implementation, **changes):
     given = {**SMALL, "num_hidden_layers": 3, **MODELS[kind], **changes}
     config = transformers.AutoConfig.for_model(kind, **{name: value for name, value in given.items() if value is not None})
     torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().train()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = finished(model, implementation, lambda name: 0.5 if "conv" in name else 0.15)
     for name, parameter in model.named_parameters():
-        generator = torch.Generator().manual_seed(parameter.numel())
         if name.endswith("A_log"):  # states that last over many ranks
-            torch.nn.init.uniform_(parameter, -5.0, -2.0, generator=generator)
-        elif parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.5 if "conv" in name else 0.15, generator=generator)
-    model.set_attn_implementation(implementation)
+            torch.nn.init.uniform_(parameter, -5.0, -2.0, generator=torch.Generator().manual_seed(parameter.numel()))
     return model
 
 

@@ -51,9 +51,7 @@ MODELS = {
 
 
 def make(name, implementation):
-    model = make_tiny(name, *MODELS[name])
-    model.set_attn_implementation(implementation)
-    return model
+    return make_tiny(name, *MODELS[name], implementation)
 
 
 def tokens_of():
@@ -101,6 +99,16 @@ def train(names, strategy):
         compare(name, model, collect(logits, plan=plan), *alone(name))
 
 
+T5 = {
+    "vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 0,
+    "pad_token_id": 0, "eos_token_id": 2, "relative_attention_num_buckets": 16, "relative_attention_max_distance": 40,
+}  # fmt: skip
+BOTH = {
+    "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "dropout": 0.0, "attention_dropout": 0.0,
+    "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+NLLB = {**BOTH, "max_position_embeddings": 64, "num_experts": 4, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 SEQ2SEQ = {
     "BartForConditionalGeneration": ("BartConfig", {
         "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -111,18 +119,32 @@ SEQ2SEQ = {
         "vocab_size": 97, "decoder_vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
         "max_position_embeddings": 128, "dropout": 0.0, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}),
+    # A table of biases by bucket in the first layer of each side.
+    "T5ForConditionalGeneration": ("T5Config", {**T5, "num_layers": 2}),
+    # One in every layer.
+    "UMT5ForConditionalGeneration": ("UMT5Config", {**T5, "num_layers": 2}),
+    # Local layers in the encoder.
+    "LongT5ForConditionalGeneration": ("LongT5Config", {**T5, "num_layers": 2, "local_radius": 5, "encoder_attention_type": "local"}),
+    # Positions that are counted from token ids, more than its table begins with.
+    "M2M100ForConditionalGeneration": ("M2M100Config", {**BOTH, "max_position_embeddings": 20, "encoder_layerdrop": 0.0,
+                                                        "decoder_layerdrop": 0.0}),
+    # The same without experts; layers of its decoder do not say that they are causal.
+    "NllbMoeForConditionalGeneration": ("NllbMoeConfig", {**NLLB, "encoder_sparse_step": 0, "decoder_sparse_step": 0}),
 }  # fmt: skip
 MODELS |= SEQ2SEQ
 SOURCES, TARGETS = [60, 20, 9], [15, 40, 8]
 
 
 def train_pairs(names, strategy):
+    import torch.distributed as dist
+
     executor = Executor()
     generator = torch.Generator().manual_seed(2)
     sources, targets = (torch.randint(3, 97, (sum(lengths),), generator=generator) for lengths in (SOURCES, TARGETS))
     for name in names.split():
         model = make(name, cth.register())
-        batch = cth.batch_of(model, **ct.masks.encoder_decoder(SOURCES, TARGETS, layers=(2, 2)))
+        window = 5 if name.startswith("LongT5") else None
+        batch = cth.batch_of(model, **ct.masks.encoder_decoder(SOURCES, TARGETS, layers=(2, 2), window=window))
         plan = ct.plan(**batch, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=8)
         executor.prepare(plan)
         sides = Sides(SOURCES, TARGETS, plan=plan, rank=executor.rank)
@@ -130,7 +152,8 @@ def train_pairs(names, strategy):
             logits = model(
                 input_ids=sources[sides.source_tokens][None], decoder_input_ids=targets[sides.target_tokens][None], use_cache=False
             ).logits[0]
-            logits.square().sum().backward()
+            loss = logits.square().sum()
+            loss.backward()
         rows = logits.new_zeros((sides.num_tokens, logits.shape[1])).index_copy(0, sides.target_rows, logits.detach())
         found = collect(rows, plan=plan)
         is_target = torch.cat([torch.arange(s + t) >= s for s, t in zip(SOURCES, TARGETS)])
@@ -140,11 +163,16 @@ def train_pairs(names, strategy):
             expected.square().sum().backward()
             parts.append(expected.detach())
         gradients = {key: value.grad for key, value in one.named_parameters()}
-        compare(name, model, found[is_target], torch.cat(parts), gradients)
+        expected = torch.cat(parts)
+        compare(name, model, found[is_target], expected, gradients)
+        loss = loss.detach()
+        dist.all_reduce(loss)
+        assert abs(loss / expected.square().sum() - 1) < 1e-5, f"{name}: the loss is {loss}"
 
 
-def test_encoders_with_decoders_are_those_of_one_process():
-    run_ranks(train_pairs, 2, " ".join(SEQ2SEQ), "dcp", timeout=300)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_encoders_with_decoders_are_those_of_one_process(ranks):
+    run_ranks(train_pairs, ranks, " ".join(SEQ2SEQ), "dcp" if ranks == 2 else "zigzag", timeout=600)
 
 
 def test_encoders_with_decoders_need_their_sides():
@@ -173,28 +201,65 @@ def test_encoders_with_decoders_need_their_sides():
         pass
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "message"),
-    [
-        ("T5ForConditionalGeneration", "T5Config", "expected no position_bias in a model with an encoder and a decoder"),
-        ("M2M100ForConditionalGeneration", "M2M100Config", "embed_positions .* counts them from this rank's input_ids"),
-    ],
-)
-def test_encoders_with_decoders_that_would_be_wrong_are_refused(name, config, message):
-    sizes = {"vocab_size": 97, "d_model": 32, "decoder_start_token_id": 1, "pad_token_id": 0, "eos_token_id": 2}
-    heads = {"d_ff": 48, "d_kv": 8, "num_layers": 1, "num_heads": 4} if name.startswith("T5") else {
-        "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128}  # fmt: skip
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **heads)).eval()
-    model.set_attn_implementation(cth.register())
-    plan = ct.plan(**cth.batch_of(model, **ct.masks.encoder_decoder([9, 4], [5, 6])), cluster="local:1x1", strategy="dcp")
+def pairs_alone(model, window=None):
+    """What a model and one process need for pairs of 9 and 4 sources with 5 and 6 targets."""
+    batch = cth.batch_of(model, **ct.masks.encoder_decoder([9, 4], [5, 6], window=window))
+    plan = ct.plan(**batch, cluster="local:1x1", strategy="dcp")
     executor = Executor(ct.inproc_group(1)[0])
     executor.prepare(plan)
-    sides = Sides([9, 4], [5, 6], plan=plan, rank=0)
     tokens = {"input_ids": torch.ones(1, 13, dtype=torch.int64), "decoder_input_ids": torch.ones(1, 11, dtype=torch.int64)}
-    with pytest.raises(ct.InvalidArgument, match=message), cth.use(executor, sides=sides):
-        model(**tokens, use_cache=False)
+    return executor, Sides([9, 4], [5, 6], plan=plan, rank=0), {**tokens, "use_cache": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "sizes", "message"),
+    [
+        ("NllbMoeForConditionalGeneration", "NllbMoeConfig", {**NLLB, "encoder_sparse_step": 1, "decoder_sparse_step": 1},
+         "without a capacity, found NllbMoeFor.*router .NllbMoeTop2Router"),
+        ("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
+         {**T5, "num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 2},
+         "without a capacity, found SwitchTransformersFor.*router .SwitchTransformersTop1Router"),
+        ("PegasusXForConditionalGeneration", "PegasusXConfig", {**BOTH, "num_global_tokens": 4, "block_size": 4},
+         "found PegasusXFor.*PegasusXGlobalLocalAttention.*code of its own"),
+        ("BigBirdPegasusForConditionalGeneration", "BigBirdPegasusConfig", {**BOTH, "attention_type": "block_sparse", "block_size": 4},
+         "found BigBirdPegasusFor.*BigBirdPegasusBlockSparseAttention.*code of its own"),
+        ("LongT5ForConditionalGeneration", "LongT5Config",
+         {**T5, "num_layers": 2, "local_radius": 5, "encoder_attention_type": "transient-global"},
+         "found LongT5For.*LongT5TransientGlobalAttention.*code of its own"),
+    ],
+)  # fmt: skip
+def test_encoders_with_decoders_that_would_be_wrong_are_refused(name, config, sizes, message):
+    model = make_tiny(name, config, sizes, cth.register())
+    with pytest.raises(ct.InvalidArgument, match=message):  # noqa: PT012
+        executor, sides, tokens = pairs_alone(model)
+        with cth.use(executor, sides=sides):
+            model(**tokens)
+
+
+def test_local_layers_need_their_window():
+    model = make("LongT5ForConditionalGeneration", cth.register())
+    for window, found in ((None, "found keys -8 to 8"), (4, "found keys -4 to 4")):
+        executor, sides, tokens = pairs_alone(model, window)
+        with pytest.raises(ct.InvalidArgument, match=f"expected 5 tokens to either side.*{found}"), cth.use(executor, sides=sides):
+            model(**tokens)
+    executor, sides, tokens = pairs_alone(make("T5ForConditionalGeneration", "eager"), 5)
+    with pytest.raises(ct.InvalidArgument, match="expected 8 tokens to either side"), cth.use(executor, sides=sides):
+        make("T5ForConditionalGeneration", cth.register())(**tokens)
+    executor, sides, tokens = pairs_alone(model, 5)
+    with pytest.raises(ct.InvalidArgument, match="LongT5LocalAttention: expected no attention mask"), cth.use(executor, sides=sides):
+        model(**tokens, attention_mask=torch.tensor([[0] * 3 + [1] * 10]))
+    with pytest.raises(ct.InvalidArgument, match="window of at least 1 token, found 0"):
+        ct.masks.encoder_decoder([9], [5], window=0)
+
+
+def test_tables_of_positions_count_no_padding():
+    model = make("M2M100ForConditionalGeneration", cth.register())
+    executor, sides, tokens = pairs_alone(model)
+    tokens["input_ids"][0, 5:7] = 0
+    with pytest.raises(ct.InvalidArgument, match="expected no padding .token 0.*found 2 tokens"), cth.use(executor, sides=sides):
+        model(**tokens)
+    with pytest.raises(ct.InvalidArgument, match="positions: expected those of 12 tokens.*found 13"), cth.use(executor, sides=sides):
+        model(**{**tokens, "input_ids": torch.ones(1, 12, dtype=torch.int64)})
 
 
 def test_layers_of_an_encoder_that_attend_elsewhere_are_noticed():

@@ -11,20 +11,18 @@ transformers = pytest.importorskip("transformers")
 import contextile.transformers as cth  # noqa: E402
 from contextile.torch import Executor, collect, local_batch  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from tiny_models import make_tiny  # noqa: E402
 
 LENGTHS = [90, 33, 5]
+SIZES = {
+    "vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 16, "relative_attention_max_distance": 40,
+}  # fmt: skip
 BATCH = {"mask": {"full": "full"}, "heads": 4, "head_dim": 8, "dtype": "f32", "scale": 1.0}
 
 
 def make(implementation, name="T5"):
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, dropout_rate=0.0,
-        relative_attention_num_buckets=16, relative_attention_max_distance=40,
-    )  # fmt: skip
-    torch.manual_seed(5)
-    model = getattr(transformers, f"{name}EncoderModel")(config).float().train()
-    model.set_attn_implementation(implementation)
-    return model
+    return make_tiny(f"{name}EncoderModel", f"{name}Config", SIZES, implementation, std=None)
 
 
 def alone(name, tokens):
@@ -61,7 +59,7 @@ def train(name, strategy, checkpointing):
         assert error < 1e-5, f"gradient of {key} is off by {error:.2e}"
 
 
-@pytest.mark.parametrize(("name", "strategy", "ranks"), [("T5", "dcp", 4), ("MT5", "zigzag", 2)])
+@pytest.mark.parametrize(("name", "strategy", "ranks"), [("T5", "dcp", 4), ("MT5", "zigzag", 2), ("UMT5", "dcp", 2)])
 def test_t5_is_that_of_one_process(name, strategy, ranks):
     run_ranks(train, ranks, name, strategy, "off")
 

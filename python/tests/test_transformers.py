@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 import contextile.transformers as cth  # noqa: E402
 from contextile.torch import Executor, collect, local_batch  # noqa: E402
 from ranks import run_ranks  # noqa: E402
+from tiny_models import make_tiny  # noqa: E402
 
 LENGTHS = [90, 33, 5]
 SMALL = {
@@ -40,14 +41,7 @@ MODELS = {
 
 def make(name, implementation):
     prefix = name.removesuffix("Text")
-    config = getattr(transformers, f"{name}Config" if name != "Gemma3Text" else "Gemma3TextConfig")(**{**SMALL, **MODELS[name]})
-    torch.manual_seed(5)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).float().train()
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    model.set_attn_implementation(implementation)
-    return model
+    return make_tiny(f"{prefix}ForCausalLM", f"{name}Config", {**SMALL, **MODELS[name]}, implementation, std=None)
 
 
 def loss_of(logits, labels, weights):

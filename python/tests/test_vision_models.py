@@ -66,9 +66,7 @@ MODELS = {
 
 
 def make(name, implementation):
-    model = make_tiny(name, *MODELS[name])
-    model.set_attn_implementation({"text_config": implementation} if implementation == "contextile" else implementation)
-    return model
+    return make_tiny(name, *MODELS[name], {"text_config": implementation} if implementation == "contextile" else implementation)
 
 
 def tokens_of():

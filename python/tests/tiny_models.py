@@ -6,11 +6,21 @@ import torch
 import transformers
 
 
-def make_tiny(name, config_name, sizes):
+def finished(model, implementation, std=0.2):
+    """A model in fp32 for training, without dropout. Its matrices have weights of that deviation,
+    or of a function of the parameter's name, the same in every process; None keeps them."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for name, parameter in model.named_parameters() if std is not None else ():
+        if parameter.dim() > 1:
+            generator = torch.Generator().manual_seed(parameter.numel())
+            torch.nn.init.normal_(parameter, std=std(name) if callable(std) else std, generator=generator)
+    model.set_attn_implementation(implementation)
+    return model.float().train()
+
+
+def make_tiny(name, config_name, sizes, implementation, std=0.2):
     """A model of a class, the same in every process."""
     torch.manual_seed(5)
-    model = getattr(transformers, name)(getattr(transformers, config_name)(**sizes)).float().train()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
-    return model
+    return finished(getattr(transformers, name)(getattr(transformers, config_name)(**sizes)), implementation, std)

@@ -10,15 +10,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contextile import _core
+from contextile import _checks, _core
 
 
 def _tokens_of(plan: _core.Plan, rank: int) -> Tensor:
     return torch.from_numpy(plan.local_tokens(rank))
 
 
+def tensor_of(name: str, value: Any) -> Tensor:
+    """Returns a Tensor. Raises InvalidArgument for anything else."""
+    if not isinstance(value, Tensor):
+        raise _core.InvalidArgument(f"{name}: expected a Tensor, found {type(value).__name__}")
+    return value
+
+
+def _converted(name: str, kind: str, given: Any) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise _core.InvalidArgument(f"{name}: expected {kind}, found {given!r:.80}") from None
+
+
 def dim_of(call: str, tensor: Tensor, dim: int) -> int:
     """Returns a dimension's number from 0. Raises InvalidArgument if there is none."""
+    tensor_of(call, tensor)
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise _core.InvalidArgument(f"{call}: expected a whole number as dim, found {dim!r:.80}")
     if not -tensor.dim() <= dim < tensor.dim():
         raise _core.InvalidArgument(f"{call}: expected a dimension of {list(tensor.shape)}, found dim={dim}")
     return dim % tensor.dim()
@@ -70,6 +87,8 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
     True
     """
     dim = dim_of("dispatch", tensor, dim)
+    _checks.plan("dispatch, plan", plan)
+    _checks.whole("dispatch, rank", rank)
     if tensor.shape[dim] != plan.num_tokens:
         raise _core.InvalidArgument(
             f"dispatch: expected {plan.num_tokens} tokens in dimension {dim}, found {tensor.shape[dim]}"
@@ -187,7 +206,7 @@ def joined_branch(plan: _core.Plan, mask: int) -> int | None:
 
 def whole_numbers(name: str, given: Any) -> Tensor:
     """Returns token ids as int64. Raises InvalidArgument for other dtypes instead of rounding."""
-    tensor = torch.as_tensor(given)
+    tensor = _converted(name, "whole numbers", given)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         if tensor.numel() > 0:
             raise _core.InvalidArgument(f"{name}: expected whole numbers, found {tensor.dtype}")
@@ -199,7 +218,7 @@ def whole_numbers(name: str, given: Any) -> Tensor:
 
 def truth_values(name: str, given: Any) -> Tensor:
     """Returns truth values as bool. Raises InvalidArgument for other numbers than 0 and 1."""
-    tensor = torch.as_tensor(given)
+    tensor = _converted(name, "truth values, or 0 and 1", given)
     if tensor.dtype != torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
         raise _core.InvalidArgument(f"{name}: expected truth values, or 0 and 1, found others")
     return tensor.to(torch.bool)
@@ -207,7 +226,7 @@ def truth_values(name: str, given: Any) -> Tensor:
 
 def finite_numbers(name: str, given: Any) -> Tensor:
     """Returns weights as float32. Raises InvalidArgument for other dtypes, infinity and NaN."""
-    tensor = torch.as_tensor(given)
+    tensor = _converted(name, "finite numbers", given)
     if tensor.is_complex() or tensor.dtype == torch.bool or not bool(tensor.isfinite().all()):
         raise _core.InvalidArgument(f"{name}: expected finite numbers, found others ({tensor.dtype})")
     return tensor.to(torch.float32)
@@ -287,6 +306,9 @@ def share_of_batch(
     num_labels: int | None = None,
 ) -> LocalBatch:  # fmt: skip
     """Does what ``local_batch`` does. ``num_labels`` are those of all batches that share a loss."""
+    _checks.plan("local batch, plan", plan)
+    _checks.whole("local batch, rank", rank)
+    _checks.whole("ignore_index", ignore_index)
     tokens = _of_batch("tokens", whole_numbers("tokens", tokens), plan)
     wanted = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
     if loss_mask is not None:

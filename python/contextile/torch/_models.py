@@ -108,6 +108,19 @@ def pooled_part(model: nn.Module) -> str | None:
     return _pooled_part(weakref.ref(model))
 
 
+@functools.lru_cache(maxsize=64)
+def _dropping_part(model: weakref.ref[Any]) -> str | None:
+    for name, module in model().named_modules():
+        if hasattr(module, "expert_capacity"):
+            return f"{name} ({type(module).__name__})"
+    return None
+
+
+def dropping_part(model: nn.Module) -> str | None:
+    """Returns the name of a router that drops tokens beyond a capacity, if the model has one."""
+    return _dropping_part(weakref.ref(model))
+
+
 def forget_parts() -> None:
     """Forgets the parts that were found, because modules have changed."""
     _ordered_part.cache_clear()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile.torch._attention import attention
+from contextile.torch._bias import Bias
 from contextile.torch._executor import Executor, Prepared
+from contextile.torch._layout import tensor_of
 
 
 class Sides:
@@ -52,9 +55,17 @@ class Sides:
     """
 
     def __init__(self, source_lengths: Sequence[int], target_lengths: Sequence[int], *, plan: _core.Plan, rank: int) -> None:
+        _checks.plan("sides, plan", plan)
+        _checks.whole("sides, rank", rank)
+        source_lengths = _checks.lengths("sides, source_lengths", source_lengths)
+        target_lengths = _checks.lengths("sides, target_lengths", target_lengths)
         lengths = [source + target for source, target in zip(source_lengths, target_lengths)]
         found = [end - begin for begin, end in plan.sequences]
-        if len(source_lengths) != len(target_lengths) or lengths != found:
+        if len(source_lengths) != len(target_lengths):
+            raise _core.InvalidArgument(
+                f"sides: expected as many targets as sources, found {len(source_lengths)} sources and {len(target_lengths)} targets"
+            )
+        if lengths != found:
             raise _core.InvalidArgument(f"sides: expected pairs of {found[:8]} tokens, as the plan's, found {lengths[:8]}")
         sources, both = torch.tensor(list(source_lengths)), torch.tensor(lengths)
         position = torch.arange(sum(lengths)) - (both.cumsum(0) - both).repeat_interleave(both)
@@ -69,20 +80,24 @@ class Sides:
         self.target_positions = (position - sources.repeat_interleave(both))[target]
         self.num_tokens = len(local)
         self._plan, self._rank = plan.digest, rank
-        targets = both - sources
-        # Attended pairs of each mask.
-        self.num_pairs = {
-            "encoder": int((sources * sources).sum()),
-            "decoder": int((targets * (targets + 1) // 2).sum()),
-            "cross": int((sources * targets).sum()),
-        }
+        self._sources, self._targets = sources, both - sources
+        self.longest_source = int(sources.max())
 
-        for name, pairs in self.num_pairs.items() if plan.slice_of is None else ():
-            if name in plan.mask_names and plan.mask(plan.mask_names.index(name)).num_pairs != pairs:
+        for name in ("encoder", "decoder", "cross") if plan.slice_of is None else ():
+            mask = plan.mask(plan.mask_names.index(name)) if name in plan.mask_names else None
+            if mask is not None and mask.num_pairs != self.pairs_of(name, mask):
                 raise _core.InvalidArgument(
-                    f"sides: expected the lengths of the plan's sources and targets, found {pairs} pairs for mask '{name}', "
-                    f"which has {plan.mask(plan.mask_names.index(name)).num_pairs}"
+                    f"sides: expected the lengths of the plan's sources and targets, found {self.pairs_of(name, mask)} pairs for mask "
+                    f"'{name}', which has {mask.num_pairs}"
                 )
+
+    def pairs_of(self, name: str, mask: Any) -> int:
+        """Returns the number of attended pairs that a mask of these sides has, as far as it reaches."""
+        sources, targets = self._sources, self._targets
+        if name == "encoder":
+            reach = torch.minimum(sources - 1, torch.tensor((mask.offsets or (0, 0))[1]))
+            return int((sources * (2 * reach + 1) - reach * (reach + 1)).sum())
+        return int((targets * (targets + 1) // 2 if name == "decoder" else sources * targets).sum())
 
     def check_plan(self, plan: _core.Plan, rank: int) -> None:
         """Raises unless these are the sides of a plan on a rank."""
@@ -113,6 +128,7 @@ def cross_attention(
     executor: Executor,
     plan: _core.Plan | Prepared | None = None,
     mask: str = "cross",
+    bias: Bias | None = None,
 ) -> Tensor:
     """Computes exact attention from one side of a batch of pairs to a side, by a plan.
 
@@ -133,6 +149,9 @@ def cross_attention(
         As for ``attention``.
     mask : str
         ``"cross"``, ``"encoder"`` or ``"decoder"``.
+    bias : Alibi or RelativeBias, optional
+        As for ``attention``, by positions in the side. ``"cross"`` has none, because its queries and
+        keys count positions from beginnings of their own.
 
     Returns
     -------
@@ -141,7 +160,8 @@ def cross_attention(
     Raises
     ------
     InvalidArgument
-        A tensor has another number of tokens than the side, or as ``attention`` does.
+        A tensor has another number of tokens than the side, there is a bias between two sides, or as
+        ``attention`` does.
 
     Examples
     --------
@@ -157,10 +177,18 @@ def cross_attention(
     >>> cross_attention(q, k, v, sides=sides, executor=executor).shape
     torch.Size([20, 4, 32])
     """
+    if not isinstance(sides, Sides):
+        raise _core.InvalidArgument(f"cross_attention: expected Sides, found {sides!r:.80}")
     query_rows, key_rows = sides.rows_of(mask)
+    if bias is not None and mask == "cross":
+        raise _core.InvalidArgument(
+            "bias: expected none with mask='cross', whose queries and keys count positions from beginnings of their own, found one"
+        )
     prepared = executor.prepared_of(plan)
     sides.check_plan(prepared.mask_of(mask)[0], prepared.rank)
     for name, tensor, rows in (("q", q, query_rows), ("k", k, key_rows), ("v", v, key_rows)):
+        if tensor_of(name, tensor).dim() != 3:
+            raise _core.InvalidArgument(f"{name}: expected [tokens, heads, dim], found {list(tensor.shape)}")
         if len(tensor) != len(rows):
             raise _core.InvalidArgument(f"{name}: expected {len(rows)} tokens of this rank, found {len(tensor)}")
 
@@ -168,7 +196,6 @@ def cross_attention(
         whole = tensor.new_zeros((sides.num_tokens, *tensor.shape[1:]))
         return whole.index_copy(0, rows.to(tensor.device), tensor)
 
-    out = attention(
-        spread(q, query_rows), spread(k, key_rows), spread(v, key_rows), executor=executor, plan=plan, mask=mask
-    )
+    spread_q, spread_k, spread_v = (spread(x, rows) for x, rows in ((q, query_rows), (k, key_rows), (v, key_rows)))
+    out = attention(spread_q, spread_k, spread_v, executor=executor, plan=plan, mask=mask, bias=bias)
     return out[query_rows.to(q.device)]  # type: ignore[index]

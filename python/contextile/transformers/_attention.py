@@ -13,16 +13,26 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch import Executor, attention
+from contextile.torch import Executor, RelativeBias, attention
 from contextile.torch._bias import Bias
 from contextile.torch._executor import Prepared, Rules
-from contextile.torch._models import model_in_call, ordered_part, pooled_part
+from contextile.torch._models import dropping_part, model_in_call, ordered_part, pooled_part
 from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers import _linear
 from contextile.transformers._batch import CHUNKED, FULL, SLIDING, text_config
 from contextile.transformers._bias import bias_of_layer
-from contextile.transformers._layers import is_causal_of, kind_of
-from contextile.transformers._masks import Form, begin_layers, check_blocks, check_reach, check_sides, form_of, note
+from contextile.transformers._layers import is_causal_of, kind_of, refuse_own_attention
+from contextile.transformers._local import local_layers
+from contextile.transformers._masks import (
+    Form,
+    begin_layers,
+    check_blocks,
+    check_encoder_reach,
+    check_reach,
+    check_sides,
+    form_of,
+    note,
+)
 from contextile.transformers._older import adapted, has_no_positions
 from contextile.transformers._pooled import pooling, pools_by_plan
 from contextile.transformers._positions import counted, counting_part
@@ -165,7 +175,9 @@ def use(
     _last_layer = math.inf, object
     _kinds.clear()
     try:
-        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), adapted(_attend, _check_mask):
+        local = contextlib.nullcontext() if sides is None else local_layers(_attend_local)
+        older = adapted(_attend, _check_mask)
+        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local:
             yield executor
     finally:
         _executor, _check_masks, _check_positions, _positions, _sides = before
@@ -256,6 +268,23 @@ def _check_tower(layer: Any) -> None:
         )
 
 
+def _check_parts() -> None:
+    """Raises if the model that is computing has experts that drop tokens, or attends elsewhere, too."""
+    from transformers import PreTrainedModel
+
+    model, _ = model_in_call(PreTrainedModel) or (None, None)
+    if model is None:
+        return
+    dropping = dropping_part(model)
+    if dropping is not None:
+        raise _core.InvalidArgument(
+            f"model: expected experts without a capacity, found {type(model).__name__} with {dropping}, which would drop tokens by "
+            "how many this rank holds"
+        )
+    if _sides is not None:
+        refuse_own_attention(model)
+
+
 def check_model(prepared: Prepared) -> None:
     """Raises if the model that is computing would be wrong on a part of the tokens."""
     from transformers import PreTrainedModel
@@ -299,7 +328,8 @@ def check_model(prepared: Prepared) -> None:
             f"{pixels[0]}: expected none inside use, for the model would merge the features of all images into this rank's tokens; "
             'found some. Give mm_encoder_outputs={"image": local_images(…)}'
         )
-    counting = counting_part(model) if _check_positions and not prepared.counts_from_zero else None
+    is_given = _positions is not None or _sides is not None
+    counting = counting_part(model, is_given) if _check_positions and not prepared.counts_from_zero else None
     if counting is not None:
         raise _core.InvalidArgument(
             f"model: expected one whose positions can be given, found {name} with {counting}, which counts them from this rank's "
@@ -396,6 +426,29 @@ def _begin_ordered(module: Any) -> tuple[Executor, Prepared]:
     return cast(Executor, _executor), prepared
 
 
+def _attend_by_side(
+    prepared: Prepared, kind: str, query: Tensor, key: Tensor, value: Tensor, bias: RelativeBias | None, window: int | None
+) -> Tensor:
+    """Attends for a layer of an encoder or a decoder, with tensors [1, tokens, heads, …]."""
+    sides, executor = cast(Sides, _sides), cast(Executor, _executor)
+    if _check_masks and kind == "encoder":
+        check_encoder_reach(prepared, sides, window)
+    elif _check_masks and window is not None:
+        raise _core.InvalidArgument(f"attention: expected a {kind} that attends all its tokens, found a window of {window + 1}")
+    _kinds.add(kind)
+    return cross_attention(query[0], key[0], value[0], sides=sides, executor=executor, plan=prepared, mask=kind, bias=bias)[None]
+
+
+def _attend_local(module: Any, query: Tensor, key: Tensor, value: Tensor, bias: RelativeBias, window: int) -> Tensor:
+    """Attends for a local layer of LongT5's encoder."""
+    prepared, _ = _begin(module)
+    _check_parts()
+    _name_for(prepared, "encoder", query, key, value, 1.0, None)
+    _check(prepared.rules["encoder"], query, None, 0.0, 1.0, None)
+    check_model(prepared)
+    return _attend_by_side(prepared, "encoder", query, key, value, bias, window)
+
+
 def _attend(
     module: Any,
     query: Tensor,
@@ -419,9 +472,15 @@ def _attend(
     prepared, is_first = _begin(module)
     is_compiling = torch.compiler.is_compiling()
     if is_first:
+        _check_parts()
         _check_tower(module)
     is_causal = is_causal_of(module, other)
     kind = kind_of(module, sliding_window, is_causal)
+    if _sides is not None and kind not in ("encoder", "decoder", "cross"):
+        raise _core.InvalidArgument(
+            f"attention: expected a layer of an encoder or a decoder, by its configuration (is_encoder_decoder), with sides, found "
+            f"{type(module).__name__} of kind {kind}"
+        )
     name = _name_for(prepared, kind, query, key, value, scaling, s_aux)
     rules = prepared.rules[name]
     _check(rules, query, attention_mask, dropout, scaling, softcap)
@@ -438,15 +497,9 @@ def _attend(
     if is_first:
         check_model(prepared)
     if _sides is not None:
-        _kinds.add(kind)
-        if position_bias is not None:
-            raise _core.InvalidArgument(
-                "attention: expected no position_bias in a model with an encoder and a decoder, found one (T5: its encoder alone "
-                "has a plan)"
-            )
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        by_side = cross_attention(q, k, v, sides=_sides, executor=cast(Executor, _executor), plan=prepared, mask=kind)
-        return by_side[None], None
+        bias = bias_of_layer(module, position_bias, is_cross=kind == "cross")
+        window = sliding_window if sliding_window is None else sliding_window - 1
+        return _attend_by_side(prepared, kind, *(x.transpose(1, 2) for x in (query, key, value)), bias, window), None
     if _check_positions and not is_compiling:
         _compare_positions(prepared, other.get("position_ids"))
     out = attention(

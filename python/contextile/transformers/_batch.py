@@ -8,7 +8,7 @@ import torch
 
 from contextile import _core
 from contextile.transformers import _linear
-from contextile.transformers._layers import described, layers_of
+from contextile.transformers._layers import described, layers_of, refuse_own_attention
 
 FULL = "full"
 SLIDING = "sliding"
@@ -121,6 +121,8 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
 
 def _found_in(model: Any, config: Any, changes: dict[str, Any]) -> dict[str, Any]:
     layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
+    if isinstance(model, torch.nn.Module) and getattr(model.config, "is_encoder_decoder", False):
+        refuse_own_attention(model)
     if layers is not None:
         if "mask" not in changes and any(layer.kind == "cross" for layer in layers):
             raise _core.InvalidArgument(

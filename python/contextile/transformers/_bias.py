@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import Any, NamedTuple
 
@@ -34,15 +35,19 @@ def _table_of(module: Any) -> RelativeBias | None:
     table = getattr(module, "relative_attention_bias", None)
     if not isinstance(table, torch.nn.Embedding):
         return None
+    most = getattr(module, "relative_attention_max_distance", None)
+    bucket = getattr(module, "_relative_position_bucket", None)
+    if not isinstance(most, int) or not callable(bucket):  # another kind of layer
+        return None
+    options = {
+        "bidirectional": not module.is_decoder,
+        "num_buckets": getattr(module, "relative_attention_num_buckets", None),
+        "max_distance": most,
+    }
+    accepted = inspect.signature(bucket).parameters  # UMT5's layers take them from themselves
     try:
-        most = int(module.relative_attention_max_distance)
-        buckets = module._relative_position_bucket(
-            torch.arange(-most, most + 1),
-            bidirectional=not module.is_decoder,
-            num_buckets=module.relative_attention_num_buckets,
-            max_distance=most,
-        )
-    except (AttributeError, TypeError):  # another kind of layer
+        buckets = bucket(torch.arange(-most, most + 1), **{name: options[name] for name in options if name in accepted})
+    except (AttributeError, TypeError):
         return None
     return relative_bias(table.weight.t(), -most, buckets=buckets)
 
@@ -60,12 +65,22 @@ def _is_of(position_bias: Tensor, bias: RelativeBias) -> bool:
     return True
 
 
-def bias_of_layer(module: Any, position_bias: Tensor | None) -> RelativeBias | None:
+def _remembered(position_bias: Tensor, bias: RelativeBias) -> Tensor:
+    """Makes layers that are given this tensor attend with a bias."""
+    key = id(position_bias)
+    _known[key] = _Known(weakref.ref(position_bias, lambda _: _known.pop(key, None)), bias)
+    return position_bias
+
+
+def bias_of_layer(module: Any, position_bias: Tensor | None, *, is_cross: bool = False) -> RelativeBias | None:
     """Returns the bias by position that a layer's ``position_bias`` stands for.
 
-    Raises InvalidArgument if it is no table's.
+    Layers of T5 that attend the encoder pass zeros. Raises InvalidArgument on any other tensor that
+    is no table's.
     """
     if position_bias is None:
+        return None
+    if is_cross and not torch.compiler.is_compiling() and not bool(position_bias.any()):
         return None
     if torch.compiler.is_compiling():
         raise _refuse(position_bias)
@@ -77,6 +92,16 @@ def bias_of_layer(module: Any, position_bias: Tensor | None) -> RelativeBias | N
         return known.bias
     if not _is_of(position_bias, bias):
         raise _refuse(position_bias)
-    key = id(position_bias)
-    _known[key] = _Known(weakref.ref(position_bias, lambda _: _known.pop(key, None)), bias)
+    _remembered(position_bias, bias)
     return bias
+
+
+def local_bias(module: Any, position_bias: Tensor | None) -> tuple[RelativeBias, Tensor]:
+    """Returns the bias of a local layer, and a tensor that stands for it in the layers after."""
+    bias = _table_of(module)
+    if bias is None:
+        known = None if position_bias is None else _known.get(id(position_bias))
+        if position_bias is None or known is None or known.position_bias() is not position_bias:
+            raise _refuse(torch.empty(0) if position_bias is None else position_bias)
+        return known.bias, position_bias
+    return bias, _remembered(torch.empty(0), bias)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import math
+import sys
 import warnings
+import weakref
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from contextile import masks
+from contextile import _core, masks
 from contextile.transformers._masks import Form, form_of
 from contextile.transformers._older import adapted
 
 _PROBE = "contextile_probe"
+_TAKEN_OVER = ("LongT5LocalAttention",)  # layers with code of their own that _local replaces
 
 
 class Layer(NamedTuple):
@@ -32,13 +36,57 @@ class Layer(NamedTuple):
     has_blocks: bool = False  # true if tokens of an image, or of a prefix, attend each other
 
 
+def _is_cross(module: Any) -> bool:
+    """Returns whether a layer of a decoder that is computing attends the encoder.
+
+    Layers say so in a variable. Those of some models have nothing else that tells.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and frame.f_locals.get("self") is module:
+            return frame.f_locals.get("is_cross_attention", True) is not False
+        frame = frame.f_back  # type: ignore[assignment]
+    return True
+
+
+@functools.cache
+def _uses_interface(kind: type) -> bool:
+    """Returns whether a layer attends by the implementation that is set for its model."""
+    functions = [inspect.unwrap(value) for base in kind.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
+    return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in functions)
+
+
+@functools.lru_cache(maxsize=64)
+def _own_attention(model: weakref.ref[Any]) -> str | None:
+    for name, module in model().named_modules():
+        inner = [type(part).__name__ for part in module.modules() if part is not module]
+        is_layer = "Attention" in type(module).__name__ and not any("Attention" in part for part in inner)
+        if is_layer and type(module).__name__ not in _TAKEN_OVER and not _uses_interface(type(module)):
+            return f"{name} ({type(module).__name__})"
+    return None
+
+
+def refuse_own_attention(model: torch.nn.Module) -> None:
+    """Raises if a layer of a model attends by code of its own."""
+    part = _own_attention(weakref.ref(model))
+    if part is not None:
+        raise _core.InvalidArgument(
+            f"model: expected layers that attend by the attention interface of transformers, found {type(model).__name__} with "
+            f"{part}, which attends by code of its own on each rank alone"
+        )
+
+
 def kind_of(module: Any, window: int | None, is_causal: bool) -> str:
     """Returns the kind of a layer, which names its mask."""
     config = getattr(module, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         if is_causal:
             return "decoder"
-        return "cross" if getattr(module, "is_decoder", False) else "encoder"
+        if not getattr(module, "is_decoder", False):
+            return "encoder"
+        return "cross" if _is_cross(module) else "decoder"
     if window is not None:
         return "sliding"
     kinds = getattr(config, "layer_types", None)

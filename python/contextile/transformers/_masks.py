@@ -179,12 +179,13 @@ def check_reach(prepared: Prepared, name: str, kind: str, window: int | None, is
 
 def check_sides(prepared: Prepared, sides: Sides) -> None:
     """Raises unless the plan has the masks of an encoder and a decoder, and these sides are its."""
-    for name, pairs in sides.num_pairs.items():
+    for name in ("encoder", "decoder", "cross"):
         if name not in prepared.mask_names:
             raise _core.InvalidArgument(
                 f"plan: expected one for masks.encoder_decoder, found masks {', '.join(prepared.mask_names)}"
             )
         plan, index = prepared.mask_of(name)
+        pairs = sides.pairs_of(name, plan.mask(index))
         if plan.mask(index).num_pairs != pairs:
             raise _core.InvalidArgument(
                 f"mask '{name}': expected the {pairs} pairs of the sides, found {plan.mask(index).num_pairs}"
@@ -194,4 +195,15 @@ def check_sides(prepared: Prepared, sides: Sides) -> None:
         raise _core.InvalidArgument(
             f"sides: expected sources and targets on every rank, found {len(sides.source_rows)} and {len(sides.target_rows)} on "
             f"rank {prepared.rank}; a smaller block_size spreads them"
+        )
+
+
+def check_encoder_reach(prepared: Prepared, sides: Sides, window: int | None) -> None:
+    """Raises unless the plan's encoder mask reaches as many tokens to either side as a layer."""
+    reach = sides.longest_source - 1 if window is None else min(window, sides.longest_source - 1)
+    found = prepared.rules["encoder"].offsets
+    if found != (-reach, reach):
+        raise _core.InvalidArgument(
+            f"mask 'encoder': expected {reach} tokens to either side, as the layer attends, found keys {found[0]} to {found[1]} from the "
+            "query (masks.encoder_decoder(…, window=…); use(executor, check_masks=False) leaves masks to the plan)"
         )

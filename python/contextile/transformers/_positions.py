@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from contextile import _core
+
 
 @functools.lru_cache(maxsize=256)
 def _takes_positions(kind: type) -> bool:
@@ -33,19 +35,61 @@ def _is_in_encoder() -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=256)
+def _counts_ids(kind: type) -> bool:
+    """Returns whether a module counts positions from token ids and takes none."""
+    if not issubclass(kind, nn.Module) or "Position" not in kind.__name__:
+        return False
+    accepted = inspect.signature(kind.forward).parameters
+    return "input_ids" in accepted and "position_ids" not in accepted
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Returns whether a module takes rows of a table by the places of tokens that are no padding.
+
+    M2M100's sinusoidal embeddings do.
+    """
+    has_table = isinstance(getattr(module, "weights", None), Tensor) and isinstance(getattr(module, "padding_idx", None), int)
+    return _counts_ids(type(module)) and has_table and hasattr(module, "make_weights")
+
+
 @functools.lru_cache(maxsize=64)
-def _counting_part(model: weakref.ref[Any]) -> str | None:
+def _counting_part(model: weakref.ref[Any], are_given: bool) -> str | None:
     for name, module in model().named_modules():
-        kind = type(module)
-        if "Position" in kind.__name__ and "input_ids" in inspect.signature(kind.forward).parameters:
-            if "position_ids" not in inspect.signature(kind.forward).parameters:
-                return f"{name} ({kind.__name__})"
+        if _counts_ids(type(module)) and not (are_given and _is_table(module)):
+            return f"{name} ({type(module).__name__})"
     return None
 
 
-def counting_part(model: nn.Module) -> str | None:
-    """Returns the name of a part that counts positions from token ids, if the model has one."""
-    return _counting_part(weakref.ref(model))
+def counting_part(model: nn.Module, are_given: bool) -> str | None:
+    """Returns the name of a part that counts positions from token ids, if the model has one.
+
+    Parts that use the positions which are given (``counted``) are left out.
+    """
+    return _counting_part(weakref.ref(model), are_given)
+
+
+def _rows_at(module: Any, given: dict[str, Any], counted_rows: Tensor, positions: Tensor) -> Tensor:
+    """Returns the rows of a table at positions, in place of those that the module counted."""
+    name = type(module).__name__
+    first, count = module.padding_idx + 1, counted_rows.shape[1]
+    ids = given.get("input_ids")
+    if ids is not None and bool((ids == module.padding_idx).any()):
+        raise _core.InvalidArgument(
+            f"input_ids: expected no padding (token {module.padding_idx}), for {name} does not count it and documents are packed "
+            f"without, found {int((ids == module.padding_idx).sum())} tokens"
+        )
+    by_rule = module.weights[first : first + count]
+    if counted_rows.shape[0] != 1 or not torch.equal(counted_rows[0], by_rule.to(counted_rows)):
+        raise _core.InvalidArgument(
+            f"positions: expected an embedding of tokens {first}, {first + 1}, … of its table, in a batch of 1, found another rule in {name}"
+        )
+    if len(positions) != count:
+        raise _core.InvalidArgument(f"positions: expected those of {count} tokens, as {name} got, found {len(positions)}")
+    needed = first + (int(positions.max()) + 1 if count else 0)
+    if needed > module.weights.shape[0]:
+        module.make_weights(needed, module.weights.shape[1], module.padding_idx)
+    return module.weights[positions + first].to(counted_rows)[None]
 
 
 @contextlib.contextmanager
@@ -56,10 +100,13 @@ def counted(positions: Tensor | None, of_encoder: Tensor | None = None) -> Itera
         return
 
     def hook(module: nn.Module, arguments: Any, others: dict[str, Any], output: Any) -> Any:
-        if not _takes_positions(type(module)) or module.padding_idx is not None:
+        is_table = _is_table(module)
+        if not is_table and (not _takes_positions(type(module)) or module.padding_idx is not None):
             return output
         chosen = of_encoder if of_encoder is not None and _is_in_encoder() else positions
         given = inspect.signature(type(module).forward).bind(module, *arguments, **others).arguments
+        if is_table:
+            return _rows_at(module, given, output, chosen.to(output.device))
         given["position_ids"] = chosen.to(next(module.parameters()).device)
         return type(module).forward(**given)
 
