@@ -15,16 +15,31 @@ _DEFAULT_HEADS = (32, 8)  # as in make_workload
 _OF_A_SHAPE = ("heads", "head_dim", "value_dim", "scale", "softcap", "sink")
 
 
+def one_shape_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a workload with the shape of the first mask in place of dicts."""
+    dicts = {key: next(iter(batch[key].values()), None) for key in _OF_A_SHAPE if isinstance(batch.get(key), Mapping)}
+    return {key: value for key, value in {**batch, **dicts}.items() if key not in dicts or value is not None}
+
+
 def _layers_of(entry: Any) -> int:
     is_pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], int)
     return entry[1] if is_pair else 1
 
 
+def check_shapes(mask: Any, batch: Mapping[str, Any]) -> None:
+    """Raises unless every dict of a batch has one entry for each mask."""
+    masks = mask if isinstance(mask, Mapping) else {"": mask}
+    for key in _OF_A_SHAPE:
+        given = batch.get(key)
+        if isinstance(given, Mapping) and set(given) != set(masks):
+            raise _core.InvalidArgument(
+                f"{key}: expected one for each of {', '.join(map(repr, masks))}, found {', '.join(map(repr, given))}"
+            )
+
+
 def _groups_of(masks: Mapping[str, Any], shapes: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Returns groups of masks whose layers have one shape, each with that shape."""
-    for key, given in shapes.items():
-        if isinstance(given, Mapping) and set(given) != set(masks):
-            raise _core.InvalidArgument(f"{key}: expected one for each of {', '.join(masks)}, found {', '.join(given)}")
+    check_shapes(masks, shapes)
     groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for name, entry in masks.items():
         own = {key: given[name] if isinstance(given, Mapping) else given for key, given in shapes.items()}

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, attention, dispatch, local_batch  # noqa: E402
+from contextile.torch import DataLoader, Executor, attention, dispatch, local_batch  # noqa: E402
 from reference import inputs, relative_error, run_dense  # noqa: E402
 
 LENGTHS = [300, 90, 10]
@@ -148,3 +148,63 @@ def test_tokens_of_any_of_the_plans_are_this_batch():
     other = local_batch(torch.arange(400), plan=ct.plan([400], cluster="local:1x1", strategy="dcp"), rank=0)
     with pytest.raises(ct.InvalidArgument, match="made for another"):
         Layer()(other.tokens, "full")
+
+
+class Text:
+    """Documents of one token each, again and again."""
+
+    lengths = [70, 30, 50, 20, 90]
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return [index + 1] * self.lengths[index]
+
+
+def loader_of(rank, **changes):
+    options = {"cluster": "local:1x2", "strategy": "dcp", "tokens": 128, "end_step": 3, "micro_batches": 2, **BATCH, **changes}
+    return DataLoader(Text(), rank=rank, **options)
+
+
+def test_a_loader_plans_layers_of_unlike_shapes():
+    def body(transport):
+        executor, found = Executor(transport), []
+        for step in loader_of(transport.rank):
+            assert step.plans["full"].shape.head_dim == 32 and step.plans["sliding"].shape.kv_heads == 2
+            executor.prepare(step.plans)
+            for name, ((q_heads, kv_heads), dim) in SHAPES.items():
+                x = step.local.tokens[:, None, None].float()
+                q, k, v = (x.expand(-1, heads, dim).contiguous() for heads in (q_heads, kv_heads, kv_heads))
+                # All values that a token attends are those of its document.
+                assert relative_error(attention(q, k, v, executor=executor, mask=name), q) < 1e-6
+            lengths = [piece.num_tokens for piece in step.pieces]
+            expected = ct.plans(lengths, cluster="local:1x2", strategy="dcp", **BATCH)
+            assert {name: plan.digest for name, plan in step.plans.items()} == {name: plan.digest for name, plan in expected.items()}
+            found.append((step.step, step.micro_batch, float(step.local.loss_weights.sum())))
+        return found
+
+    ranks = ct.run_inproc(2, body)
+    assert [one[:2] for one in ranks[0]] == [(step, micro_batch) for step in range(3) for micro_batch in range(2)]
+    for step in range(3):
+        assert abs(sum(weight for rank in ranks for number, _, weight in rank if number == step) - 1) < 1e-5
+
+
+def test_a_loader_of_layers_of_one_shape_has_plans_by_mask():
+    (step,) = loader_of(0, heads=(4, 2), head_dim=16, end_step=1, micro_batches=1)
+    assert step.plans == {"full": step.plan, "sliding": step.plan}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"store": "memory:"}, "layers of one shape with a schedule or a store, found a dict of shapes"),
+        ({"schedule": "bytescale", "strategy": None, "micro_batches": 1}, "layers of one shape with a schedule or a store"),
+        ({"strategy": "auto:budget_ms=50"}, "without a time budget"),
+        ({"head_dim": {"full": 32}}, "head_dim: expected one for each of 'full', 'sliding', found 'full'"),
+        ({"mask": "causal"}, "expected one for each of '', found 'full', 'sliding'"),
+    ],
+)
+def test_shapes_that_a_loader_cannot_plan_are_refused(changes, message):
+    with pytest.raises(ct.InvalidArgument, match=message):
+        loader_of(0, **changes)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from contextile import _core
 from contextile._display import error_text
+from contextile._layers import check_shapes, one_shape_of, plans
 from contextile._planning import _options_of, make_workload, schedule
 from contextile.torch._dealing import Dealer
 from contextile.torch._documents import Piece
@@ -43,6 +44,17 @@ class Batches:
 
     def lengths(self, unit: int, replica: int) -> list[int]:
         return [piece.num_tokens for piece in self.pieces(unit, replica)]
+
+    @property
+    def has_unlike_shapes(self) -> bool:
+        """True if layers have unlike shapes, which need a plan each."""
+        return one_shape_of(self._batch) != self._batch
+
+    def plans(self, unit: int, replica: int, **options: Any) -> dict[str, _core.Plan]:
+        """Returns the plans of a replica's micro-batch by mask."""
+        self.workload(unit, replica)  # fails where a mask of the step cannot be made
+        pieces = self.pieces(unit, replica)
+        return plans([piece.num_tokens for piece in pieces], mask=self.mask_of(pieces), **self._batch, **options)
 
     def mask_of(self, pieces: Sequence[Piece]) -> Any:
         return self._mask(pieces) if callable(self._mask) else self._mask
@@ -76,7 +88,9 @@ class Batches:
     def _workload(self, step: int, micro_batch: int, replica: int) -> _core.Workload:
         pieces = self.dealer.dealt(step)[micro_batch][replica]
         lengths = [piece.num_tokens for piece in pieces]
-        workload = make_workload(lengths, mask=self.mask_of(pieces), num_ranks=self._num_ranks, **self._batch)
+        mask = self.mask_of(pieces)
+        check_shapes(mask, self._batch)
+        workload = make_workload(lengths, mask=mask, num_ranks=self._num_ranks, **one_shape_of(self._batch))
         self._begins[step, micro_batch, replica] = workload.document_begins
         while len(self._begins) > self._kept:
             self._begins.popitem(last=False)
@@ -180,19 +194,25 @@ class PlanSource:
                 planner.close()
 
 
+class MadeHere(NamedTuple):
+    """What a thread of this process planned for a unit."""
+
+    value: Any
+    planning_s: float
+
+
 class RankSchedule(NamedTuple):
     """The micro-batches of a rank in a step."""
 
     rounds: list[list[_core.ScheduledMicroBatch]]
     begins: Begins  # of the whole step
-    planning_s: float
 
 
 @dataclass
-class ScheduleStatistics:
-    """Schedules of one rank so far."""
+class LocalStatistics:
+    """Steps that threads of this process planned for one rank so far."""
 
-    steps: int = 0
+    steps: int = 0  # or micro-batches
     planning_s: float = 0.0  # that planning took
     exposed_s: float = 0.0  # that this rank waited
 
@@ -202,38 +222,35 @@ class ScheduleStatistics:
         return max(self.planning_s - self.exposed_s, 0.0)
 
 
-class ScheduleSource:
-    """Schedules of the next steps, which threads of this process make. A unit is a step."""
+class LocalSource:
+    """What threads of this process make for the next units."""
 
     is_private = True
+    _what = "plans"
 
     def __init__(
-        self, batches: Batches, cluster: _core.Cluster, choice: _core.StrategyChoice,
-        group_choice: _core.StrategyChoice | None, options: dict[str, Any], *, rank: int, units_ahead: int,
-        end_unit: int | None, threads: int, timeout: float,
+        self, choice: _core.StrategyChoice | None, *, rank: int, units_ahead: int, end_unit: int | None, threads: int,
+        timeout: float,
     ) -> None:  # fmt: skip
-        if choice.name not in SCHEDULES:
-            raise _core.InvalidArgument(f"schedule: expected {', '.join(SCHEDULES)}, found {choice.name}")
-        if group_choice is not None and group_choice.options.get("budget_ms", "0") != "0":
+        if choice is not None and choice.options.get("budget_ms", "0") != "0":
             raise _core.InvalidArgument(
                 "data loader: expected a strategy without a time budget (auto:steps=N), found "
-                f"budget_ms={group_choice.options['budget_ms']}: its plans would differ from rank to rank"
+                f"budget_ms={choice.options['budget_ms']}: its plans would differ from rank to rank"
             )
         if units_ahead < 1 or threads < 1:
             raise _core.InvalidArgument(
                 f"data loader: expected at least 1 step ahead and 1 thread, found {units_ahead} and {threads}"
             )
-        self._batches, self._cluster, self._rank = batches, cluster, rank
-        self._choices = {"strategy": choice, "group_strategy": group_choice, **options}
+        self._rank = rank
         self._units_ahead, self._end_unit = units_ahead, end_unit
         self._threads, self._timeout = threads, timeout
         self._pool: futures.ThreadPoolExecutor | None = None
-        self._steps: dict[int, futures.Future[RankSchedule]] = {}
-        self._statistics = ScheduleStatistics()
+        self._steps: dict[int, futures.Future[MadeHere]] = {}
+        self._statistics = LocalStatistics()
 
     def open(self, unit: int) -> None:
-        self._pool = futures.ThreadPoolExecutor(self._threads, thread_name_prefix="contextile-schedule")
-        self._statistics = ScheduleStatistics()
+        self._pool = futures.ThreadPoolExecutor(self._threads, thread_name_prefix="contextile-plan")
+        self._statistics = LocalStatistics()
         self._fill(unit)
 
     def close(self) -> None:
@@ -241,14 +258,14 @@ class ScheduleSource:
             self._pool.shutdown(cancel_futures=True)
         self._pool, self._steps = None, {}
 
-    def take(self, unit: int) -> RankSchedule:
+    def take(self, unit: int) -> Any:
         begun = time.monotonic()
         self._fill(unit)
         try:
             taken = self._steps[unit].result(self._timeout)
         except futures.TimeoutError:
             raise _core.TransportError(
-                f"rank {self._rank}: step {unit}: expected its schedule within {self._timeout} s, found it unfinished"
+                f"rank {self._rank}: step {unit}: expected its {self._what} within {self._timeout} s, found it unfinished"
             ) from None
         except Exception as error:
             text = str(error) if isinstance(error, _core.Error) else error_text(error)
@@ -256,7 +273,7 @@ class ScheduleSource:
         self._statistics.steps += 1
         self._statistics.planning_s += taken.planning_s
         self._statistics.exposed_s += time.monotonic() - begun
-        return taken
+        return taken.value
 
     def release(self, unit: int) -> None:
         del self._steps[unit]
@@ -270,10 +287,47 @@ class ScheduleSource:
         end = unit + self._units_ahead
         for ahead in range(unit, end if self._end_unit is None else min(end, self._end_unit)):
             if ahead not in self._steps and self._pool is not None:
-                self._steps[ahead] = self._pool.submit(self._plan, ahead)
+                self._steps[ahead] = self._pool.submit(self._timed, ahead)
 
-    def _plan(self, unit: int) -> RankSchedule:
+    def _timed(self, unit: int) -> MadeHere:
         begun = time.monotonic()
+        return MadeHere(self._make(unit), time.monotonic() - begun)
+
+    def _make(self, unit: int) -> Any:
+        raise NotImplementedError
+
+
+class ScheduleSource(LocalSource):
+    """Schedules of the next steps. A unit is a step."""
+
+    _what = "schedule"
+
+    def __init__(
+        self, batches: Batches, cluster: _core.Cluster, choice: _core.StrategyChoice,
+        group_choice: _core.StrategyChoice | None, options: dict[str, Any], **ahead: Any,
+    ) -> None:  # fmt: skip
+        if choice.name not in SCHEDULES:
+            raise _core.InvalidArgument(f"schedule: expected {', '.join(SCHEDULES)}, found {choice.name}")
+        super().__init__(group_choice, **ahead)
+        self._batches, self._cluster = batches, cluster
+        self._choices = {"strategy": choice, "group_strategy": group_choice, **options}
+
+    def _make(self, unit: int) -> RankSchedule:
         workload = self._batches.workload(unit, 0)
         rounds = schedule(workload, cluster=self._cluster, **self._choices).of(self._rank)
-        return RankSchedule(rounds, workload.document_begins, time.monotonic() - begun)
+        return RankSchedule(rounds, workload.document_begins)
+
+
+class ShapesSource(LocalSource):
+    """Plans of the next micro-batches for layers of unlike shapes, by mask."""
+
+    def __init__(
+        self, batches: Batches, cluster: _core.Cluster, choice: _core.StrategyChoice, options: dict[str, Any], replica: int,
+        **ahead: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(choice, **ahead)
+        self._batches, self._replica = batches, replica
+        self._options = {"cluster": cluster, "strategy": choice, **options}
+
+    def _make(self, unit: int) -> dict[str, _core.Plan]:
+        return self._batches.plans(unit, self._replica, **self._options)

@@ -11,7 +11,7 @@ from typing import Any
 from contextile import _checks, _core
 from contextile._display import error_text
 from contextile._planning import AnyMask, _choice_of, cluster_of
-from contextile.torch._ahead import Batches, PlanSource, ScheduleSource
+from contextile.torch._ahead import Batches, PlanSource, ScheduleSource, ShapesSource
 from contextile.torch._dealing import NONE_WAITING, Dealer, waiting_of
 from contextile.torch._documents import DocumentReader, Documents, Piece
 from contextile.torch._shares import Round, Shares, Step
@@ -113,7 +113,9 @@ class DataLoader:
         Names of fields that have a value per document instead of one per token.
     **batch
         ``heads``, ``head_dim``, ``dtype`` and the rest as for ``contextile.make_workload``; also
-        ``block_size``, ``wire`` and ``backward``.
+        ``block_size``, ``wire`` and ``backward``. Layers of unlike shapes have dicts by mask, as for
+        ``contextile.plans``; this process then makes all plans (no store), and ``Step.plans`` has
+        those of a micro-batch.
 
     Raises
     ------
@@ -213,6 +215,11 @@ class DataLoader:
             dealer, mask, the_cluster.num_devices, batch, replicas=data_parallel, micro_batches=micro_batches,
             kept_steps=kept_steps,
         )  # fmt: skip
+        if self._batches.has_unlike_shapes and (schedule is not None or store is not None):
+            raise _core.InvalidArgument(
+                "data loader: expected layers of one shape with a schedule or a store, found a dict of shapes; its plans are made in "
+                "this process, one for each shape"
+            )
         self._rank, self._replica = rank, replica
         self._data_parallel, self._micro_batches = data_parallel, micro_batches
         self._threads = threads
@@ -230,6 +237,9 @@ class DataLoader:
         if schedule is not None:
             inside = None if strategy is None else _choice_of(strategy)
             self._source = ScheduleSource(self._batches, the_cluster, _choice_of(schedule), inside, options, **ahead)
+        elif self._batches.has_unlike_shapes:
+            choice = _choice_of("auto:steps=4000000" if strategy is None else strategy)
+            self._source = ShapesSource(self._batches, the_cluster, choice, options, replica, **ahead)
         else:
             choice = _choice_of("auto:steps=600000" if strategy is None else strategy)
             self._source = PlanSource(
@@ -317,12 +327,15 @@ class DataLoader:
         num_labels = 0
         for micro_batch in range(self._micro_batches):
             unit = step * self._micro_batches + micro_batch
-            plan = self._take(unit, step, micro_batch)
+            taken = self._take(unit, step, micro_batch)
+            plans = taken if isinstance(taken, dict) else None
+            plan = taken if plans is None else next(iter(plans.values()))
             if micro_batch == 0:
                 num_labels = self._num_labels(step, plan)
             share = self._shares.of(
                 self.pieces(step, micro_batch), plan, self._rank, step=step, micro_batch=micro_batch,
                 num_micro_batches=self._micro_batches, num_labels=num_labels, ranks=tuple(range(plan.num_devices)),
+                plans=plans,
             )  # fmt: skip
             if share.is_last:
                 self._next_step = step + 1

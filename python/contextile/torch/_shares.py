@@ -22,7 +22,7 @@ class Step(NamedTuple):
     """
 
     local: LocalBatch
-    plan: _core.Plan  # this rank's slice of the micro-batch's plan
+    plan: _core.Plan  # this rank's slice of the micro-batch's plan; the first whole one of several
     step: int
     pieces: list[Piece]  # the documents of the micro-batch, in order
     micro_batch: int  # its number in the step
@@ -31,6 +31,8 @@ class Step(NamedTuple):
     fields: dict[str, Tensor]  # further fields, [local tokens, ...] each
     sequence_fields: dict[str, Tensor]  # fields of whole documents, [pieces, ...] each
     ranks: tuple[int, ...]  # the ranks of the cluster that share the micro-batch
+    # The plans by mask, for ``prepare``; layers of unlike shapes have several.
+    plans: dict[str, _core.Plan]
 
     @property
     def is_last(self) -> bool:
@@ -89,7 +91,7 @@ class Shares:
 
     def of(
         self, pieces: list[Piece], plan: _core.Plan, rank: int, *, step: int, micro_batch: int, num_micro_batches: int,
-        num_labels: int, ranks: tuple[int, ...],
+        num_labels: int, ranks: tuple[int, ...], plans: dict[str, _core.Plan] | None = None,
     ) -> Step:  # fmt: skip
         """Returns the share of a rank; ``rank`` is that in the plan.
 
@@ -112,7 +114,7 @@ class Shares:
             tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
         return Step(
             local, plan, step, pieces, micro_batch, num_micro_batches, num_labels,
-            fields, self._reader.values(pieces), ranks,
+            fields, self._reader.values(pieces), ranks, plans or dict.fromkeys(plan.mask_names, plan),
         )  # fmt: skip
 
 
