@@ -299,3 +299,21 @@ def dpo_and_reward_step(strategy):
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_dpo_step_and_a_reward_model_are_those_of_one_process(num_ranks, strategy):
     run_ranks(dpo_and_reward_step, num_ranks, strategy)
+
+
+def gather_on_one_rank_and_go_back_on_another(loss):
+    executor = Executor()
+    plan = planned(ANSWERS, "dcp")
+    executor.prepare(plan)
+    x = torch.ones(plan.num_local_tokens(executor.rank), 3, requires_grad=True)
+    total = gather_last(x, plan=plan, loss=loss).sum()
+    other = "forward" if executor.rank == 0 else "backward"
+    with pytest.raises(ct.InvalidArgument, match=f"expected all ranks in the same call.*in {other} of a gathering function"):  # noqa: PT012
+        if executor.rank == 0:
+            total.backward()
+        else:
+            gather_last(x, plan=plan, loss=loss)
+
+
+def test_ranks_in_forward_and_backward_say_so():
+    run_ranks(gather_on_one_rank_and_go_back_on_another, 2, "same")

@@ -293,8 +293,8 @@ def attention(
         Name of one of the plan's masks. May be left out if the plan has only one. If it differs by
         head (``masks.by_head``), the call runs once for each group of heads.
     sink : float32 Tensor [q_heads], optional
-        A logit per query head that takes part in the softmax and has no value. Needed if and only
-        if ``plan.shape.sink`` is true.
+        A logit per query head that takes part in the softmax and has no value, the same on every
+        rank, which is checked on the CPU. Needed if and only if ``plan.shape.sink`` is true.
     bias : Alibi or RelativeBias, optional
         A bias of scores by position (``alibi``, ``relative_bias``, ``t5_bias``), added after a
         softcap. It lies on the CPU and is the same on every rank.
@@ -368,6 +368,13 @@ def attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise _core.InvalidArgument(f"attention: expected a Tensor as {name}, found {type(tensor).__name__}")
+        if tensor.dim() < 3:
+            raise _core.InvalidArgument(f"attention: expected {name} [..., tokens, heads, dim], found {list(tensor.shape)}")
+    if sink is not None and not (isinstance(sink, Tensor) and sink.dtype == torch.float32):
+        found = sink.dtype if isinstance(sink, Tensor) else type(sink).__name__
+        raise _core.InvalidArgument(f"attention: expected a float32 Tensor as sink, found {found}")
+    if not isinstance(executor, Executor):
+        raise _core.InvalidArgument(f"attention: expected an Executor, found {type(executor).__name__}")
     terms = terms_of(bias, dropout_p, dropout_seed)
     _refuse_forward_mode(q, k, v, sink, terms.table)
     if not torch.compiler.is_compiling() and has_dtensors(q, k, v, sink):
@@ -394,6 +401,9 @@ def attention(
         return (out, lse) if return_lse else out
     number, index, saved_bytes = prepared.call_of(mask)
     q, k, v = _as_autocast(prepared, q, k, v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dtype != prepared.dtype:
+            raise _core.InvalidArgument(f"attention: expected {name} of {prepared.dtype}, as the plan, found {tensor.dtype}")
     leading = q.shape[:-2]
     if leading != k.shape[:-2] or leading != v.shape[:-2]:
         raise _core.InvalidArgument(

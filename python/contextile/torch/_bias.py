@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contextile import _core
+from contextile import _checks, _core
+from contextile.torch._layout import tensor_of, whole_numbers
 
 
 class Alibi(NamedTuple):
@@ -69,14 +70,18 @@ def alibi(slopes: Tensor | Sequence[float] | int) -> Alibi:
     >>> alibi(4).slopes
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
+    if isinstance(slopes, bool):
+        raise _core.InvalidArgument(f"alibi: expected slopes or a number of heads, found {slopes}")
     if isinstance(slopes, int):
         slopes = _published_slopes(slopes)
     try:
         found = torch.as_tensor(slopes, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _core.InvalidArgument(f"alibi: expected slopes or a number of heads, found {slopes!r:.40}") from error
-    if found.dim() != 1:
+    if found.dim() != 1 or len(found) == 0:
         raise _core.InvalidArgument(f"alibi: expected a slope per query head, found a tensor of {list(found.shape)}")
+    if not bool(found.isfinite().all()):
+        raise _core.InvalidArgument(f"alibi: expected finite slopes, found {found.tolist()[:8]}")
     if found.requires_grad:
         raise _core.InvalidArgument("alibi: expected constant slopes, for they get no gradient; found ones with requires_grad")
     return Alibi(found)
@@ -111,17 +116,22 @@ def relative_bias(table: Tensor, first_offset: int, *, buckets: Tensor | None = 
     -------
     RelativeBias
     """
+    if not tensor_of("relative_bias", table).is_floating_point():
+        raise _core.InvalidArgument(f"relative_bias: expected a table of floating-point numbers, found {table.dtype}")
     if table.dim() != 2 or table.shape[1] < 1:
         raise _core.InvalidArgument(f"relative_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}")
-    if not isinstance(first_offset, int) or isinstance(first_offset, bool):
-        raise _core.InvalidArgument(f"relative_bias: expected a whole number as first_offset, found {first_offset!r:.40}")
-    if buckets is None:
-        buckets = torch.arange(table.shape[1])
-    if buckets.dim() != 1 or buckets.is_floating_point():
+    _checks.count("relative_bias, first_offset", first_offset)
+    numbers = torch.arange(table.shape[1]) if buckets is None else whole_numbers("relative_bias, buckets", buckets)
+    if numbers.dim() != 1:
         raise _core.InvalidArgument(
-            f"relative_bias: expected whole numbers of buckets by offset, found {buckets.dtype} {list(buckets.shape)}"
+            f"relative_bias: expected whole numbers of buckets by offset, found {numbers.dtype} {list(numbers.shape)}"
         )
-    return RelativeBias(table, buckets.to(device="cpu", dtype=torch.int32).contiguous(), first_offset)
+    is_known = len(numbers) > 0 and not torch.compiler.is_compiling()
+    if is_known and not 0 <= int(numbers.min()) <= int(numbers.max()) < table.shape[1]:
+        raise _core.InvalidArgument(
+            f"relative_bias: expected buckets below {table.shape[1]}, found {int(numbers.min())} to {int(numbers.max())}"
+        )
+    return RelativeBias(table, numbers.to(device="cpu", dtype=torch.int32).contiguous(), first_offset)
 
 
 def t5_bias(table: Tensor, *, bidirectional: bool, max_distance: int = 128) -> RelativeBias:
@@ -141,7 +151,9 @@ def t5_bias(table: Tensor, *, bidirectional: bool, max_distance: int = 128) -> R
     -------
     RelativeBias
     """
-    if table.dim() != 2:
+    _checks.flag("t5_bias, bidirectional", bidirectional)
+    _checks.count("t5_bias, max_distance", max_distance)
+    if tensor_of("t5_bias", table).dim() != 2:
         raise _core.InvalidArgument(f"t5_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}")
     if bidirectional and table.shape[1] % 2 != 0:
         raise _core.InvalidArgument(

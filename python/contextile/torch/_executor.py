@@ -191,7 +191,10 @@ def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> 
         if gpu is not None and not gpu.is_emulated:
             raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated")
         return torch.device("cpu"), gpu or _core.open_gpu("emulated", timeout=timeout)
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise _core.InvalidArgument(f"device: expected cpu, cuda, cuda:N or emulated, found {device!r:.80}") from None
     if gpu is not None and gpu.is_emulated:
         if wanted != torch.device("cpu"):
             raise _core.InvalidArgument(f"device: expected emulated, as gpu, found {wanted}")
@@ -287,6 +290,8 @@ class Executor:
         flight_folder: str = "",
     ) -> None:
         _checks.number("executor, timeout", timeout)
+        _checks.text("executor, kernel", kernel)
+        _checks.text("executor, flight_folder", flight_folder)
         if _checks.count("executor, plans_kept", plans_kept) < 1 or _checks.count("executor, plans_prepared", plans_prepared) < 1:
             raise _core.InvalidArgument(
                 f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
@@ -459,6 +464,8 @@ class Executor:
             if self._withheld:
                 raise _core.InvalidArgument(self._withheld)
             return self._last()
+        if not isinstance(plan, _core.Plan):
+            raise _core.InvalidArgument(f"plan: expected a Plan, or what prepare returned for one, found {plan!r:.80}")
         number = self._number_of(plan)
         if number is None:
             raise _core.InvalidArgument(

@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile.masks import TokenTree
-from contextile.torch._layout import Targets, dim_of, whole_numbers, without_filler
+from contextile.torch._layout import Targets, dim_of, tensor_of, whole_numbers, without_filler
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _LOSSES = ("same", "share")
 _NUM_PARTS = 8  # parts of a gradient whose norms are compared between ranks
+_FORWARD, _BACKWARD = 1, 2  # the first word of what ranks send each other as a call begins
 
 
 class _Meeting(NamedTuple):
@@ -39,6 +40,8 @@ def _ranks(group: Any) -> tuple[int, int]:
 
     if group is None and not dist.is_initialized():
         return 0, 1
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise _core.InvalidArgument(f"group: expected a ProcessGroup, found {group!r:.80}")
     return dist.get_rank(group), dist.get_world_size(group)
 
 
@@ -52,6 +55,23 @@ def _gathered(mine: Tensor, group: Any, size: int) -> list[Tensor]:
     return parts
 
 
+def _exchanged(call: str, direction: int, words: list[int], device: torch.device, group: Any, size: int) -> list[list[int]]:
+    """Returns four words of every rank. Collective.
+
+    Raises InvalidArgument on all ranks if some are in forward and some in backward.
+    """
+    mine = torch.tensor([direction, *words], dtype=torch.int64, device=device)
+    found = [part.tolist() for part in _gathered(mine, group, size)]
+    for rank, (first, *_) in enumerate(found):
+        if first != direction:
+            names = {_FORWARD: "forward", _BACKWARD: "backward"}
+            raise _core.InvalidArgument(
+                f"{call}: expected all ranks in the same call, found this rank in its {names[direction]} and rank {rank} in "
+                f"{names.get(first, 'another call')} of a gathering function; every rank runs backward of each, in the same order"
+            )
+    return [its_words for _, *its_words in found]
+
+
 def _meet(
     call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str, wanted: Tensor | None = None,
     count: int | None = None,
@@ -62,10 +82,11 @@ def _meet(
     """
     if loss not in _LOSSES:
         raise _core.InvalidArgument(f"loss: expected {' or '.join(_LOSSES)}, found {loss!r:.80}")
+    dim = dim_of(call, tensor, dim)
+    _checks.plan(f"{call}, plan", plan)
     rank, size = _ranks(group)
     if size != plan.num_devices:
         raise _core.InvalidArgument(f"{call}: expected a group of {plan.num_devices} ranks, found {size}")
-    dim = dim_of(call, tensor, dim)
     rows = tensor.movedim(dim, 0)
     rows = without_filler(rows, plan, rank) if count is None else rows
     expected = plan.num_local_tokens(rank) if count is None else count
@@ -74,7 +95,7 @@ def _meet(
     kind = zlib.crc32(f"{call} {tuple(rows.shape[1:])} {rows.dtype} {loss}".encode())
     kind = zlib.crc32(b"" if wanted is None else wanted.numpy().tobytes(), kind)
     words = [expected if fits else -1, int(plan.digest[:15], 16), kind, int(plan.slice_of is not None)]
-    found = [part.tolist() for part in _gathered(torch.tensor(words, device=tensor.device), group, size)]
+    found = _exchanged(call, _FORWARD, words, tensor.device, group, size)
     if not fits:
         raise _core.InvalidArgument(f"{call}: expected {expected} {what} in dimension {dim}, found {rows.shape[0]}")
     for other, its_words in enumerate(found):
@@ -93,7 +114,9 @@ def _check_same(gradient: Tensor, group: Any) -> None:
     # Neighbours count differently, so that it shows which rows a rank used.
     weights = 1 + torch.arange(len(of_rows), device=gradient.device, dtype=torch.float64).mul(0.6180339887).frac().float()
     norms = torch.stack([torch.linalg.vector_norm(part) for part in (of_rows * weights).tensor_split(_NUM_PARTS)])
-    parts = torch.stack(_gathered(norms, group, _ranks(group)[1]))
+    words = norms.cpu().view(torch.int64).tolist()  # two norms each
+    all_words = _exchanged("loss", _BACKWARD, words, gradient.device, group, _ranks(group)[1])
+    parts = torch.tensor(all_words, dtype=torch.int64).view(torch.float32)
     finite = parts[torch.isfinite(parts)]
     slack = 1e-3 * float(finite.max()) if len(finite) > 0 else 0.0
     if not torch.allclose(parts, parts[:1].expand_as(parts), rtol=1e-2, atol=slack, equal_nan=True):
@@ -208,6 +231,9 @@ def collect(
 
     Notes
     -----
+    Backward is collective, too: a rank that runs it alone waits until the group's timeout
+    (``init_process_group``), or until the others gather again.
+
     Parameters that a rank uses before ``collect`` get this rank's share of their gradient, to be
     summed over ranks as always. With ``"same"``, parameters used after it get their whole gradient
     on every rank, which must not be summed. Use them before ``collect``, or divide the loss by the
@@ -266,7 +292,10 @@ def gather_rows(
 
         firsts = gather_rows(x, [begin for begin, _ in plan.sequences], plan=plan)
     """
-    wanted = whole_numbers("tokens", tokens).cpu().reshape(-1)
+    wanted = whole_numbers("tokens", tokens).cpu()
+    if wanted.dim() != 1:
+        raise _core.InvalidArgument(f"tokens: expected a list of them, found {list(wanted.shape)}")
+    _checks.plan("gather_rows, plan", plan)
     if len(wanted) > 0 and not 0 <= int(wanted.min()) <= int(wanted.max()) < plan.num_tokens:
         raise _core.InvalidArgument(
             f"tokens: expected 0 to {plan.num_tokens - 1}, found {int(wanted.min())} to {int(wanted.max())}"
@@ -337,6 +366,7 @@ def gather_last(
 
         rewards = gather_last(head(x), plan=plan)      # [documents, 1]
     """
+    _checks.plan("gather_last, plan", plan)
     lasts = torch.tensor([int(tokens[-1]) for tokens in _branches_of(trees, plan)], dtype=torch.int64)
     return _gathered_rows("gather_last", tensor, lasts, plan, group, dim, loss)
 
@@ -395,6 +425,8 @@ def document_sums(
     wanted = None if trees is None else torch.cat([torch.tensor([len(one) for one in branches]), *branches])
     count = None if targets is None else len(targets.tokens)
     meeting, rows = _meet("document_sums", values, dim, plan, group, loss, wanted, count)
+    if rows.dtype == torch.bool:
+        raise _core.InvalidArgument("document_sums: expected numbers, found torch.bool")
     if rows.dtype in (torch.float16, torch.bfloat16):
         rows = rows.float()
     tokens = torch.from_numpy(plan.local_tokens(meeting.rank)) if targets is None else targets.tokens.cpu()
@@ -405,6 +437,15 @@ def document_sums(
     ids, at = ids[at >= 0].to(rows.device), at[at >= 0].to(rows.device)
     rows, zeros = rows.index_select(0, at), rows.new_zeros((len(branches), *rows.shape[1:]))
     return _Sum.apply(zeros.index_add(0, ids, rows), meeting).movedim(0, dim)
+
+
+def _least_and_most(labels: Tensor, ignore_index: int) -> tuple[int, int] | None:
+    """Returns the least and the largest label. On a GPU this waits for the device, once per call."""
+    wanted = labels[labels != ignore_index]
+    if wanted.numel() == 0:
+        return None
+    least, most = torch.stack(wanted.aminmax()).tolist()
+    return least, most
 
 
 def token_log_probs(
@@ -442,7 +483,8 @@ def token_log_probs(
     Raises
     ------
     InvalidArgument
-        ``x`` and ``labels`` have different tokens, or ``chunks`` is below 1.
+        ``x`` and ``labels`` have different tokens, a label is neither of the vocabulary nor
+        ``ignore_index``, or ``chunks`` is below 1.
 
     Examples
     --------
@@ -451,13 +493,25 @@ def token_log_probs(
     >>> token_log_probs(torch.zeros(3, 4), torch.tensor([2, 0, -100]))
     tensor([-1.3863, -1.3863,  0.0000])
     """
+    _checks.count("chunks", chunks, 1)
+    _checks.whole("ignore_index", ignore_index)
+    if not tensor_of("x", x).is_floating_point() or x.dim() < 2 or x.shape[-1] < 1:
+        raise _core.InvalidArgument(f"x: expected floating-point [..., tokens, vocabulary], found {x.dtype} {list(x.shape)}")
+    if head is not None and not callable(head):
+        raise _core.InvalidArgument(f"head: expected a function, found {head!r:.80}")
+    labels = whole_numbers("labels", tensor_of("labels", labels))
     if x.shape[:-1] != labels.shape:
         raise _core.InvalidArgument(f"labels: expected {list(x.shape[:-1])}, as the tokens, found {list(labels.shape)}")
-    if chunks < 1:
-        raise _core.InvalidArgument(f"chunks: expected at least 1, found {chunks}")
+    ends = None if torch.compiler.is_compiling() else _least_and_most(labels, ignore_index)
 
     def log_probs(rows: Tensor, of_rows: Tensor) -> Tensor:
-        logits = rows if head is None else head(rows)
+        logits = rows if head is None else tensor_of("head", head(rows))
+        if logits.shape[:-1] != rows.shape[:-1]:
+            raise _core.InvalidArgument(f"head: expected logits of {rows.shape[0]} rows, found {list(logits.shape)}")
+        if ends is not None and not 0 <= ends[0] <= ends[1] < logits.shape[-1]:
+            raise _core.InvalidArgument(
+                f"labels: expected 0 to {logits.shape[-1] - 1}, or ignore_index {ignore_index}, found {ends[0]} to {ends[1]}"
+            )
         return -cross_entropy(logits.float(), of_rows, ignore_index=ignore_index, reduction="none")
 
     parts = zip(x.reshape(-1, x.shape[-1]).tensor_split(chunks), labels.reshape(-1).tensor_split(chunks))

@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from contextile import _core
-from contextile.torch._layout import truth_values, whole_numbers
+from contextile import _checks, _core
+from contextile.torch._layout import tensor_of, truth_values, whole_numbers
+
+
+def _values(name: str, given: Any) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise _core.InvalidArgument(f"{name}: expected numbers, found {given!r:.80}") from None
 
 
 class Packed:
@@ -47,12 +54,16 @@ class Packed:
             The field has other rows or lengths than the tokens.
         """
         if self._shape is None:
-            parts = [torch.as_tensor(part) for part in field]
-            found = [len(part) for part in parts]
+            if not isinstance(field, Sequence) or isinstance(field, str):
+                raise _core.InvalidArgument(f"field: expected a list of {len(self.lengths)} sequences, found {field!r:.80}")
+            parts = [_values("field", part) for part in field]
+            found = [len(part) if part.dim() > 0 else 0 for part in parts]
             if found != self.lengths:
                 raise _core.InvalidArgument(f"field: expected sequences of {self.lengths} values, found {found}")
+            if len({part.shape[1:] for part in parts}) > 1:
+                raise _core.InvalidArgument(f"field: expected values of one shape, found {[list(part.shape) for part in parts[:8]]}")
             return torch.cat(parts)
-        tensor = torch.as_tensor(field)
+        tensor = _values("field", field)
         if tuple(tensor.shape[:2]) != self._shape:
             raise _core.InvalidArgument(f"field: expected {list(self._shape)}, as the tokens, found {list(tensor.shape)}")
         return tensor.flatten(0, 1)[self._at(tensor.device)]
@@ -76,6 +87,9 @@ class Packed:
         InvalidArgument
             There are more or fewer tokens than in the batch.
         """
+        _checks.number("unpack, fill", fill)
+        if tensor_of("unpack", packed).dim() == 0:
+            raise _core.InvalidArgument(f"unpack: expected {sum(self.lengths)} tokens, found a number")
         if packed.shape[0] != sum(self.lengths):
             raise _core.InvalidArgument(f"unpack: expected {sum(self.lengths)} tokens, found {packed.shape[0]}")
         if self._shape is None:
@@ -161,6 +175,8 @@ def pack(tokens: Any, attention_mask: Any = None) -> Packed:
         return _packed_rows(tokens, attention_mask)
     if attention_mask is not None:
         raise _core.InvalidArgument("attention_mask: expected none with a list of sequences, found one")
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        raise _core.InvalidArgument(f"tokens: expected [rows, width] or a list of sequences, found {tokens!r:.80}")
     if len(tokens) == 0:
         raise _core.InvalidArgument("tokens: expected at least one sequence, found none")
     return _packed_list(tokens)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile.torch._bias import Alibi, Bias, RelativeBias, Softcap
 from contextile.torch._flex import check_untouched
 
@@ -34,7 +34,12 @@ def _evaluate(score_mod: Any, score: Tensor, head: Tensor, q: Tensor, k: Tensor)
     """Evaluates score_mod in fp64 at [points] each."""
     batch = torch.tensor(0)
     of_point = lambda s, h, q_index, k_index: score_mod(s, batch, h, q_index, k_index)  # noqa: E731
-    found = torch.vmap(of_point)(score, head, q, k)
+    try:
+        found = torch.vmap(of_point)(score, head, q, k)
+    except Exception as error:
+        raise _core.InvalidArgument(
+            f"score_mod: expected a function of (score, batch, head, q, k) that returns a Tensor, found {type(error).__name__}: {error}"
+        ) from error
     if found.requires_grad:
         raise _refuse(
             "constants", "numbers that require gradients, which a plan would drop: give their table to relative_bias"
@@ -105,6 +110,8 @@ def from_score_mod(score_mod: Any, *, heads: int, num_tokens: int) -> ScoreMod:
         return ScoreMod(0.0, score_mod)
     if not callable(score_mod):
         raise _core.InvalidArgument(f"score_mod: expected a function, found {score_mod!r:.40}")
+    _checks.count("score_mod, heads", heads)
+    _checks.count("score_mod, num_tokens", num_tokens)
     if heads < 1 or not 1 <= num_tokens <= _MOST_OFFSETS // 2:
         raise _core.InvalidArgument(
             f"score_mod: expected at least 1 head and 1 to {_MOST_OFFSETS // 2} tokens, found {heads} and {num_tokens}"

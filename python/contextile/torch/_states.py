@@ -9,7 +9,7 @@ correction locally.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from contextile import _core
+from contextile.torch._layout import tensor_of
 from contextile.torch._token_layout import Chunks
 
 
@@ -26,6 +27,13 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def _check_tokens(chunks: Chunks, name: str, tensor: Tensor, dim: int) -> None:
+    if not isinstance(chunks, Chunks):
+        raise _core.InvalidArgument(f"chunks: expected those of chunks_of, found {chunks!r:.80}")
+    if tensor_of(name, tensor).dim() <= dim or not tensor.is_floating_point():
+        raise _core.InvalidArgument(
+            f"{name}: expected floating-point numbers with the chunk's tokens in dimension {dim}, found {tensor.dtype} "
+            f"{list(tensor.shape)}"
+        )
     if tensor.shape[0] != 1 or tensor.shape[dim] != chunks.num_tokens:
         raise _core.InvalidArgument(
             f"{name}: expected a batch of 1 with the chunk's {chunks.num_tokens} tokens in dimension {dim}, found "
@@ -102,6 +110,15 @@ def causal_conv(
         ``x`` has another number of tokens than the chunk.
     """
     _check_tokens(chunks, "x", x, 2)
+    for name, tensor, shape in (("weight", weight, [x.shape[1], "kernel"]), ("bias", bias, [x.shape[1]])):
+        if tensor is None and name == "bias":
+            continue
+        is_shape = tensor_of(name, tensor).dim() == len(shape) and tensor.shape[0] == x.shape[1] and tensor.shape[-1] > 0
+        if not is_shape or tensor.dtype != x.dtype:
+            expected = ", ".join(map(str, shape))
+            raise _core.InvalidArgument(
+                f"{name}: expected {x.dtype} [{expected}], as x, found {tensor.dtype} {list(tensor.shape)}"
+            )
     width = weight.shape[-1] - 1
     rows = x[0].t()
     if width > 0 and chunks.needs_tails(width):
@@ -230,9 +247,16 @@ def linear_attention(
     InvalidArgument
         A tensor has another number of tokens than the chunk.
     """
+    if not isinstance(gates, Mapping) or not callable(rule):
+        raise _core.InvalidArgument(f"linear_attention: expected a dict of gates and a function as rule, found {gates!r:.40} and {rule!r:.40}")
     given = {"query": query, "key": key, "value": value, **gates}
     for name, tensor in given.items():
         _check_tokens(chunks, name, tensor, 1)
+    if query.dim() != 4 or query.shape != key.shape or value.dim() != 4 or value.shape[2] != key.shape[2]:
+        raise _core.InvalidArgument(
+            f"linear_attention: expected query, key and value [1, tokens, heads, dim] of the same heads, found {list(query.shape)}, "
+            f"{list(key.shape)} and {list(value.shape)}"
+        )
     dtype, heads, key_dim, value_dim = query.dtype, value.shape[2], key.shape[3], value.shape[3]
     with torch.autocast(query.device.type, enabled=False):
         given = {name: _single(tensor) for name, tensor in given.items()}
@@ -310,6 +334,12 @@ def ssd_scan(
     """
     for name, tensor in {"x": x, "dt": dt, "B": B, "C": C}.items():
         _check_tokens(chunks, name, tensor, 1)
+    fits = x.dim() == 4 and dt.shape == x.shape[:3] and B.dim() == 4 and B.shape == C.shape and A.shape == x.shape[2:3]
+    if not fits or x.shape[2] % max(B.shape[2], 1) != 0:
+        raise _core.InvalidArgument(
+            f"ssd_scan: expected x [1, tokens, heads, head_dim], dt [1, tokens, heads], A [heads], B and C [1, tokens, groups, state_dim], "
+            f"found {list(x.shape)}, {list(dt.shape)}, {list(A.shape)}, {list(B.shape)} and {list(C.shape)}"
+        )
     options.update(dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit)
     heads, head_dim, state_dim = x.shape[2], x.shape[3], B.shape[3]
     outs, last = [x[:, :0]], None

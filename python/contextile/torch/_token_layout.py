@@ -13,6 +13,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._executor import Executor, Prepared
+from contextile.torch._layout import dim_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -212,6 +213,7 @@ class TokenLayout:
         return self._move(rows, dim, 1, self.num_tokens)
 
     def _move(self, rows: Tensor, dim: int, way: int, expected: int) -> Tensor:
+        dim = dim_of("layout", rows, dim)
         if rows.shape[dim] != expected:
             raise _core.InvalidArgument(
                 f"layout: expected {expected} tokens in dimension {dim}, found {rows.shape[dim]}"
@@ -395,8 +397,16 @@ def _homes(plan: _core.Plan) -> list[Ranges]:
 
 def check_documents(plan: _core.Plan) -> None:
     """Raises InvalidArgument unless every document of a plan is one row of tokens."""
-    begins = [row[0] for row in plan.position_segments]
-    if begins != [begin for begin, end in plan.sequences if begin < end]:
+    rows = plan.position_segments
+    begins = [row[0] for row in rows]
+    sequences = [begin for begin, end in plan.sequences if begin < end]
+    documents = [row[0] for row in rows if row[4] < 0]  # those that follow no token
+    if documents != sequences:
+        raise _core.InvalidArgument(
+            f"plan: expected a length for each document, for layers that run in order, found {len(documents)} documents in "
+            f"{len(sequences)} lengths, apart by their mask alone (such as from_cu_seqlens); give plan the lengths of documents"
+        )
+    if begins != sequences:
         raise _core.InvalidArgument(
             f"plan: expected documents without branches, for layers that run in order, found {len(begins)} branches in "
             f"{len(plan.sequences)} documents"
