@@ -421,6 +421,7 @@ def document_sums(
         log_probs = token_log_probs(logits[rows], labels)
         of_branches = document_sums(log_probs, plan=plan, trees=tree, targets=local.targets)
     """
+    _checks.plan("document_sums, plan", plan)
     branches = _branches_of(trees, plan)
     wanted = None if trees is None else torch.cat([torch.tensor([len(one) for one in branches]), *branches])
     count = None if targets is None else len(targets.tokens)
