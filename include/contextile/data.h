@@ -166,10 +166,11 @@ struct BatchOptions {
 void parse_packing(std::string_view text, BatchOptions& options);
 
 // Makes batches of documents. Sequential: documents fill batches in order; the last document of a
-// batch is cut to fit, or begins the next batch if long documents are dropped. Packings with steps: each step takes the documents of `wlb.micro_batches`
-// sequential batches and packs them again. Every micro-batch that is not empty is a batch, until
-// there are `batches` of them. Documents that still wait then are not used. Throws InvalidArgument
-// when the lengths run out before the batches are full, and as the packings do.
+// batch is cut to fit, or begins the next batch if long documents are dropped. Packings with steps:
+// each step takes the documents of `wlb.micro_batches` sequential batches and packs them again.
+// Every micro-batch that is not empty is a batch, until there are `batches` of them. Documents that
+// still wait then are not used. Throws InvalidArgument when the lengths run out before the batches
+// are full, and as the packings do.
 [[nodiscard]] std::vector<std::vector<std::int64_t>> batches_from_lengths(
     std::span<const std::int64_t> lengths, const BatchOptions& options);
 // The same over samples of a built-in distribution. An unknown name throws with a list of the known
@@ -198,8 +199,8 @@ void parse_packing(std::string_view text, BatchOptions& options);
 struct BatchSamplerOptions {
   std::int64_t tokens = 131072;          // of a batch
   std::int64_t max_document_tokens = 0;  // 0: `tokens`
-  // kSplit: long documents are split into pieces of at most max_document_tokens. The last piece of a
-  // batch is cut at the batch's end, and the rest begins the next batch. Every batch has exactly
+  // kSplit: long documents are split into pieces of at most max_document_tokens. The last piece of
+  // a batch is cut at the batch's end, and the rest begins the next batch. Every batch has exactly
   // `tokens`; no token is left out.
   LongDocuments long_documents = LongDocuments::kSplit;
   std::uint64_t seed = 0;  // of the order of documents, which differs in every epoch

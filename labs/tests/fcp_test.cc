@@ -135,7 +135,9 @@ TEST_F(FcpTables, ShowsWhichLengthsCauseWhat) {
       EXPECT_GE(row["communication"], row["flops"]) << row;
       EXPECT_GE(row["flops"].get<double>(), before) << row;
       before = row["flops"];
-      if (row["length"] == 4096) EXPECT_NEAR(row["communication"].get<double>(), 0.5, 0.05) << row;
+      if (row["length"] == 4096) {
+        EXPECT_NEAR(row["communication"].get<double>(), 0.5, 0.05) << row;
+      }
     }
     EXPECT_DOUBLE_EQ(before, 1);
   }
@@ -199,7 +201,9 @@ TEST_F(FcpTables, ComparesLengthsOfFourKinds) {
       EXPECT_DOUBLE_EQ(row["gain"].get<double>(), 1) << row;
     }
     EXPECT_GT(row["memory_bytes"], 0) << row;
-    if (row["lengths"] != "bimodal") EXPECT_GT(row["forward_spread"], 0) << row;
+    if (row["lengths"] != "bimodal") {
+      EXPECT_GT(row["forward_spread"], 0) << row;
+    }
   }
   EXPECT_THAT(document["setting"]["fcp"].get<std::string>(), HasSubstr("blocks of 4096 tokens"));
 }

@@ -308,7 +308,8 @@ def gather_on_one_rank_and_go_back_on_another(loss):
     x = torch.ones(plan.num_local_tokens(executor.rank), 3, requires_grad=True)
     total = gather_last(x, plan=plan, loss=loss).sum()
     other = "forward" if executor.rank == 0 else "backward"
-    with pytest.raises(ct.InvalidArgument, match=f"expected all ranks in the same call.*in {other} of a gathering function"):  # noqa: PT012
+    match = f"expected all ranks in the same call.*in {other} of a gathering function"
+    with pytest.raises(ct.InvalidArgument, match=match):  # noqa: PT012
         if executor.rank == 0:
             total.backward()
         else:

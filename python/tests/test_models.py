@@ -202,7 +202,7 @@ def test_encoders_with_decoders_need_their_sides():
 
 
 def pairs_alone(model, window=None):
-    """What a model and one process need for pairs of 9 and 4 sources with 5 and 6 targets."""
+    """The model and batch of one process for pairs of 9 and 4 sources with 5 and 6 targets."""
     batch = cth.batch_of(model, **ct.masks.encoder_decoder([9, 4], [5, 6], window=window))
     plan = ct.plan(**batch, cluster="local:1x1", strategy="dcp")
     executor = Executor(ct.inproc_group(1)[0])

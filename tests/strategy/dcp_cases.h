@@ -11,11 +11,11 @@
 
 namespace contextile {
 
-struct Machine {
+struct MachineSize {
   std::int32_t nodes;
   std::int32_t devices;
 };
-inline constexpr Machine kMachines[] = {{1, 8}, {2, 8}, {4, 8}, {3, 4}, {4, 1}};
+inline constexpr MachineSize kMachines[] = {{1, 8}, {2, 8}, {4, 8}, {3, 4}, {4, 1}};
 inline constexpr const char* kMasks[] = {"causal", "sliding_window:3000", "lambda:64,4096",
                                          "causal_blockwise:256,4,1", "shared_question:0.2,4"};
 inline constexpr std::int64_t kBlockSizes[] = {512, 1024, 2048, 4096};

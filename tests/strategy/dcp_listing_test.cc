@@ -1,5 +1,5 @@
-// DCP's Listing 3, recomputed from finished arrangements: which tiles a division has, and what every
-// pair of devices moves for it.
+// DCP's Listing 3, recomputed from finished arrangements: which tiles a division has, and what
+// every pair of devices moves for it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -34,8 +34,8 @@ enum class ResultTiming : std::uint8_t {
   kEarly,  // as soon as a device has computed its last tile of the unit
 };
 
-// What a pair of devices may move for one division of DCP's schedule, while its share is 1/T of all
-// that the pair moves.
+// The data that a pair of devices may move for one division of DCP's schedule. Its share is 1/T of
+// all that the pair moves.
 enum class PairShare : std::uint8_t {
   kWithin,   // no more than its share: a tile that would exceed it waits (Listing 3)
   kReached,  // its share and the rest of the tile that reaches it

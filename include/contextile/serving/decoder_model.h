@@ -352,8 +352,8 @@ struct StepRequest {
   std::span<const std::int32_t> tokens;
   std::int64_t position = 0;      // of the first
   std::span<const PageId> table;  // covers all its tokens up to the last of these
-  std::int64_t num_logits = 1;  // of its last tokens
-  std::int32_t num_drafts = 0;  // last tokens that are drafts, computed as decoding does
+  std::int64_t num_logits = 1;    // of its last tokens
+  std::int32_t num_drafts = 0;    // last tokens that are drafts, computed as decoding does
 };
 
 // Bytes that a rank has sent since construction, by purpose.

@@ -170,8 +170,8 @@ struct ScheduledTokens {
   RequestId request;
   Range tokens;              // of prompt and output
   bool needs_logits = true;  // nothing of the request remains to be computed
-  // Of its last tokens, drafts included: 1 and one of each draft if it needs logits, all if they
-  // are scored.
+  // The number of its last tokens, drafts included, whose logits are needed. It is 1 and the number
+  // of drafts if needs_logits, and all if they are scored.
   std::int64_t num_logits = 1;
   // Computed behind these. Logits are needed after the last token and after each draft, as long as
   // drafts are the tokens that were taken.
@@ -278,8 +278,8 @@ class Engine {
   [[nodiscard]] const Scheduler& scheduler() const { return scheduler_; }
 
  private:
-  // Scores the prompt's tokens of a part, and chooses tokens if nothing else remains to be computed.
-  // `rows` are the part's logits.
+  // Scores the prompt's tokens of a part, and chooses tokens if nothing else remains to be
+  // computed. `rows` are the part's logits.
   void take_tokens(const ScheduledTokens& part, std::span<const float> rows, std::size_t width,
                    std::vector<EngineEvent>& events);
 

@@ -195,7 +195,7 @@ class PlanSource:
 
 
 class MadeHere(NamedTuple):
-    """What a thread of this process planned for a unit."""
+    """A plan that a thread of this process made for a unit."""
 
     value: Any
     planning_s: float
@@ -223,7 +223,7 @@ class LocalStatistics:
 
 
 class LocalSource:
-    """What threads of this process make for the next units."""
+    """The plans that threads of this process make for the next units."""
 
     is_private = True
     _what = "plans"

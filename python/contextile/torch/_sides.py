@@ -92,7 +92,7 @@ class Sides:
                 )
 
     def pairs_of(self, name: str, mask: Any) -> int:
-        """Returns the number of attended pairs that a mask of these sides has, as far as it reaches."""
+        """Returns the number of attended pairs of a mask of these sides, as far as it reaches."""
         sources, targets = self._sources, self._targets
         if name == "encoder":
             reach = torch.minimum(sources - 1, torch.tensor((mask.offsets or (0, 0))[1]))

@@ -269,7 +269,7 @@ def _check_tower(layer: Any) -> None:
 
 
 def _check_parts() -> None:
-    """Raises if the model that is computing has experts that drop tokens, or attends elsewhere, too."""
+    """Raises if the computing model has experts that drop tokens, or attends elsewhere, too."""
     from transformers import PreTrainedModel
 
     model, _ = model_in_call(PreTrainedModel) or (None, None)

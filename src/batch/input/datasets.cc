@@ -54,11 +54,12 @@ constexpr std::array<std::int32_t, kNumQuantiles> kProlongQuantiles = {
 
 // LongAlign-10k in tokens of GPT-2, whose tokenizer DCP's artifact (github.com/chenyu-jiang/dcp)
 // uses. The lengths are published in tokens of Qwen3, of a sample of 240 documents
-// (github.com/aarti-cerebras/verl, docs/qwen3_4b_msa): median 11490, 29.6% from 16384 on, 12.1% from
-// 32768 on, the ninth decile 37719, the longest 53176. The shortest, 6811, is the 8K of the data's
-// card, which counts tokens of ChatGLM3, at the rate of the longest (63954 of them). 26.1% of the
-// documents are mostly Chinese: GPT-2 needs 2.65 tokens for one of Qwen's in Chinese and 1.05 in
-// English, measured on manual pages and papers. Both languages are taken to have the same quantiles.
+// (github.com/aarti-cerebras/verl, docs/qwen3_4b_msa): median 11490, 29.6% from 16384 on, 12.1%
+// from 32768 on, the ninth decile 37719, the longest 53176. The shortest, 6811, is the 8K of the
+// data's card, which counts tokens of ChatGLM3, at the rate of the longest (63954 of them). 26.1%
+// of the documents are mostly Chinese: GPT-2 needs 2.65 tokens for one of Qwen's in Chinese and
+// 1.05 in English, measured on manual pages and papers. Both languages are taken to have the same
+// quantiles.
 constexpr std::array<std::int32_t, kNumQuantiles> kLongAlignQuantiles = {
     7152,   7172,   7202,   7253,   7357,   7515,   7676,   8239,   8843,   9491,
     10187,  10934,  11736,  12962,  14581,  16402,  18930,  21230,  23809,  26701,

@@ -477,9 +477,8 @@ Action add_serve_command(CLI::App& app) {
   add_value(app, "--store",
             {"STORE",
              "gloo, without --tensor-parallel, --context-parallel and --decode-context-parallel: "
-             "where ranks that are left agree to go on when one is lost: a folder, "
-             "file:///FOLDER or "
-             "redis://HOST",
+             "where ranks that are left agree to go on when one is lost: a folder, file:///FOLDER "
+             "or redis://HOST",
              "they end"},
             [options](const std::string& text) { options->store = text; });
   add_serving_ranks_options(app, options->split);

@@ -223,8 +223,8 @@ class JointPartitioner {
     return state;
   }
 
-  // Brings a partition of the finest level below the tight caps. Annealing moves blocks together with
-  // their tiles, which moves of owners alone would leave behind.
+  // Brings a partition of the finest level below the tight caps. Annealing moves blocks together
+  // with their tiles, which moves of owners alone would leave behind.
   void tighten(GridState& state) {
     GridLimits limits = limits_;
     limits.token_cap = machine_.tight->device;
@@ -376,8 +376,8 @@ GridPartition partition_grid(const AttentionGrid& grid, const GridSpec& spec) {
   std::optional<NestedBounds> nested;
   if (spec.bounds == GridBounds::kNested) {
     nested = nested_bounds(grid, spec);
-    // A block of room lets the search move blocks one by one. What it leaves above the bounds is
-    // moved afterwards, cheapest bytes first.
+    // A block of room lets the search move blocks one by one. Blocks that it leaves above the
+    // bounds are moved afterwards, cheapest bytes first.
     GridSpec with_room = spec;
     with_room.data_tolerance = std::max(1.0, spec.data_tolerance);
     const NestedBounds room = nested_bounds(grid, with_room);

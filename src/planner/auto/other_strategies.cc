@@ -112,32 +112,31 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
 }
 
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
-  // Whatever is simulated in one turn spares later turns simulations. More in a turn keep more
-  // threads busy.
-  constexpr std::size_t kOfTurn = 8;
+  // A simulation in one round spares later rounds some. More in a round keep more threads busy.
+  constexpr std::size_t kOfRound = 8;
   std::erase_if(others, [&](const Other& other) {
     return other.least_cost_us && is_hopeless(*other.least_cost_us);
   });
   std::vector<Other> left = std::move(others);
   others.clear();
   while (!left.empty()) {
-    // Without a plan the cheapest of all must be among those of the turn.
-    const auto end = left.begin() + static_cast<std::ptrdiff_t>(state_.has_plan()
-                                                                    ? std::min(kOfTurn, left.size())
-                                                                    : left.size());
-    const std::vector<Other> of_turn(left.begin(), end);
+    // Without a plan the cheapest of all must be among those of the round.
+    const auto end = left.begin() +
+                     static_cast<std::ptrdiff_t>(state_.has_plan() ? std::min(kOfRound, left.size())
+                                                                   : left.size());
+    const std::vector<Other> of_round(left.begin(), end);
     left.erase(left.begin(), end);
-    const std::vector<Other> taken =
-        state_.affordable(of_turn, share, [](const Other& other) { return other.arranging_steps; });
+    const std::vector<Other> taken = state_.affordable(
+        of_round, share, [](const Other& other) { return other.arranging_steps; });
     if (taken.empty()) {
-      others.insert(others.end(), of_turn.begin(), of_turn.end());
+      others.insert(others.end(), of_round.begin(), of_round.end());
       continue;
     }
-    try_turn(taken, share);
+    try_round(taken, share);
   }
 }
 
-void OtherStrategies::try_turn(const std::vector<Other>& taken, double share) {
+void OtherStrategies::try_round(const std::vector<Other>& taken, double share) {
   const bool has_plan = state_.has_plan();
   std::vector<Bounded> bounded(taken.size());
   state_.progress.expect(std::ssize(taken));

@@ -48,7 +48,7 @@ class OtherStrategies {
   // Arranges as many as end in that share of the limits and simulates those that may win. Removes
   // them from the list.
   void try_all(std::vector<Other>& others, double share);
-  void try_turn(const std::vector<Other>& taken, double share);
+  void try_round(const std::vector<Other>& taken, double share);
   void take(PlanCandidate candidate);
   [[nodiscard]] Bounded with_bound(const Other& other) const;
   [[nodiscard]] PlanCandidate simulated(const Other& other, Arrangement arrangement) const;

@@ -20,7 +20,7 @@ class RowSearch {
   void widen(double share);
   // Rebalances the best for longer and tries more schedules.
   void improve(double share);
-  // The same once more, with what is left of the limits.
+  // The same once more, with the rest of the limits.
   void finish(double share);
 
  private:

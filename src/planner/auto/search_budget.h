@@ -78,9 +78,9 @@ class SearchProgress {
 };
 
 // Costs of candidates, in steps. `tiles` and `units`, which are blocks, count all head groups; for
-// rows, which are placed with all heads, one. Those of placing tiles and of simulating are fitted
-// to the CPU time of 600 placements on 32 devices, with 1 to 32 head groups and blocks of 512 to
-// 2048 tokens (2026-11-26, one core of an AMD EPYC); the others to that of whole searches. A
+// rows, which are placed with all heads, one. Placing tiles and simulating are fitted to the CPU
+// time of 600 placements on 32 devices, with 1 to 32 head groups and blocks of 512 to 2048 tokens
+// (2026-11-26, one core of an AMD EPYC). The others are fitted to that of whole searches. A
 // coefficient that is too small breaks a limit in time, one that is too large leaves time unused.
 // `build/auto_bench --steps N` prints the CPU time of limits in steps, `build/budget_bench` that of
 // limits in time; `contextile plan --explain --strategy auto:budget_ms=N` shows the phase.
