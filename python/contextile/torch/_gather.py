@@ -441,7 +441,7 @@ def document_sums(
 
 
 def _least_and_most(labels: Tensor, ignore_index: int) -> tuple[int, int] | None:
-    """Returns the least and the largest label. On a GPU this waits for the device, once a call."""
+    """Returns the least and the largest label. On a GPU each call waits for the device."""
     wanted = labels[labels != ignore_index]
     if wanted.numel() == 0:
         return None

@@ -83,8 +83,7 @@ std::int64_t page_bytes(const Serving& serving) {
                             serving.part.kv_heads(config.kv_heads).size());
 }
 
-// The memory that ranks of this process take must be there: weights once among them and pages, more
-// or less.
+// The memory that ranks of this process take must be there, about weights once and their pages.
 void check_memory(const Serving& serving, std::int32_t ranks_here) {
   constexpr double kGiB = 1 << 30;
   const double experts = static_cast<double>(num_expert_parameters(serving.model.config));
