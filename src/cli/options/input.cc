@@ -55,7 +55,7 @@ void add_shape_options(CLI::App& app, AttentionShape& shape,
 }
 
 void add_machine_options(CLI::App& app, InputOptions& options) {
-  add_cluster_option(app, options.cluster, "the machine");
+  add_cluster_option(app, options.cluster, "");
   add_size<std::int32_t>(
       app, "--tp", options.workload.tp, 1,
       {"N", "tensor parallelism: N devices act as one rank, heads are divided by N", ""});

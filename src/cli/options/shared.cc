@@ -44,11 +44,11 @@ void add_plan_argument(CLI::App& app, std::string& path) {
 
 void add_cluster_option(CLI::App& app, std::string& cluster, const std::string& text,
                         const std::string& unset) {
-  add_value(
-      app, "--cluster",
-      {"NAME[:NODESxDEVICES][,transfer_sms=N]|FILE", fmt::format("{}: {{}}, or a .json file", text),
-       unset.empty() ? cluster : unset, names_of(cluster_presets())},
-      [&cluster](const std::string& value) { cluster = value; });
+  const std::string subject = text.empty() ? "" : text + ": ";
+  add_value(app, "--cluster",
+            {"NAME[:NODESxDEVICES][,transfer_sms=N]|FILE", subject + "{}, or a .json file",
+             unset.empty() ? cluster : unset, names_of(cluster_presets())},
+            [&cluster](const std::string& value) { cluster = value; });
 }
 
 void add_dataset_option(CLI::App& app, std::string& dataset, const std::string& text,
