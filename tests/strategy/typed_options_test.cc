@@ -127,6 +127,8 @@ void randomize(Setter& setter, FcpOptions& options) {
   setter.set(options.token_cap, 0, 1 << 20);
   setter.set(options.pipelining);
   setter.set(options.congestion_free);
+  setter.set_enum(options.cost, 2);
+  setter.set(options.cut_heavy);
   setter.set_enum(options.reshuffle, 2);
 }
 void randomize(Setter& setter, DistcaOptions& options) {
