@@ -120,8 +120,8 @@ class DcpArranger {
 // after the last. Bytes: the units that the placement needs, one copy per device, even across
 // nodes. With relays=on, which the paper does not have, a unit crosses a node boundary once.
 // Memory: all remote units of two divisions, and an accumulator for every remote result. Loses
-// where little communication can be saved and much of it stays exposed: long causal documents on
-// few devices (§7.5 of the paper).
+// where little communication can be saved and much of it stays exposed: long causal documents (§7.5
+// of the paper).
 class DcpStrategy : public TypedStrategy<DcpOptions> {
  public:
   DcpStrategy()

@@ -244,7 +244,8 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
                  "tokens that split shards are multiples of")
         .choice("balance", &DistcaOptions::balance, {"one_sided", "two_sided"},
                 "one_sided: as the original's code, two_sided: overloaded devices keep the "
-                "tolerance, too, as in its paper, and hot senders are spared: one_sided, two_sided")
+                "tolerance, too, as in its paper; our own part spares hot senders: one_sided, "
+                "two_sided")
         .choice("cost", &DistcaOptions::cost, {"profile", "pairs"},
                 "what tasks are balanced by: time by the cluster's attention profile, or attended "
                 "pairs: profile, pairs")

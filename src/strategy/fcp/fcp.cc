@@ -166,7 +166,7 @@ class FcpStrategy : public TypedStrategy<FcpOptions> {
                 "attended pairs: pairs")
         .on_off("cut_heavy", &FcpOptions::cut_heavy,
                 "a block that takes longer than the mean device is cut: on; or blocks have a fixed "
-                "size: off")
+                "size, as published: off")
         .on_off("pipelining", &FcpOptions::pipelining, "transfers overlap with compute: on, off")
         .on_off("congestion_free", &FcpOptions::congestion_free,
                 "a device sends and receives once in a round: on; or blocks are fetched in order: "
