@@ -99,7 +99,7 @@ void add_causal_findings(std::span<const CausalGains> gains, std::vector<Finding
   }
   const bool falls = std::ranges::all_of(
       gains, [](const CausalGains& one) { return one.by_length.front() > one.by_length.back(); });
-  findings.push_back({"causal: more at shorter longest lengths", ours, falls,
+  findings.push_back({"causal: more at smaller longest lengths", ours, falls,
                       "16384 gains more than 131072 on every dataset"});
   if (gains.size() != 2) return;
   const bool more = std::ranges::equal(gains[1].by_length, gains[0].by_length, std::greater<>());

@@ -44,10 +44,10 @@ std::vector<Finding> findings_of(const PlanningTimes& times) {
        fall > 2 && std::ranges::is_sorted(times.by_size_s, std::greater<>()),
        "all datasets and masks together: every size takes less than the one "
        "before, 512 more than twice 4096's"},
-      {"less under sparse masks", fmt::format("sparse masks take {:.2f} of causal's time", sparse),
-       sparse < 1,
+      {"much less under sparse masks",
+       fmt::format("sparse masks take {:.2f} of causal's time", sparse), sparse < 1,
        "the mean of the sparse masks over datasets and block sizes is below "
-       "causal's"},
+       "causal's; the paper has no number"},
       {"under 10 s a batch at reasonable block sizes",
        fmt::format("at most {} ms", format_number(1e3 * times.slowest_s)), times.slowest_s < 10}};
 }

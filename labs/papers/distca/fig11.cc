@@ -149,7 +149,8 @@ PaperResult make(const TableOverrides& overrides) {
   result.differences.emplace_back(
       "One stream: the two halves one after the other, nothing moves while anything computes. One "
       "byte: the same plans, transfers take no time. Ticks end when the slower of compute and "
-      "transfer does. Relays are not the paper's: servers pass keys on to each other.");
+      "transfer does. Relays are not the paper's: servers pass keys on to each other. The paper "
+      "names the tokens of a step for Fig. 12 only; here they are the same.");
   result.plots = {
       {.x = "nodes", .y = {"signal_s", "ping_pong_s", "single_s"}, .panels = {"model"}}};
   return result;

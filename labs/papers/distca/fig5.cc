@@ -71,7 +71,7 @@ bool is_presets_kernel(const Cluster& cluster) {
 std::vector<Finding> shard_findings(const ShardShares& shares) {
   constexpr double kNearPeak = 0.9;
   constexpr double kSlower = 0.75;
-  return {{"near peak throughput once every shard has 128 tokens",
+  return {{"high throughput once every shard has 128 tokens",
            fmt::format("{} of the peak or more", whole_percent(shares.full.least)),
            shares.full.least >= kNearPeak,
            fmt::format("{} of the peak or more at every context, forward and backward",

@@ -19,8 +19,8 @@ inline constexpr std::array<std::string_view, 2> kDistcaModels = {"llama-3-8b", 
 [[nodiscard]] std::int64_t distca_tokens_of_node(std::string_view model);
 // "131072 (8B) and 65536 (34B) tokens", or the command line's number.
 [[nodiscard]] std::string distca_tokens_text(const TableOverrides& overrides);
-// Section 6.3 (Figs. 11 and 12): documents of at most that long, a step of 1M (8B) or 512K (34B)
-// tokens, on 8 and 16 nodes.
+// Section 6.3 (Fig. 12; Fig. 11 names no tokens): documents of at most that long, a step of 1M (8B)
+// or 512K (34B) tokens, on 8 and 16 nodes.
 inline constexpr std::int64_t kDistcaAblationLongest = 131072;
 inline constexpr std::array<std::int32_t, 2> kDistcaAblationNodes = {8, 16};
 [[nodiscard]] std::int64_t distca_ablation_tokens(std::string_view model,

@@ -56,6 +56,8 @@ PaperResult make(const TableOverrides& overrides) {
        fmt::format("it takes {} of the time", range_text(replicated.least, replicated.most)),
        replicated.most < 1, "at every batch"}};
   result.differences = {
+      "The source claims no speed. It names broadcasts (4.2) and, of one engine, an all-gather "
+      "(6.2).",
       "A rank that broadcasts sends to one rank after the other. A tree would take log2(N) "
       "latencies instead of one.",
       "Without tensor parallelism outside of attention, one rank may have all heads; then an "
