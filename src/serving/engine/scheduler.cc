@@ -36,8 +36,11 @@ struct Request {
 
 std::int64_t longest_request(const EngineOptions& options, std::int64_t max_length) {
   const KvCacheOptions& cache = options.cache;
-  if (most_pages(cache, max_length, options.max_step_tokens) <= cache.num_pages) return max_length;
-  return std::min(max_length, cache.num_pages * cache.layout.block_tokens());
+  const std::int64_t room = cache.num_pages * cache.layout.block_tokens();
+  if (max_length <= room) return max_length;
+  // With a window, a longer request needs no more pages than this one.
+  const std::int64_t pages = most_pages(cache, room + 1, options.max_step_tokens);
+  return pages <= cache.num_pages ? max_length : room;
 }
 
 std::string_view to_string(FinishReason reason) {
