@@ -252,10 +252,11 @@ def linear_attention(
     given = {"query": query, "key": key, "value": value, **gates}
     for name, tensor in given.items():
         _check_tokens(chunks, name, tensor, 1)
-    if query.dim() != 4 or query.shape != key.shape or value.dim() != 4 or value.shape[2] != key.shape[2]:
+    fits = query.dim() == 4 and query.shape == key.shape and value.dim() == 4 and key.shape[2] > 0
+    if not fits or value.shape[2] % key.shape[2] != 0:
         raise _core.InvalidArgument(
-            f"linear_attention: expected query, key and value [1, tokens, heads, dim] of the same heads, found {list(query.shape)}, "
-            f"{list(key.shape)} and {list(value.shape)}"
+            "linear_attention: expected query and key [1, tokens, heads, dim] of one shape, and value with a multiple of their "
+            f"heads, found {list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
         )
     dtype, heads, key_dim, value_dim = query.dtype, value.shape[2], key.shape[3], value.shape[3]
     with torch.autocast(query.device.type, enabled=False):
