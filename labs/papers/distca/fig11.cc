@@ -108,15 +108,16 @@ PaperResult make(const TableOverrides& overrides) {
       {"--dataset", "--tokens", "--batches", "--seed", "--cluster", "--block-size", "--wire"});
   refuse_nodes(overrides, "distca-fig11");
   const std::int64_t batches = overrides.batches.value_or(30);
-  Table table({{"model", "model"},
+  Table table({{"model", ""},
+               {"size", "size"},
                {"nodes", "nodes"},
-               {"signal_s", "one byte\nms", Format::kMilliseconds},
-               {"ping_pong_s", "ping-pong\nms", Format::kMilliseconds},
-               {"single_s", "one stream\nms", Format::kMilliseconds},
+               {"signal_s", "one\nbyte ms", Format::kMilliseconds},
+               {"ping_pong_s", "ping-\npong ms", Format::kMilliseconds},
+               {"single_s", "one\nstream ms", Format::kMilliseconds},
                {"over_signal", "ping-pong\nover byte", Format::kPercent},
-               {"single_slower", "one stream\nslower", Format::kPercent},
-               {"relays_over_signal", "relays\nover byte", Format::kPercent},
-               {"relays_single_slower", "relays, one\nstream slower", Format::kPercent}});
+               {"single_slower", "stream\nslower", Format::kPercent},
+               {"relays_over_signal", "relays:\nover byte", Format::kPercent},
+               {"relays_single_slower", "stream\nslower", Format::kPercent}});
   Progress progress(overrides,
                     static_cast<std::int64_t>(kDistcaModels.size() * kDistcaAblationNodes.size()));
   AblationSummary summary;
@@ -132,8 +133,9 @@ PaperResult make(const TableOverrides& overrides) {
       const double single = us[2] / us[1] - 1;
       summary.take(point, over, single);
       relayed.take(point, us[3] / us[0] - 1, us[4] / us[3] - 1);
-      table.add_row({std::string(point.model), std::int64_t{nodes}, 1e-6 * us[0], 1e-6 * us[1],
-                     1e-6 * us[2], over, single, us[3] / us[0] - 1, us[4] / us[3] - 1});
+      table.add_row({std::string(model), distca_size(model), std::int64_t{nodes}, 1e-6 * us[0],
+                     1e-6 * us[1], 1e-6 * us[2], over, single, us[3] / us[0] - 1,
+                     us[4] / us[3] - 1});
     }
   }
   PaperResult result{

@@ -20,6 +20,10 @@ std::string tokens_text(const TableOverrides& overrides, std::int64_t small, std
 
 }  // namespace
 
+std::string distca_size(std::string_view model) {
+  return std::string(model.substr(model.rfind('-') + 1));
+}
+
 std::int64_t distca_tokens_of_node(std::string_view model) {
   return model == kDistcaModels[0] ? 131072 : 65536;
 }

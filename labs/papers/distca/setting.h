@@ -15,6 +15,8 @@ namespace contextile {
 
 inline constexpr std::int32_t kDistcaTp = 8;
 inline constexpr std::array<std::string_view, 2> kDistcaModels = {"llama-3-8b", "llama-34b"};
+// "34b" of "llama-34b", for narrow tables.
+[[nodiscard]] std::string distca_size(std::string_view model);
 // Tokens of a node, as Fig. 9 has them.
 [[nodiscard]] std::int64_t distca_tokens_of_node(std::string_view model);
 // "131072 (8B) and 65536 (34B) tokens", or the command line's number.

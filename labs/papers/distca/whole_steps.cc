@@ -120,25 +120,21 @@ std::string sizes_text(const Best& best) {
   return best.found() ? fmt::format("{}x{}x{}", sizes.cp, sizes.dp, sizes.pp) : "none fits";
 }
 
-// "34b" of "llama-34b".
-std::string short_model(std::string_view model) {
-  return std::string(model.substr(model.rfind('-') + 1));
-}
-
 struct DistcaFigure {
   Table table{{{"model", ""},
-               {"size", "model"},
+               {"size", "size"},
                {"dataset", "dataset"},
                {"devices", "GPUs"},
-               {"max_length", "longest"},
+               {"max_length", "up to"},
                {"wlb_s", "WLB\nms", Format::kMilliseconds},
                {"wlb_placement", "WLB's\nCPxDPxPP"},
                {"distca_s", "DistCA\nms", Format::kMilliseconds},
-               {"distca_placement", "DistCA's\nCPxDPxPP"},
+               {"distca_placement", ""},
+               {"distca_pp", "its\nPP"},
                {"gain", "gain"},
                {"gain_noise", "±", Format::kPercent},
-               {"relays_s", "relays\nms", Format::kMilliseconds},
-               {"relays_gain", "relays'\ngain"}}};
+               {"relays_s", "", Format::kMilliseconds},
+               {"relays_gain", "relays\ngain"}}};
   std::vector<Extent> gains;  // of every claim
   std::vector<Extent> relays_gains;
   std::vector<std::string> losses;
@@ -173,9 +169,10 @@ void add_comparison(const std::string& dataset, const DistcaPoint& point, const 
   };
   note_loss(gain, figure.losses);
   note_loss(relays_gain, figure.relays_losses);
-  figure.table.add_row({std::string(point.model), short_model(point.model), dataset,
+  figure.table.add_row({std::string(point.model), distca_size(point.model), dataset,
                         std::int64_t{point.devices}, point.max_length, seconds_cell(of.wlb.mean_us),
                         sizes_text(of.wlb), seconds_cell(of.distca.mean_us), sizes_text(of.distca),
+                        of.distca.found() ? Cell{std::int64_t{of.distca.sizes.pp}} : Cell{},
                         both ? Cell{gain} : Cell{}, both ? Cell{change.noise} : Cell{},
                         seconds_cell(of.relays.mean_us), both ? Cell{relays_gain} : Cell{}});
 }
