@@ -24,10 +24,12 @@ using testing::HasSubstr;
 using testing::Not;
 
 // Small enough for a test: seconds of planning become milliseconds.
-const std::vector<std::string> kSmall = {
-    "--tokens",   "16K",      "--dataset",  "longdatacollections",
-    "--cluster",  "p4de:2x4", "--heads",    "4",
-    "--kv-heads", "2",        "--head-dim", "64"};
+std::vector<std::string> small_batches(const std::string& tokens) {
+  return {"--tokens",   tokens,     "--dataset",  "longdatacollections",
+          "--cluster",  "p4de:2x4", "--heads",    "4",
+          "--kv-heads", "2",        "--head-dim", "64"};
+}
+const std::vector<std::string> kSmall = small_batches("16K");
 
 class TableCommand : public ProgramTest {
  protected:
@@ -159,7 +161,8 @@ TEST_F(TableCommand, DecidesOnGrowthForEveryMaskByItself) {
 }
 
 TEST_F(TableCommand, MovesLessUnderSparserMasks) {
-  const json document = small_table("dcp-fig19", {"--block-size", "256", "--batches", "1"});
+  // The first batch alone moves little under any mask: its documents are short.
+  const json document = small_table("dcp-fig19", {"--block-size", "256", "--batches", "4"});
   double sparsest = 1;
   double sparsest_bytes = 0;
   double causal_bytes = 0;
@@ -200,14 +203,17 @@ TEST_F(TableCommand, TimesTheMethodBesideItsBaselines) {
 }
 
 TEST_F(TableCommand, PadsLoongTrainsSequencesToTheLongest) {
-  const json document = small_table("dcp-fig13");
+  // At scale 0.5 the longest of 21 sequences has a fifth of the tokens: padded, four times as many.
+  const Outcome outcome =
+      contextile(joined({"table", "dcp-fig13", "--json", "--batches", "1"}, small_batches("32K")));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json document = json::parse(outcome.out);
   std::map<double, double> zigzag_s;
   for (const json& row : document["rows"]) {
     const double scale = row["scale"];
     if (row["strategy"] == "zigzag") zigzag_s[scale] = row["total_s"];
     if (row["strategy"].get<std::string>().starts_with("double_ring") && scale == 0.5) {
-      EXPECT_GT(row["total_s"].get<double>(), 1.5 * zigzag_s.at(scale))
-          << row;  // packed: less than 1x
+      EXPECT_GT(row["total_s"].get<double>(), 1.5 * zigzag_s.at(scale)) << row;  // packed: 0.7x
     }
   }
 }
@@ -262,6 +268,10 @@ std::vector<std::string> small_options(const std::string& name) {
       {"distca-fig11", step},
       {"distca-fig12", {"--tokens", "32K", "--batches", "1"}},
       {"distca-appa", {}},
+      {"inference-ttft", {}},
+      {"inference-query", {}},
+      {"inference-helix", {}},
+      {"inference-modes", {}},
       {"megatron-example", {}},
       {"sweep",
        {"--tokens", "4K", "--dataset", "longalign", "--cluster", "p4de:2x4", "--heads", "4",
