@@ -430,7 +430,7 @@ def test_executors_are_freed():
     [
         (lambda q, k, v: (q[:-1], k, v), "q, k and v of the same tokens"),
         (lambda q, k, v: (q[:-1], k[:-1], v[:-1]), "expected q "),
-        (lambda q, k, v: (q.double(), k, v), "q: expected float32, bfloat16 or float16"),
+        (lambda q, k, v: (q.double(), k, v), "expected q of torch.float32, as the plan, found torch.float64"),
         (lambda q, k, v: (q.bfloat16(), k, v), "expected q "),
         (lambda q, k, v: (q, k[:, :1], v), "expected k "),
     ],

@@ -215,8 +215,10 @@ def test_what_cannot_be_done_is_refused():
         attention(q, None, v, executor=executor)
     with pytest.raises(ct.InvalidArgument, match="alibi: expected slopes or a number of heads, found 'abc'"):
         alibi("abc")
-    with pytest.raises(ct.InvalidArgument, match="expected a whole number as first_offset, found -3.5"):
+    with pytest.raises(ct.InvalidArgument, match="relative_bias, first_offset: expected a whole number, found -3.5"):
         relative_bias(torch.zeros(4, 3), -3.5)
+    with pytest.raises(ct.InvalidArgument, match="relative_bias: expected buckets below 3, found 0 to 3"):
+        relative_bias(torch.zeros(4, 3), -1, buckets=torch.tensor([0, 3]))
     with pytest.raises(ct.InvalidArgument, match="expected an even number of buckets"):
         t5_bias(torch.zeros(4, 31), bidirectional=True)
     refused("expected what alibi, relative_bias or t5_bias returns, found Tensor", bias=torch.zeros(4, 4))
@@ -274,7 +276,6 @@ def test_terms_that_do_not_fit_the_plan_are_refused():
     for bias, message in (
         (alibi(8), "a slope for each of 4 query heads, found 8"),
         (relative_bias(torch.zeros(8, 3), -1), "expected 4 heads of 3 biases in the table, found 24"),
-        (relative_bias(torch.zeros(4, 3), -1, buckets=torch.tensor([0, 3])), "expected buckets below 3, found 3"),
     ):
         executor = Executor(ct.inproc_group(1)[0])
         executor.prepare(planned(ranks=1))

@@ -8,7 +8,8 @@ import transformers
 
 def finished(model, implementation, std=0.2):
     """A model in fp32 for training, without dropout. Its matrices have weights of that deviation,
-    or of a function of the parameter's name, the same in every process; None keeps them."""
+    or of a function of the parameter's name, the same in every process; None keeps them. Without an
+    implementation it attends as transformers chooses."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -16,11 +17,12 @@ def finished(model, implementation, std=0.2):
         if parameter.dim() > 1:
             generator = torch.Generator().manual_seed(parameter.numel())
             torch.nn.init.normal_(parameter, std=std(name) if callable(std) else std, generator=generator)
-    model.set_attn_implementation(implementation)
+    if implementation is not None:
+        model.set_attn_implementation(implementation)
     return model.float().train()
 
 
-def make_tiny(name, config_name, sizes, implementation, std=0.2):
+def make_tiny(name, config_name, sizes, implementation=None, std=0.2):
     """A model of a class, the same in every process."""
     torch.manual_seed(5)
     return finished(getattr(transformers, name)(getattr(transformers, config_name)(**sizes)), implementation, std)
