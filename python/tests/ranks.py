@@ -60,6 +60,20 @@ def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -
             rank.kill()
 
 
+def leave_together() -> None:
+    """Returns when every rank has called it, on rank 0 when the others may have left. It does not
+    use gloo, which loses a barrier's last message if a rank leaves with messages unread."""
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"came/{rank}", "")
+    store.wait([f"came/{other}" for other in range(size)])
+    store.set(f"left/{rank}", "")
+    if rank == 0:  # has the store
+        store.wait([f"left/{other}" for other in range(size)])
+
+
 def main() -> None:
     import torch
     import torch.distributed as dist

@@ -29,7 +29,7 @@ from pooled_model import (  # noqa: E402
     make_model,
     make_tokens,
 )
-from ranks import run_alone, run_ranks  # noqa: E402
+from ranks import leave_together, run_alone, run_ranks  # noqa: E402
 
 needs_gloo = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 
@@ -239,7 +239,7 @@ def late(where):
         except Exception as error:
             assert is_second
             print(f"rank {executor.rank}: {type(error).__name__}: {error}", flush=True)
-    dist.barrier()  # no rank leaves while others look
+    leave_together()
     os._exit(0)  # the end of gloo's group waits for receives of the step that failed
 
 
