@@ -60,11 +60,11 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_overrides(overrides, "inference-helix", {});
   Table table({{"latency_us", "latency\nus"},
                {"launch_us", "a layer's\nlaunches us"},
-               {"r1_interactivity", "R1: tokens/s\na user"},
-               {"r1_throughput", "tokens/s\na device"},
+               {"r1_interactivity", "R1, user\ntokens/s"},
+               {"r1_throughput", "device\ntokens/s"},
                {"r1_exchange", "exchanges", Format::kPercent},
-               {"llama_interactivity", "405B: tokens/s\na user"},
-               {"llama_throughput", "tokens/s\na device"},
+               {"llama_interactivity", "405B, user\ntokens/s"},
+               {"llama_throughput", "device\ntokens/s"},
                {"llama_hop_b", "HOP-B", Format::kPercent}});
   struct Case {
     double latency_us;

@@ -119,9 +119,7 @@ PaperResult make(const TableOverrides& overrides) {
        is_near(causes.small_tensor) && causes.small < 2, "7 to 11 s and under 2 s"}};
   result.differences = {
       "The source names no model and no devices. Its figures are those of a prefill engine that "
-      "spreads a prompt over several nodes, next to TP 8 on one "
-      "(moreh.io/blog/optimizing-long-context-prefill-on-multiple-older-generation-gpu-nodes-"
-      "251226).",
+      "spreads a prompt over several nodes, next to TP 8 on one (moreh.io/blog, 2025-12-26).",
       "CP 8 of 70B does not fit into 80 GB, because each device holds all weights.",
       "Kernels are equally fast in all layouts."};
   result.plots = {{.x = "devices", .y = {"ttft_s"}, .series = {"layout"}}};
