@@ -389,6 +389,7 @@ def test_ranks_hear_of_a_layer_that_raises(where):
     def body(transport):
         pool = make_pool(transport)
         batch = pool.prepare(REPLICAS)
+        transport.barrier()  # otherwise a peer may still be in prepare
         layers, rows = make_model(2).layers, len(batch.rows.tokens)
         if transport.rank == 2 and where == "x":
             rows -= 1

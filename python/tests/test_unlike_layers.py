@@ -107,7 +107,7 @@ def test_strategies_that_do_not_keep_a_placement_are_refused():
 def test_shapes_by_mask_are_refused_where_there_is_one_plan():
     with pytest.raises(ct.InvalidArgument, match="heads: expected one for all masks, found one for each of full, sliding; contextile.plans"):
         ct.plan(LENGTHS, cluster="local:1x2", **BATCH)
-    with pytest.raises(ct.InvalidArgument, match="head_dim: expected one for each of full, sliding, found full"):
+    with pytest.raises(ct.InvalidArgument, match="head_dim: expected one for each of 'full', 'sliding', found 'full'"):
         plans_of(head_dim={"full": 32})
 
 

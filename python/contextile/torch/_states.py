@@ -26,6 +26,12 @@ def _single(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
+def _no_rows(of: Tensor, *others: Tensor) -> Tensor:
+    """Returns ``of`` without rows. Backward reaches all of them, so a rank whose chunk is empty takes
+    part in the collectives behind them."""
+    return of[:, :0] + sum(tensor[:, :0].sum() for tensor in others)
+
+
 def _check_tokens(chunks: Chunks, name: str, tensor: Tensor, dim: int) -> None:
     if not isinstance(chunks, Chunks):
         raise _core.InvalidArgument(f"chunks: expected those of chunks_of, found {chunks!r:.80}")
@@ -261,7 +267,7 @@ def linear_attention(
     dtype, heads, key_dim, value_dim = query.dtype, value.shape[2], key.shape[3], value.shape[3]
     with torch.autocast(query.device.type, enabled=False):
         given = {name: _single(tensor) for name, tensor in given.items()}
-        outs, first, last = [given["value"][:, :0]], None, None
+        outs, first, last = [_no_rows(given["value"], *given.values())], None, None
         for number, part in enumerate(chunks.parts):
             rows = {name: tensor[:, part.begin : part.end] for name, tensor in given.items()}
             comes = number == 0 and chunks.previous is not None
@@ -343,7 +349,7 @@ def ssd_scan(
         )
     options.update(dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit)
     heads, head_dim, state_dim = x.shape[2], x.shape[3], B.shape[3]
-    outs, last = [x[:, :0]], None
+    outs, last = [_no_rows(x, dt, B, C)], None
     for number, part in enumerate(chunks.parts):
         rows = [tensor[:, part.begin : part.end] for tensor in (x, dt, B, C)]
         goes = number == len(chunks.parts) - 1 and chunks.following is not None
