@@ -33,7 +33,7 @@ def over_heads():
         executor.prepare(plan)
         torch.manual_seed(executor.rank)
         q, k, v, weights = (torch.randn(1, plan.num_local_tokens(executor.rank), heads, 16) for heads in (4, 2, 2, 4))
-        sink = torch.randn(4) if has_sink else None
+        sink = torch.tensor([0.5, -1.0, 0.2, 1.5]) if has_sink else None  # the same on all ranks
 
         def shared(tensor, dim):
             return None if tensor is None else distribute_tensor(tensor, tp, [Shard(dim)]).requires_grad_()
