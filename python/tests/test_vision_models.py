@@ -102,16 +102,17 @@ def positions_of(name, model):
     return torch.cat(parts, -1)
 
 
-def alone(name):
+def alone(name, dtype=torch.float32):
     """Logits and gradients of one process: every document by itself, with its images."""
-    model = make(name, "eager")
+    model = make(name, "eager").to(dtype)
     parts, begin = [], 0
     positions = positions_of(name, model)
     for index, document in enumerate(tokens_of().split(LENGTHS)):
         own = slice(begin, begin + len(document))
         given = {key: value[None, own] for key, value in types_of(name).items()}
         if IMAGES[index]:
-            given |= pictures(name, IMAGES[index], index)
+            images = pictures(name, IMAGES[index], index)
+            given |= {key: value.to(dtype) if value.is_floating_point() else value for key, value in images.items()}
         where = positions[..., None, own]
         logits = model(input_ids=document[None], position_ids=where, use_cache=False, **given).logits[0]
         logits.square().sum().backward()
@@ -148,7 +149,8 @@ def train(names, strategy):
                 mm_encoder_outputs={"image": images}, **types,
             ).logits[0]  # fmt: skip
             logits.square().sum().backward()
-        expected, gradients = alone(name)
+        expected, gradients = alone(name, torch.float64)
+        of_one = alone(name)[1]
         error = (collect(logits, plan=plan) - expected).abs().max() / expected.abs().max()
         assert error < 1e-5, f"{name}: logits are off by {error:.2e}"
         largest = max(float(one.abs().max()) for one in gradients.values() if one is not None)
@@ -156,8 +158,11 @@ def train(names, strategy):
             found = value.grad if value.grad is not None else torch.zeros_like(value)
             dist.all_reduce(found)
             one = gradients[key] if gradients[key] is not None else torch.zeros_like(value)
-            error = (found - one).abs().max() / one.abs().max().clamp(min=1e-2 * largest)
-            assert error < 1e-5, f"{name}: gradient of {key} is off by {error:.2e}"
+            scale = one.abs().max().clamp(min=1e-2 * largest)
+            error = (found - one).abs().max() / scale
+            # The tower of Gemma 4 adds up so much that one process in fp32 is off by 5.5e-6.
+            rounding = 0 if of_one[key] is None else (of_one[key] - one).abs().max() / scale
+            assert error < max(1e-5, 3 * rounding), f"{name}: gradient of {key} is off by {error:.2e}"
 
 
 def test_vision_models_are_those_of_one_process():
