@@ -27,8 +27,8 @@ def _single(tensor: Tensor) -> Tensor:
 
 
 def _no_rows(of: Tensor, *others: Tensor) -> Tensor:
-    """Returns ``of`` without rows. Backward reaches all of them, so a rank whose chunk is empty takes
-    part in the collectives behind them."""
+    """Returns ``of`` without rows. Backward reaches all of them, so a rank whose chunk is empty
+    takes part in the collectives behind them."""
     return of[:, :0] + sum(tensor[:, :0].sum() for tensor in others)
 
 
