@@ -16,8 +16,8 @@ EXACT = [
     *(
         f"decoder:{kind}"
         for kind in (
-            "bart", "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
-            "granite", "granite_swa", "llama", "llama4_text", "marian", "mimo_v2_flash", "mistral", "mixtral", "olmo2", "opt", "phi3",
+            "bart", "bloom", "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
+            "granite", "granite_swa", "llama", "llama4_text", "marian", "mimo_v2_flash", "mistral", "mixtral", "mpt", "olmo2", "opt", "phi3",
             "qwen3", "qwen3_moe", "whisper",
         )
     ),

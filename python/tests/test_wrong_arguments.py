@@ -132,7 +132,7 @@ CASES = {
     "x of ints": (lambda: causal_conv(ROWS.long(), rand(6, 3), chunks=CHUNKS), "x: expected floating-point .* found torch.int64"),
     "no gates": (lambda: linear_attention(HEADS, HEADS, HEADS, gates=None, chunks=CHUNKS, rule=len), "expected a dict of gates"),
     "keys of others": (
-        lambda: linear_attention(HEADS, HEADS[:, :, :1], HEADS, gates={}, chunks=CHUNKS, rule=len), "of the same heads, found"),
+        lambda: linear_attention(HEADS, HEADS[:, :, :1], HEADS, gates={}, chunks=CHUNKS, rule=len), "query and key .* of one shape"),
     "steps of others": (
         lambda: ssd_scan(HEADS, rand(1, 20, 3), rand(2), HEADS, HEADS, chunks=CHUNKS, rule=len, chunk_size=4), "ssd_scan: expected x"),
     "gather a list": (lambda: CHUNKS.gather([1]), "layout: expected a Tensor, found list"),
