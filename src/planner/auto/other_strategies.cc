@@ -47,8 +47,8 @@ OtherStrategies::OtherStrategies(SearchState& state, Candidates which) : state_(
   }
   for (std::vector<Other>* others : {&quick_, &partitioning_}) {
     std::ranges::reverse(*others);
-    std::ranges::stable_partition(*others,
-                                  [](const Other& other) { return other.choice.options.empty(); });
+    std::stable_partition(others->begin(), others->end(),
+                          [](const Other& other) { return other.choice.options.empty(); });
   }
 }
 
