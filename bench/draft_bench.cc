@@ -20,9 +20,11 @@
 #include <utility>
 #include <vector>
 
+#include "bench_decoder.h"
 #include "contextile/advanced/serve_simulation.h"
 #include "contextile/serving/engine.h"
 #include "kernel_peaks.h"
+#include "read_options.h"
 
 namespace contextile {
 namespace {
@@ -45,16 +47,6 @@ struct Served {
   double cpu_s = 0;  // of the busiest rank's thread
 };
 
-DecoderConfig config_of() {
-  DecoderConfig config;
-  config.hidden_size = 512;
-  config.q_heads = 16;
-  config.kv_heads = 4;
-  config.head_dim = 64;
-  config.ffn_size = 1408;
-  return config;
-}
-
 EngineInput requests_of(const Options& options, const Setting& setting) {
   EngineInput input;
   for (std::int32_t r = 0; r < setting.requests; ++r) {
@@ -73,7 +65,7 @@ EngineInput requests_of(const Options& options, const Setting& setting) {
 }
 
 Served serve(const Options& options, const Setting& setting) {
-  const DecoderConfig config = config_of();
+  const DecoderConfig config = bench::bench_decoder();
   std::vector<Served> ranks(static_cast<std::size_t>(setting.ranks));
   run_inproc(setting.ranks, [&](Transport& transport) {
     EngineOptions engine_options;
@@ -155,11 +147,10 @@ int run(const Options& options) {
 
 int main_of(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string word = argv[i];
-    if (word == "--tokens") options.tokens = std::atoi(argv[i + 1]);
-    if (word == "--repeats") options.repeats = std::atoi(argv[i + 1]);
-  }
+  bench::read_options(
+      argc, argv,
+      {{"--tokens", [&](const char* value) { options.tokens = std::atoi(value); }},
+       {"--repeats", [&](const char* value) { options.repeats = std::atoi(value); }}});
   const tbb::global_control one(tbb::global_control::max_allowed_parallelism, 1);
   return run(options);
 }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "contextile/serving/decoder_model.h"
+#include "read_options.h"
 #include "transport/forwarding_transport.h"
 
 namespace contextile {
@@ -267,14 +268,13 @@ int run(const Options& options) {
 
 int main_of(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string word = argv[i];
-    if (word == "--batch") options.batch = std::atoi(argv[i + 1]);
-    if (word == "--context") options.context = std::atoll(argv[i + 1]);
-    if (word == "--latency-us") options.latency_us = std::atof(argv[i + 1]);
-    if (word == "--mbytes-per-s") options.mbytes_per_s = std::atof(argv[i + 1]);
-    if (word == "--repeats") options.repeats = std::atoi(argv[i + 1]);
-  }
+  bench::read_options(
+      argc, argv,
+      {{"--batch", [&](const char* value) { options.batch = std::atoi(value); }},
+       {"--context", [&](const char* value) { options.context = std::atoll(value); }},
+       {"--latency-us", [&](const char* value) { options.latency_us = std::atof(value); }},
+       {"--mbytes-per-s", [&](const char* value) { options.mbytes_per_s = std::atof(value); }},
+       {"--repeats", [&](const char* value) { options.repeats = std::atoi(value); }}});
   const tbb::global_control one(tbb::global_control::max_allowed_parallelism, 1);
   return run(options);
 }

@@ -24,9 +24,11 @@
 #include <utility>
 #include <vector>
 
+#include "bench_decoder.h"
 #include "contextile/advanced/serve_simulation.h"
 #include "contextile/serving/engine.h"
 #include "kernel_peaks.h"
+#include "read_options.h"
 
 namespace contextile {
 namespace {
@@ -38,16 +40,6 @@ struct Options {
 };
 
 constexpr std::int64_t kChunk = 1024;
-
-DecoderConfig config_of() {
-  DecoderConfig config;
-  config.hidden_size = 512;
-  config.q_heads = 16;
-  config.kv_heads = 4;
-  config.head_dim = 64;
-  config.ffn_size = 1408;
-  return config;
-}
 
 std::vector<std::int32_t> prompt_of(std::int64_t length, std::int64_t stream) {
   std::vector<std::int32_t> tokens;
@@ -100,7 +92,7 @@ std::int64_t layers(const DecoderWork& work) {
 }
 
 Prompted compute_prompt(const Options& options, const Setting& setting) {
-  const DecoderConfig config = config_of();
+  const DecoderConfig config = bench::bench_decoder();
   const std::vector<std::int32_t> tokens = prompt_of(options.tokens, 1);
   std::vector<Prompted> ranks(static_cast<std::size_t>(setting.ranks));
   run_inproc(setting.ranks, [&](Transport& transport) {
@@ -187,7 +179,7 @@ struct Stream {
 Stream stream_beside(std::int64_t prompt_tokens, double pace) {
   Stream stream;
   run_inproc(1, [&](Transport& transport) {
-    const DecoderConfig config = config_of();
+    const DecoderConfig config = bench::bench_decoder();
     EngineOptions options;
     options.cache.layout = {1, 1, 16};
     options.cache.num_pages = 2000;
@@ -247,12 +239,11 @@ void print_streams(const Options& options) {
 
 int main_of(int argc, char** argv) {
   Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string word = argv[i];
-    if (word == "--tokens") options.tokens = std::atoll(argv[i + 1]);
-    if (word == "--long") options.long_tokens = std::atoll(argv[i + 1]);
-    if (word == "--repeats") options.repeats = std::atoi(argv[i + 1]);
-  }
+  bench::read_options(
+      argc, argv,
+      {{"--tokens", [&](const char* value) { options.tokens = std::atoll(value); }},
+       {"--long", [&](const char* value) { options.long_tokens = std::atoll(value); }},
+       {"--repeats", [&](const char* value) { options.repeats = std::atoi(value); }}});
   const tbb::global_control one(tbb::global_control::max_allowed_parallelism, 1);
   if (!print_prompts(options)) return 1;
   print_streams(options);

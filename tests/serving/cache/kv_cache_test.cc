@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "serving/cache/cached_pages.h"
 #include "serving/cache/error_of.h"
 #include "serving/vectors.h"
 
@@ -29,18 +30,6 @@ using Tokens = std::vector<std::int32_t>;
 
 KvCache small_cache(std::int32_t num_pages, std::int32_t page_size = 2, std::int32_t ranks = 2) {
   return KvCache({.layout = {ranks, 1, page_size}, .num_pages = num_pages});
-}
-
-Tokens counting(std::int32_t count, std::int32_t first = 0) {
-  Tokens tokens;
-  for (std::int32_t i = 0; i < count; ++i) tokens.push_back(first + i);
-  return tokens;
-}
-
-std::vector<std::int32_t> pages_of(const KvCache& cache, std::int32_t request) {
-  std::vector<std::int32_t> pages;
-  for (const PageId page : cache.table(RequestId(request))) pages.push_back(page.value);
-  return pages;
 }
 
 TEST(KvCache, SharesPrefixesInWholeBlocks) {

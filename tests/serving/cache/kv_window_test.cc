@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "contextile/serving/kv_cache.h"
+#include "serving/cache/cached_pages.h"
 #include "serving/cache/error_of.h"
 
 namespace contextile {
@@ -16,23 +17,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-using Tokens = std::vector<std::int32_t>;
-
 // Blocks of 4 tokens.
 KvCache cache_of(std::int32_t num_pages, std::int64_t window) {
   return KvCache({.layout = {2, 1, 2}, .num_pages = num_pages, .window = window});
-}
-
-Tokens counting(std::int32_t count, std::int32_t first = 0) {
-  Tokens tokens;
-  for (std::int32_t i = 0; i < count; ++i) tokens.push_back(first + i);
-  return tokens;
-}
-
-std::vector<std::int32_t> pages_of(const KvCache& cache, std::int32_t request) {
-  std::vector<std::int32_t> pages;
-  for (const PageId page : cache.table(RequestId(request))) pages.push_back(page.value);
-  return pages;
 }
 
 TEST(KvWindow, PagesBehindItAreGivenBack) {

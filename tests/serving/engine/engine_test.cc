@@ -13,25 +13,12 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "serving/engine/small_decoder.h"
 
 namespace contextile {
 namespace {
 
 using ::testing::HasSubstr;
-
-DecoderConfig small() {
-  DecoderConfig config;
-  config.vocab_size = 61;
-  config.hidden_size = 32;
-  config.num_layers = 2;
-  config.q_heads = 8;
-  config.kv_heads = 2;
-  config.head_dim = 8;
-  config.ffn_size = 40;
-  config.windows = {0, 24};
-  config.max_length = 400;
-  return config;
-}
 
 // Requests of a trace; each comes before a step.
 struct Arrival {
@@ -91,7 +78,7 @@ struct Ranks {
 
 Served serve(const std::vector<Arrival>& arrivals, const EngineOptions& options,
              DecoderOptions decoder = {}, Ranks ranks = {}) {
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder();
   const std::int32_t token_ranks = options.cache.layout.num_ranks;
   if (ranks.all == 0) ranks.all = token_ranks;
   decoder.layout = options.cache.layout;
@@ -241,7 +228,7 @@ TEST(Engine, ALongPromptHoldsUpNoShortOne) {
   std::mt19937 random(8);
   std::vector<Arrival> arrivals = {{0, request_of(0, tokens_of(random, 300), 1)},
                                    {2, request_of(1, tokens_of(random, 3), 4)}};
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder();
   EngineOptions options = options_of(1, 100, 16);
   Scheduler scheduler(options, config.max_length);
   ASSERT_TRUE(scheduler.submit(arrivals[0].request));
@@ -257,7 +244,7 @@ TEST(Engine, ALongPromptHoldsUpNoShortOne) {
 
 // Logits that are not numbers end their request and no other.
 TEST(Engine, WhatCannotBeSampledFailsAlone) {
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder();
   run_inproc(1, [&](Transport& transport) {
     DecoderWeights weights = random_weights(config, {}, 7);
     weights.embeddings.set(5 * 32, std::nanf(""));
@@ -301,7 +288,7 @@ TEST(Engine, TwinsOfOneStepShareWhatItComputes) {
 }
 
 TEST(Engine, CancelledRequestsGiveTheirPagesBack) {
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder();
   run_inproc(1, [&](Transport& transport) {
     DecoderOptions decoder;
     decoder.layout = {1, 1, 4};
@@ -454,7 +441,7 @@ TEST(EngineRank, InputsComeBackFromTheirBytes) {
 }
 
 TEST(EngineRank, RejectsOnAllRanksAlikeAndFindsTablesThatDiffer) {
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder();
   EXPECT_THROW(
       run_inproc(2,
                  [&](Transport& transport) {

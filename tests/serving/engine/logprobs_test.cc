@@ -11,26 +11,13 @@
 #include <vector>
 
 #include "contextile/serving/engine.h"
+#include "serving/engine/small_decoder.h"
 
 namespace contextile {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-DecoderConfig small() {
-  DecoderConfig config;
-  config.vocab_size = 61;
-  config.hidden_size = 32;
-  config.num_layers = 2;
-  config.q_heads = 8;
-  config.kv_heads = 2;
-  config.head_dim = 8;
-  config.ffn_size = 40;
-  config.windows = {0, 24};
-  config.max_length = 400;
-  return config;
-}
 
 std::vector<std::int32_t> tokens_of(std::uint32_t seed, std::int64_t count) {
   std::mt19937 random(seed);
@@ -64,7 +51,7 @@ struct Layout {
 
 Events serve(const std::vector<GenerationRequest>& requests, EngineOptions options,
              const Layout& layout = {}) {
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder();
   options.cache.layout = {layout.token_ranks, 1, layout.page_size};
   options.pace = 0;
   std::vector<Events> all(static_cast<std::size_t>(layout.ranks));
@@ -97,7 +84,7 @@ Events serve(const std::vector<GenerationRequest>& requests, EngineOptions optio
 std::vector<std::vector<float>> rows_of(const std::vector<std::int32_t>& tokens) {
   std::vector<std::vector<float>> rows;
   run_inproc(1, [&](Transport& transport) {
-    const DecoderConfig config = small();
+    const DecoderConfig config = small_decoder();
     DecoderOptions decoder;
     decoder.layout = {1, 1, 4};
     decoder.num_pages = 100;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "contextile/serving/engine.h"
+#include "serving/engine/small_decoder.h"
 #include "support/message_of.h"
 
 namespace contextile {
@@ -53,20 +54,6 @@ TEST(LookupDrafts, NeedTheLeastNumberOfTokens) {
 TEST(LookupDrafts, GoOnWithARepetition) {
   EXPECT_THAT(drafts_of({7, 7, 7}), ElementsAre(7, 7, 7));
   EXPECT_THAT(drafts_of({1, 2, 1, 2, 1}), ElementsAre(2, 1, 2));
-}
-
-DecoderConfig small() {
-  DecoderConfig config;
-  config.vocab_size = 23;
-  config.hidden_size = 32;
-  config.num_layers = 2;
-  config.q_heads = 8;
-  config.kv_heads = 2;
-  config.head_dim = 8;
-  config.ffn_size = 40;
-  config.windows = {0, 24};
-  config.max_length = 400;
-  return config;
 }
 
 using Requests = std::vector<GenerationRequest>;
@@ -111,7 +98,7 @@ struct Ranks {
 // Serves all of the requests, which come one after the other, a few steps apart.
 Served serve(const Requests& requests, std::int32_t num_drafts, const Ranks& ranks = {},
              std::int32_t pages = 400) {
-  const DecoderConfig config = small();
+  const DecoderConfig config = small_decoder(23);
   EngineOptions options;
   options.cache.layout = {ranks.token_ranks, 1, 4};
   options.cache.num_pages = pages;
