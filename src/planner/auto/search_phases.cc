@@ -45,7 +45,7 @@ constexpr std::array<PhaseRow, 16> kTable = {{
     {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 0.95,
      0.5, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.improve(row.budget_share); }},
-    {"tiles", "the same if tiles did not lead", 0, 0.97, 0.6, nullptr,
+    {"tiles", "place tiles likewise if they did not lead", 0, 0.97, 0.6, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
     {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.98, 0.7,
      nullptr,
