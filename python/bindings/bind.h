@@ -121,7 +121,6 @@ void bind_lookahead(nb::module_& module);
 void bind_stores(nb::module_& module);
 void bind_inference(nb::module_& module);
 void bind_pipeline(nb::module_& module);
-void bind_serving(nb::module_& module);
 
 // Throws InvalidArgument.
 [[noreturn]] void fail(const std::string& message);

@@ -371,3 +371,10 @@ void bind_serving(nb::module_& module) {
 }
 
 }  // namespace contextile::python
+
+NB_MODULE(_serving, module) {
+  nanobind::module_::import_("contextile._core");  // has the transports and errors
+  nanobind::set_leak_warnings(false);  // an interpreter may end with engines
+  module.doc() = "The engine of contextile.serve, apart from _core because it loads OpenBLAS.";
+  contextile::python::bind_serving(module);
+}

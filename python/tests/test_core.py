@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -713,3 +714,9 @@ def test_ranks_of_other_kinds_are_refused(plan, rank):
         with pytest.raises(ct.InvalidArgument, match="^rank: expected a whole number, found "):
             call(rank)
         call(np.int64(1))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no list of mapped libraries")
+def test_importing_loads_no_blas():
+    look = "import contextile; print('openblas' in open('/proc/self/maps').read())"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from contextile import _core
+from contextile import _serving
 from contextile.serve._requests import Asked
 from contextile.serve._text import Texts, TokenText, id_name
 
@@ -44,7 +44,7 @@ class Completion:
         self.cached_tokens = 0
         self.is_finished = False
 
-    def add(self, event: _core.EngineEvent) -> Piece:
+    def add(self, event: _serving.EngineEvent) -> Piece:
         """Returns the piece that an event adds; the last one has a finish."""
         piece = Piece(self._index)
         if self._is_first:
@@ -67,7 +67,7 @@ class Completion:
         self.is_finished = piece.finish is not None
         return piece
 
-    def _echo(self, event: _core.EngineEvent, piece: Piece) -> None:
+    def _echo(self, event: _serving.EngineEvent, piece: Piece) -> None:
         piece.text = self._asked.prompt_texts[self._index // self._asked.n]
         if not self._asked.logprobs:
             return

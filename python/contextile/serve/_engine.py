@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from contextile import _core
+from contextile import _serving
 from contextile.serve._fields import Refusal
 
 
@@ -18,7 +18,7 @@ class Stream:
         self._owner, self.number = owner, number
         self._index, self._events = index, events
 
-    def put(self, event: _core.EngineEvent | Refusal) -> None:
+    def put(self, event: _serving.EngineEvent | Refusal) -> None:
         self._events.put_nowait((self._index, event))
 
     def cancel(self) -> None:
@@ -37,18 +37,18 @@ class EngineThread:
         Seconds after which ranks hear from each other though there is nothing to compute.
     """
 
-    def __init__(self, make: Callable[[], _core.ServingEngine], *, patience: float = 2.0) -> None:
+    def __init__(self, make: Callable[[], _serving.ServingEngine], *, patience: float = 2.0) -> None:
         self._make, self._patience = make, patience
         self._streams: dict[int, Stream] = {}  # used by the event loop alone
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="contextile-engine", daemon=True)
-        self.engine: _core.ServingEngine | None = None
+        self.engine: _serving.ServingEngine | None = None
         self.error: BaseException | None = None
         self.lost: Callable[[], None] | None = None  # called in the event loop
         self._stopped = False
 
-    def start(self) -> _core.ServingEngine:
+    def start(self) -> _serving.ServingEngine:
         """Returns when the engine is ready. Raises the errors of making it."""
         self._thread.start()
         self._ready.wait()
@@ -106,7 +106,7 @@ class EngineThread:
         finally:
             self._ready.set()
 
-    def _deliver(self, events: list[_core.EngineEvent], rejections: list[_core.EngineRejection]) -> None:
+    def _deliver(self, events: list[_serving.EngineEvent], rejections: list[_serving.EngineRejection]) -> None:
         for rejection in rejections:
             self._end(rejection.request, _refusal_of(rejection))
         for event in events:
@@ -132,7 +132,7 @@ class EngineThread:
             self.lost()
 
 
-def _refusal_of(rejection: _core.EngineRejection) -> Refusal:
+def _refusal_of(rejection: _serving.EngineRejection) -> Refusal:
     if rejection.is_full:
         return Refusal(rejection.reason, status=429, kind="rate_limit_error")
     return Refusal(rejection.reason)

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from contextile import _core
+from contextile import _core, _serving
 from contextile.serve._app import make_app
 from contextile.serve._engine import EngineThread
 from contextile.serve._options import ServeOptions, parse_options
@@ -111,7 +111,7 @@ def _keep_running_on_signals() -> None:
 
 def _follow(transport: _core.Transport, options: ServeOptions) -> None:
     """Runs a rank other than the first until the first stops all."""
-    engine = _core.ServingEngine(transport, options.model, **options.engine)
+    engine = _serving.ServingEngine(transport, options.model, **options.engine)
     while not engine.advance()[2]:
         pass
 
@@ -156,7 +156,7 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
     """Runs the first rank and the server."""
     followers = [_follow_in_thread(transport, options) for transport in transports[1:]]
     thread = EngineThread(
-        lambda: _core.ServingEngine(transports[0], options.model, **options.engine),
+        lambda: _serving.ServingEngine(transports[0], options.model, **options.engine),
         patience=min(2.0, options.timeout / 4),
     )
     engine = thread.start()
