@@ -137,13 +137,20 @@ class ServingEngine {
   [[nodiscard]] const DecoderConfig& config() const { return config_; }
   [[nodiscard]] std::int64_t max_length() const { return max_length_; }
 
-  [[nodiscard]] std::int32_t submit(GenerationRequest request) {
+  [[nodiscard]] std::int32_t submit(GenerationRequest request, std::optional<TokenSet> allowed) {
     const std::lock_guard lock(mutex_);
     request.id = RequestId(next_id_);
+    request.is_guided = allowed.has_value();
+    if (allowed) input_.allowed.emplace_back(request.id, *std::move(allowed));
     next_id_ = next_id_ == std::numeric_limits<std::int32_t>::max() ? 0 : next_id_ + 1;
     input_.arrivals.push_back(std::move(request));
     changed_.notify_one();
     return input_.arrivals.back().id.value;
+  }
+  void allow(std::int32_t request, TokenSet tokens) {
+    const std::lock_guard lock(mutex_);
+    input_.allowed.emplace_back(request, std::move(tokens));
+    changed_.notify_one();
   }
   void cancel(std::int32_t request) {
     const std::lock_guard lock(mutex_);
@@ -248,6 +255,16 @@ class ServingEngine {
   std::int32_t next_id_ = 0;
 };
 
+// A bit for each token, in bytes, the least significant first.
+TokenSet token_set_of(const nb::bytes& bits) {
+  TokenSet tokens((bits.size() + 3) / 4);
+  const auto bytes = span_of(bits);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    tokens[i / 4] |= std::uint32_t{bytes[i]} << (8 * (i % 4));
+  }
+  return tokens;
+}
+
 using Pairs = std::vector<std::pair<std::int32_t, float>>;
 
 Pairs pairs_of(const std::vector<TokenLogprob>& tokens) {
@@ -305,7 +322,8 @@ std::int32_t submit(ServingEngine& self, std::vector<std::int32_t> prompt, std::
                     std::vector<std::int32_t> stop_tokens, std::int32_t num_logprobs,
                     bool scores_prompt, double temperature, double top_p, std::int32_t top_k,
                     double min_p, std::uint64_t seed, double repetition_penalty,
-                    double presence_penalty, double frequency_penalty, const Pairs& logit_bias) {
+                    double presence_penalty, double frequency_penalty, const Pairs& logit_bias,
+                    const std::optional<nb::bytes>& allowed) {
   GenerationRequest request;
   request.prompt = std::move(prompt);
   request.max_tokens = max_tokens;
@@ -316,7 +334,8 @@ std::int32_t submit(ServingEngine& self, std::vector<std::int32_t> prompt, std::
       temperature,      top_p, top_k, seed, min_p, repetition_penalty, presence_penalty,
       frequency_penalty};
   for (const auto& [token, bias] : logit_bias) request.sampling.logit_bias.push_back({token, bias});
-  return self.submit(std::move(request));
+  return self.submit(std::move(request),
+                     allowed ? std::optional(token_set_of(*allowed)) : std::nullopt);
 }
 
 }  // namespace
@@ -343,7 +362,16 @@ void bind_serving(nb::module_& module) {
            "scores_prompt"_a = false, "temperature"_a = 0.0, "top_p"_a = 1.0, "top_k"_a = 0,
            "min_p"_a = 0.0, "seed"_a = 0, "repetition_penalty"_a = 1.0, "presence_penalty"_a = 0.0,
            "frequency_penalty"_a = 0.0, "logit_bias"_a = Pairs(),
-           "Takes a request on the first rank, from any thread, and returns its number.")
+           "allowed"_a = nb::none(),
+           "Takes a request on the first rank, from any thread, and returns its number. With "
+           "`allowed`, a bit for each token, its first token is one of these, and each further one "
+           "needs an `allow` before the step that chooses it; else the request fails.")
+      .def(
+          "allow",
+          [](ServingEngine& self, std::int32_t request, const nb::bytes& tokens) {
+            self.allow(request, token_set_of(tokens));
+          },
+          "request"_a, "tokens"_a, "Says what a request's next token may be. From any thread.")
       .def("cancel", &ServingEngine::cancel, "request"_a, "Ends a request. From any thread.")
       .def("stop", &ServingEngine::stop, "Makes the next step the last. From any thread.")
       .def(

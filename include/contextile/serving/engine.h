@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "contextile/base.h"
@@ -62,7 +63,11 @@ struct GenerationRequest {
   std::vector<std::int32_t> stop_tokens;  // each ends the request and is returned as its last token
   std::int32_t num_logprobs = 0;  // likeliest tokens that come with each token, up to kMostLogprobs
   bool scores_prompt = false;     // the first event has log-probabilities of the prompt's tokens
+  bool is_guided = false;  // each token is one of those that Engine::allow gave for it; no drafts
 };
+
+// A set of tokens: token t is bit t % 32 of word t / 32, and tokens beyond the words are not in it.
+using TokenSet = std::vector<std::uint32_t>;
 
 enum class FinishReason : std::uint8_t { kStop, kLength };
 [[nodiscard]] std::string_view to_string(FinishReason reason);  // "stop", "length"
@@ -208,6 +213,8 @@ class Scheduler {
   [[nodiscard]] const GenerationRequest& request(RequestId request) const;
   // Returns the prompt and output of a request.
   [[nodiscard]] std::span<const std::int32_t> tokens(RequestId request) const;
+  // Returns true if a request is in progress.
+  [[nodiscard]] bool has(RequestId request) const;
   // Returns true if a request is in progress and tokens of it have been computed.
   [[nodiscard]] bool has_begun(RequestId request) const;
   [[nodiscard]] bool idle() const;
@@ -248,6 +255,8 @@ using SampledToken = TokenLogprob;
                                            const SamplingParams& params,
                                            std::span<const std::int32_t> tokens,
                                            std::size_t num_prompt);
+// Returns the logits, -inf where a token is not in the set. Throws InvalidArgument if none is.
+[[nodiscard]] std::vector<float> only(std::span<const float> logits, const TokenSet& tokens);
 // Returns true if penalized() changes logits.
 [[nodiscard]] bool has_penalties(const SamplingParams& params);
 // Throws InvalidArgument on parameters out of range.
@@ -265,6 +274,9 @@ class Engine {
     return scheduler_.submit(std::move(request));
   }
   bool cancel(RequestId request);
+  // Gives the tokens of which the next one of a guided request is chosen, before the step that
+  // chooses it: else the request fails. Returns false if there is no such request.
+  bool allow(RequestId request, TokenSet tokens);
   [[nodiscard]] bool idle() const { return scheduler_.idle(); }
   ~Engine();
 
@@ -283,9 +295,13 @@ class Engine {
   void take_tokens(const ScheduledTokens& part, std::span<const float> rows, std::size_t width,
                    std::vector<EngineEvent>& events);
 
+  // Throws InvalidArgument if none were given since the last token.
+  [[nodiscard]] TokenSet take_allowed(RequestId request);
+
   DecoderRank& model_;
   Scheduler scheduler_;
   std::map<RequestId, PromptLogprobs> scores_;  // of prompts that are being computed
+  std::map<RequestId, TokenSet> allowed_;       // next tokens of guided requests
   double pace_;
   std::unique_ptr<class StepTimes> times_;
 };
@@ -298,7 +314,8 @@ class Engine {
 struct EngineInput {
   std::vector<GenerationRequest> arrivals;
   std::vector<RequestId> cancelled;
-  bool stop = false;  // no further step
+  std::vector<std::pair<RequestId, TokenSet>> allowed;  // Engine::allow
+  bool stop = false;                                    // no further step
   StepLimit limit;    // of the step; set by the first rank's EngineRank
 };
 

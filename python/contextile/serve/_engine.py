@@ -9,6 +9,7 @@ from typing import Any
 
 from contextile import _serving
 from contextile.serve._fields import Refusal
+from contextile.serve._guides import Guide, GuideError
 
 
 class Stream:
@@ -40,6 +41,8 @@ class EngineThread:
     def __init__(self, make: Callable[[], _serving.ServingEngine], *, patience: float = 2.0) -> None:
         self._make, self._patience = make, patience
         self._streams: dict[int, Stream] = {}  # used by the event loop alone
+        self._guides: dict[int, Guide] = {}
+        self._guides_lock = threading.Lock()  # held until a new request's guide is entered
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="contextile-engine", daemon=True)
@@ -64,14 +67,22 @@ class EngineThread:
     def is_well(self) -> bool:
         return self.error is None and not self._stopped
 
-    def submit(self, *, index: int, events: asyncio.Queue[tuple[int, Any]], **asked: Any) -> Stream:
+    def submit(
+        self, *, index: int, events: asyncio.Queue[tuple[int, Any]], guide: Guide | None = None, **asked: Any
+    ) -> Stream:
         """Starts a request with the arguments of ``ServingEngine.submit``. In the event loop.
 
-        Its events are put into the queue with the index.
+        Its events are put into the queue with the index. Its tokens are those of the guide.
         """
         if not self.is_well or self.engine is None:
             raise _unavailable()
-        stream = Stream(self, self.engine.submit(**asked), index, events)
+        if guide is None:
+            number = self.engine.submit(**asked)
+        else:
+            with self._guides_lock:
+                number = self.engine.submit(allowed=guide.allowed(), **asked)
+                self._guides[number] = guide
+        stream = Stream(self, number, index, events)
         self._streams[stream.number] = stream
         return stream
 
@@ -87,7 +98,27 @@ class EngineThread:
 
     def _cancel(self, number: int) -> None:
         if self._streams.pop(number, None) is not None and self.engine is not None:
+            self._forget_guide(number)
             self.engine.cancel(number)
+
+    def _forget_guide(self, number: int) -> None:
+        with self._guides_lock:
+            self._guides.pop(number, None)
+
+    def _guide(self, engine: _serving.ServingEngine, event: _serving.EngineEvent) -> None:
+        """Says what a request's next token may be. In the engine's thread."""
+        with self._guides_lock:
+            guide = self._guides.get(event.request)
+        if guide is None or event.finish or event.failure:
+            return
+        try:
+            guide.take(event.token)
+            engine.allow(event.request, guide.allowed())
+        except GuideError as error:
+            engine.cancel(event.request)
+            refusal = Refusal(f"the grammar's library gave up: {error}", status=500, kind="server_error")
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._end, event.request, refusal)
 
     def _run(self) -> None:
         try:
@@ -97,6 +128,8 @@ class EngineThread:
             stopped = False
             while not stopped:
                 events, rejections, stopped = engine.advance(self._patience)
+                for event in events:
+                    self._guide(engine, event)
                 if self._loop is not None and (events or rejections):
                     self._loop.call_soon_threadsafe(self._deliver, events, rejections)
         except BaseException as error:  # noqa: BLE001
@@ -118,6 +151,7 @@ class EngineThread:
                 self._streams[event.request].put(event)
 
     def _end(self, number: int, last: Any) -> None:
+        self._forget_guide(number)
         stream = self._streams.pop(number, None)
         if stream is not None:
             stream.put(last)

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from contextile.serve._fields import Fields, Refusal, fail, shown, token_ids
+from contextile.serve._guides import Guide, read_grammar
 from contextile.serve._text import Texts
 
 MOST_COMPLETIONS = 128  # of a call, over all prompts
@@ -21,6 +22,7 @@ _COMMON = {
     *("model", "max_tokens", "max_completion_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "stop_token_ids"),
     *("stream", "stream_options", "logprobs", "ignore_eos", "return_token_ids", "user"),
+    *("response_format", "structured_outputs"),
 }
 _COMPLETION = _COMMON | {"prompt", "echo", "add_special_tokens"}
 _CHAT = _COMMON | {"messages", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt"}
@@ -29,7 +31,6 @@ _NEUTRAL: dict[str, Any] = {
     "best_of": 1,
     "length_penalty": 1,
     "min_tokens": 0,
-    "response_format": {"type": "text"},
     "skip_special_tokens": True,
     "suffix": "",
     "use_beam_search": False,
@@ -75,9 +76,10 @@ class Asked:
     logprobs: bool = False
     num_top: int = 0
     return_tokens: bool = False
+    guide: Guide | None = None
 
     def engine_requests(self) -> list[dict[str, Any]]:
-        """Returns the arguments of ``ServingEngine.submit``, n for each prompt."""
+        """Returns the arguments of ``EngineThread.submit``, n for each prompt."""
         return [
             {
                 "prompt": prompt,
@@ -86,6 +88,7 @@ class Asked:
                 "num_logprobs": self.num_top,
                 "scores_prompt": self.echo and self.logprobs,
                 "seed": (self.seed + i) % 2**64,
+                "guide": self.guide.copy() if self.guide else None,
                 **self.sampling,
             }
             for prompt in self.prompts
@@ -191,6 +194,7 @@ def _read_common(fields: Fields, texts: Texts, limits: Limits, asked: Asked, *, 
     }
     asked.seed = fields.integer("seed", random.getrandbits(63), -(2**63), 2**63 - 1)
     _read_stops(fields, texts, limits, asked)
+    _read_guide(fields, texts, limits, asked)
     asked.stream = fields.flag("stream", unless=False)
     options = fields.get("stream_options")
     if options is not None:
@@ -252,6 +256,18 @@ def _read_stops(fields: Fields, texts: Texts, limits: Limits, asked: Asked) -> N
     if isinstance(tokens, list) and len(tokens) > _MOST_STOP_TOKENS:
         fail("stop_token_ids", f"at most {_MOST_STOP_TOKENS} token ids", str(len(tokens)))
     asked.stop_tokens += token_ids(tokens, limits.vocab_size, "stop_token_ids")
+
+
+def _read_guide(fields: Fields, texts: Texts, limits: Limits, asked: Asked) -> None:
+    found = read_grammar(fields)
+    if found is None:
+        return
+    param, grammar = found
+    if fields.get("ignore_eos"):
+        fail("ignore_eos", f"false next to {param}, after which the end of the text is all that is left", "true")
+    if not limits.end_tokens:
+        fail(param, "a model that has a token for the end of a text", "none")
+    asked.guide = texts.guides.make(param, grammar, limits.vocab_size, limits.end_tokens)
 
 
 # -------------------------------------------------------------------------------------------- chats

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from contextile.serve._guides import Guides
+
 _BEFORE = 5  # tokens of the prompt that decide on the space before the first word
 _HELD = 8  # tokens that may make a character together
 
@@ -21,6 +23,7 @@ class Texts:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.guides = Guides(tokenizer)
         self._lock = threading.Lock()  # fast tokenizers change themselves while they encode
         self._names: dict[int, str] = {}
         self._lengths: dict[int, int] = {}

@@ -21,13 +21,13 @@ EngineOptions options_for(EngineOptions options, const DecoderConfig& config) {
   return options;
 }
 
-// Chooses the next token of a request.
+// Chooses the next token of a request, of those that are allowed if it is guided.
 EngineEvent choose(std::span<const float> logits, const GenerationRequest& asked,
-                   std::span<const std::int32_t> tokens) {
+                   std::span<const std::int32_t> tokens, const TokenSet& allowed) {
   EngineEvent event;
   event.request = asked.id;
   const auto number = static_cast<std::int64_t>(tokens.size() - asked.prompt.size());
-  const bool is_plain = !has_penalties(asked.sampling);
+  const bool is_plain = !has_penalties(asked.sampling) && !asked.is_guided;
   if (is_plain && asked.num_logprobs == 0) {
     const SampledToken sampled = sample(logits, asked.sampling, number);
     event.token = sampled.token;
@@ -37,6 +37,7 @@ EngineEvent choose(std::span<const float> logits, const GenerationRequest& asked
   const TokenLogprobs logprobs(logits);
   std::vector<float> changed;
   if (!is_plain) changed = penalized(logits, asked.sampling, tokens, asked.prompt.size());
+  if (asked.is_guided) changed = only(changed, allowed);
   event.token = sample(is_plain ? logits : changed, asked.sampling, number).token;
   event.logprob = logprobs.of(event.token);
   event.top = logprobs.likeliest(asked.num_logprobs);
@@ -146,10 +147,11 @@ void Engine::take_tokens(const ScheduledTokens& part, std::span<const float> row
     events.back().prompt = std::move(prompt);
     return;
   }
+  const TokenSet allowed = asked.is_guided ? take_allowed(part.request) : TokenSet();
   rows = rows.last((1 + part.drafts.size()) * width);
   for (std::size_t i = 0; i <= part.drafts.size(); ++i) {
     EngineEvent chosen =
-        choose(rows.subspan(i * width, width), asked, scheduler_.tokens(part.request));
+        choose(rows.subspan(i * width, width), asked, scheduler_.tokens(part.request), allowed);
     EngineEvent& event =
         events.emplace_back(scheduler_.take(part.request, chosen.token, chosen.logprob));
     event.top = std::move(chosen.top);
@@ -158,8 +160,24 @@ void Engine::take_tokens(const ScheduledTokens& part, std::span<const float> row
   }
 }
 
+bool Engine::allow(RequestId request, TokenSet tokens) {
+  if (!scheduler_.has(request) || !scheduler_.request(request).is_guided) return false;
+  allowed_.insert_or_assign(request, std::move(tokens));
+  return true;
+}
+
+TokenSet Engine::take_allowed(RequestId request) {
+  const auto found = allowed_.find(request);
+  CONTEXTILE_CHECK(found != allowed_.end(),
+                   "request: expected the tokens that may come next, found none given");
+  TokenSet tokens = std::move(found->second);
+  allowed_.erase(found);
+  return tokens;
+}
+
 bool Engine::cancel(RequestId request) {
   scores_.erase(request);
+  allowed_.erase(request);
   return scheduler_.cancel(request);
 }
 

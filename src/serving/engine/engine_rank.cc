@@ -74,6 +74,11 @@ std::vector<std::byte> encode(const EngineInput& input) {
   put_value(bytes, static_cast<std::uint8_t>(input.stop ? 1 : 0));
   put_value(bytes, input.limit);
   put_list(bytes, input.cancelled);
+  put_value(bytes, static_cast<std::uint64_t>(input.allowed.size()));
+  for (const auto& [request, tokens] : input.allowed) {
+    put_value(bytes, request);
+    put_list(bytes, tokens);
+  }
   put_value(bytes, static_cast<std::uint64_t>(input.arrivals.size()));
   for (const GenerationRequest& request : input.arrivals) {
     put_value(bytes, request.id);
@@ -89,6 +94,7 @@ std::vector<std::byte> encode(const EngineInput& input) {
     put_list(bytes, request.sampling.logit_bias);
     put_value(bytes, request.num_logprobs);
     put_value(bytes, static_cast<std::uint8_t>(request.scores_prompt ? 1 : 0));
+    put_value(bytes, static_cast<std::uint8_t>(request.is_guided ? 1 : 0));
     put_list(bytes, request.prompt);
     put_list(bytes, request.stop_tokens);
   }
@@ -101,6 +107,11 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
   input.stop = reader.value<std::uint8_t>() != 0;
   input.limit = reader.value<StepLimit>();
   input.cancelled = reader.list<RequestId>();
+  const auto num_allowed = reader.value<std::uint64_t>();
+  for (std::uint64_t i = 0; i < num_allowed; ++i) {
+    const auto request = reader.value<RequestId>();
+    input.allowed.emplace_back(request, reader.list<std::uint32_t>());
+  }
   const auto num_arrivals = reader.value<std::uint64_t>();
   for (std::uint64_t i = 0; i < num_arrivals; ++i) {
     GenerationRequest request;
@@ -117,6 +128,7 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
     request.sampling.logit_bias = reader.list<TokenBias>();
     request.num_logprobs = reader.value<std::int32_t>();
     request.scores_prompt = reader.value<std::uint8_t>() != 0;
+    request.is_guided = reader.value<std::uint8_t>() != 0;
     request.prompt = reader.list<std::int32_t>();
     request.stop_tokens = reader.list<std::int32_t>();
     input.arrivals.push_back(std::move(request));
@@ -185,6 +197,9 @@ EngineOutput EngineRank::advance(const EngineInput& input) {
     } catch (const InvalidArgument& error) {
       output.rejections.push_back({id, error.what(), false});
     }
+  }
+  for (auto& [request, tokens] : shared.allowed) {
+    static_cast<void>(engine_.allow(request, std::move(tokens)));  // false: it has been rejected
   }
   if (!output.stopped) output.events = engine_.step(shared.limit);
   return output;

@@ -189,6 +189,19 @@ std::vector<float> penalized(std::span<const float> logits, const SamplingParams
   return changed;
 }
 
+std::vector<float> only(std::span<const float> logits, const TokenSet& tokens) {
+  std::vector<float> changed(logits.size(), -std::numeric_limits<float>::infinity());
+  bool is_any = false;
+  for (std::size_t i = 0; i < std::min(changed.size(), 32 * tokens.size()); ++i) {
+    if ((tokens[i / 32] >> (i % 32) & 1) == 0) continue;
+    changed[i] = logits[i];
+    is_any = true;
+  }
+  CONTEXTILE_CHECK(is_any, "request: expected a token that may come next, found none of {}",
+                   logits.size());
+  return changed;
+}
+
 SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                     std::int64_t number) {
   const TokenLogprobs logprobs(logits);

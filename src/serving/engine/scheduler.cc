@@ -149,6 +149,7 @@ struct Scheduler::State {
       if (options.speculation.num_tokens == 0 || decodes == 0) break;
       if (!request.is_running || request.missing() != 1 || request.is_scored()) continue;
       --decodes;
+      if (request.asked.is_guided) continue;
       // The step gives one more token than there are drafts.
       const std::int64_t most =
           std::min(budget - num_drafts, request.asked.max_tokens - request.num_output() - 1);
@@ -431,6 +432,8 @@ const GenerationRequest& Scheduler::request(RequestId request) const {
 std::span<const std::int32_t> Scheduler::tokens(RequestId request) const {
   return state_->at(request).tokens;
 }
+bool Scheduler::has(RequestId request) const { return state_->arrivals.contains(request); }
+
 bool Scheduler::has_begun(RequestId request) const {
   const auto found = state_->arrivals.find(request);
   return found != state_->arrivals.end() && state_->requests.at(found->second).cached_tokens >= 0;

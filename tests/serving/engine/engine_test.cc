@@ -421,6 +421,8 @@ TEST(EngineRank, InputsComeBackFromTheirBytes) {
   input.arrivals[0].sampling.min_p = 0.125;
   input.arrivals[0].num_logprobs = 4;
   input.arrivals[1].scores_prompt = true;
+  input.arrivals[1].is_guided = true;
+  input.allowed = {{RequestId(6), {1, 2, 3}}, {RequestId(3), {}}};
   input.arrivals[1].stop_tokens = {8, 9};
   input.cancelled = {RequestId(1), RequestId(2)};
   const std::vector<std::byte> bytes = encode(input);
@@ -433,6 +435,8 @@ TEST(EngineRank, InputsComeBackFromTheirBytes) {
   EXPECT_EQ(back.arrivals[0].num_logprobs, 4);
   EXPECT_FALSE(back.arrivals[0].scores_prompt);
   EXPECT_TRUE(back.arrivals[1].scores_prompt);
+  EXPECT_TRUE(back.arrivals[1].is_guided);
+  EXPECT_EQ(back.allowed, input.allowed);
   EXPECT_EQ(back.cancelled, input.cancelled);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_THROW(static_cast<void>(decode_engine_input(std::span(bytes).first(size))),
