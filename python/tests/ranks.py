@@ -60,7 +60,8 @@ class Ranks:
                 args=(function.__module__, function.__name__, arguments,
                       {name: str(value) for name, value in environment.items()}, *map(str, files)),
             )  # fmt: skip
-            with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # of the process with the imports
+            # The first rank starts the process with the imports.
+            with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
                 process.start()
             self.ranks.append(Rank(process, *files))
 
@@ -131,7 +132,7 @@ def leave_together() -> None:
 def main(
     module: str, name: str, arguments: tuple[str, ...], environment: dict[str, str], stdout: str, stderr: str
 ) -> None:
-    """What a rank does."""
+    """The program of a rank."""
     for path, stream in ((stdout, 1), (stderr, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), stream)
     os.environ.update(environment)

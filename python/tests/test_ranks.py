@@ -1,4 +1,4 @@
-"""What the other tests rely on: a rank that fails fails its test."""
+"""Other tests rely on this: a rank that fails fails its test."""
 
 from __future__ import annotations
 

@@ -18,6 +18,10 @@ class GuideError(RuntimeError):
     """A grammar has no further token, or is too costly to go on with."""
 
 
+def _line_of(message: str) -> str:
+    return " ".join(message.split())[:300]
+
+
 class Guide:
     """Which tokens may come next, in one completion.
 
@@ -43,7 +47,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GuideError(str(self._matcher.get_error())[:300])
+            raise GuideError(_line_of(str(self._matcher.get_error())))
 
 
 class Guides:
@@ -61,12 +65,12 @@ class Guides:
         words = self._words_of(param, vocab_size, end_tokens)
         is_wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, words)
         if is_wrong or said:
-            fail(param, "a grammar that llguidance takes without a warning", shown("; ".join(said)[:300]))
+            fail(param, "a grammar that llguidance takes without a warning", _line_of("; ".join(said)))
         guide = Guide(llguidance.LLMatcher(words, grammar, log_level=0))
         try:
             guide.allowed()
         except GuideError as error:
-            fail(param, "a grammar that llguidance takes", shown(str(error)))
+            fail(param, "a grammar that llguidance takes", _line_of(str(error)))
         return guide
 
     def _words_of(self, param: str, vocab_size: int, end_tokens: list[int]) -> Any:
@@ -81,14 +85,14 @@ class Guides:
                 except Exception as error:  # noqa: BLE001 (it raises what it likes)
                     raise Refusal(
                         f"{param}: expected none, because llguidance does not take the model's tokenizer: "
-                        f"{str(error)[:200]}",
+                        f"{_line_of(str(error))}",
                         param=param,
                     ) from None
             return self._words
 
 
 def read_grammar(fields: Fields) -> tuple[str, str] | None:
-    """Returns the field that asks for a grammar, and the grammar as llguidance has it.
+    """Returns the field with a grammar, and the grammar as llguidance has it.
 
     Raises Refusal.
     """
@@ -164,7 +168,7 @@ def _grammar(param: str, kind: str, given: Any) -> str:
         # A client may not weaken what is checked by options in the schema.
         return str(LLMatcher.grammar_from_json_schema(given, overrides={"lenient": False}))
     except (ValueError, RecursionError) as error:
-        fail(param, f"{kind} as {_FORMS[kind]}", shown(str(error)[:200]))
+        fail(param, f"{kind} as {_FORMS[kind]}", _line_of(str(error)))
 
 
 _FORMS = {
