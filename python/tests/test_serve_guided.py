@@ -9,12 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
+from test_serve import Server  # noqa: E402
 from test_serve_clients import (  # noqa: E402, F401
     CHAT,
     asked,
     client_of,
     folder,
     front,
+    front_command,
     model,
     tokenizer,
 )
@@ -152,3 +154,86 @@ def test_nothing_is_asked_by_text(front):  # noqa: F811
     plain = asked(front, prompt="Hello", max_tokens=4, temperature=0).json()["choices"]
     text = {"type": "text"}
     assert asked(front, prompt="Hello", max_tokens=4, temperature=0, response_format=text).json()["choices"] == plain
+
+
+# -------------------------------------------------------------------------------------------- tools
+
+
+def tool(name, parameters):
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+
+
+TOOLS = [tool("visit", SCHEMA), tool("wait", None)]
+
+
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory, folder):  # noqa: F811
+    import shutil
+
+    import transformers
+
+    path = tmp_path_factory.mktemp("tools") / "tiny"
+    shutil.copytree(folder, path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)  # noqa: F811
+    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tokenizer.chat_template
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(path)
+    with Server(front_command(path, "--ranks", "2", "--generation-config", "none")) as server:
+        yield server
+        assert server.stop() == 0
+
+
+def calls_of(server, **fields):
+    """The message and the finish of a chat, and of the same as a stream."""
+    client, given = client_of(server), {"model": "tiny", "messages": CHAT, "temperature": 0, "tools": TOOLS, **fields}
+    whole = client.chat.completions.create(**given).choices[0]
+    arguments, names, content, finish = {}, {}, "", None
+    for chunk in client.chat.completions.create(**given, stream=True):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        for call in delta.tool_calls or []:
+            if call.id:
+                names[call.index] = call.function.name
+                assert call.type == "function"
+            arguments[call.index] = arguments.get(call.index, "") + call.function.arguments
+        finish = chunk.choices[0].finish_reason or finish
+    assert finish == whole.finish_reason and content == (whole.message.content or "")
+    found = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert found == [(names[i], arguments[i]) for i in sorted(arguments)]
+    return found, whole
+
+
+def test_a_function_that_is_named_is_called(with_tools):
+    choice = {"type": "function", "function": {"name": "visit"}}
+    [(name, arguments)], whole = calls_of(with_tools, tool_choice=choice, max_tokens=200)
+    assert name == "visit" and whole.finish_reason == "stop" and whole.message.content is None
+    check_place(arguments)
+    [(name, arguments)], whole = calls_of(with_tools, tool_choice=choice, max_tokens=3)
+    assert whole.finish_reason == "length" and arguments.startswith("{")
+
+
+def test_some_function_is_called(with_tools):
+    found, whole = calls_of(with_tools, tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+    assert whole.finish_reason in ("tool_calls", "length")
+    if whole.finish_reason == "tool_calls":
+        [(name, arguments)] = found
+        assert json.loads(arguments) == {} if name == "wait" else check_place(arguments) is None
+    found, whole = calls_of(with_tools, tool_choice="required", max_tokens=5)
+    assert not found and whole.finish_reason == "length" and whole.message.content.lstrip().startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tools": TOOLS, "tool_choice": "always"}, "expected none, auto, required or a function by name"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "go"}}}, "one of the tools visit, wait"),
+        ({"tool_choice": "required"}, "expected tools next to required"),
+        ({"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"}, "functions with different names"),
+        ({"tools": [tool("x", {"not": {}})], "tool_choice": "required"}, "Unimplemented keys"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "no response_format"),
+        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls: expected true"),
+    ],
+)  # fmt: skip
+def test_calls_that_cannot_be_asked_for_are_refused(with_tools, fields, said):
+    answer = asked(with_tools, "/v1/chat/completions", messages=CHAT, **fields)
+    assert answer.status == 400 and said in answer.json()["error"]["message"], answer.body

@@ -128,6 +128,7 @@ class Answers:
 
     def __init__(self, asked: Asked, texts: Texts, *, number: str, model: str, created: int) -> None:
         self._asked, self._texts = asked, texts
+        self._held: dict[int, Piece] = {}  # of answers that are lists of calls
         prefix, kind = ("chatcmpl-", "chat.completion") if asked.is_chat else ("cmpl-", "text_completion")
         self._head = {"id": prefix + number, "object": kind, "created": created, "model": model}
 
@@ -137,6 +138,9 @@ class Answers:
             choice = self._choice(piece)
             if self._asked.is_chat:
                 choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
+                calls = self._calls(choice, piece)
+                if calls:
+                    choice["message"] |= {"content": None, "tool_calls": calls}
             choices.append(choice)
         return {**self._head, "choices": choices, "usage": usage}
 
@@ -144,10 +148,40 @@ class Answers:
         choice = self._choice(piece)
         if self._asked.is_chat:
             delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
-            if piece.text or is_first:
+            if self._asked.tool_choice:
+                delta |= self._call_delta(choice, piece, is_first=is_first)
+            elif piece.text or is_first:
                 delta["content"] = piece.text
             choice["delta"] = delta
         return {**self._chunk_head(), "choices": [choice]}
+
+    def _calls(self, choice: dict[str, Any], piece: Piece) -> list[dict[str, Any]] | None:
+        """Returns the calls that a whole answer makes, if the chat insists on them."""
+        if not self._asked.tool_choice:
+            return None
+        calls = self._asked.tool_choice.calls(piece.text, is_whole=piece.finish == "stop")
+        # As OpenAI's and vLLM's: a function that was named is no decision of the model.
+        if calls and piece.finish == "stop" and not self._asked.tool_choice.is_named:
+            choice["finish_reason"] = "tool_calls"
+        return calls
+
+    def _call_delta(self, choice: dict[str, Any], piece: Piece, *, is_first: bool) -> dict[str, Any]:
+        """Arguments of a function that was named come as they are written, other calls at last."""
+        asked = self._asked.tool_choice
+        if asked is None:
+            return {}
+        if asked.is_named:
+            call = asked.calls(piece.text, is_whole=False)
+            part = call[0] if call and is_first else {"function": {"arguments": piece.text}}
+            return {"tool_calls": [{"index": 0, **part}]}
+        held = self._held.setdefault(piece.index, Piece(piece.index))
+        held.add(piece)
+        if piece.finish is None:
+            return {}
+        calls = self._calls(choice, held)
+        if calls is None:
+            return {"content": held.text}
+        return {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {**self._chunk_head(), "choices": [], "usage": usage}

@@ -23,7 +23,7 @@ def _line_of(message: str) -> str:
 
 
 class Guide:
-    """Which tokens may come next, in one completion.
+    """The tokens that may come next, in one completion.
 
     Source: llguidance's documentation; a mask has a bit for each token of the vocabulary.
     """
@@ -107,9 +107,12 @@ def read_grammar(fields: Fields) -> tuple[str, str] | None:
         return None
     if found is None:
         return None
-    if importlib.util.find_spec("llguidance") is None:
-        fail(param, "the server to have the package llguidance", "none")
     return param, _grammar(param, *found)
+
+
+def json_grammar(param: str, schema: dict[str, Any]) -> str:
+    """Returns the grammar of JSON that has a schema, for a field. Raises Refusal."""
+    return _grammar(param, "json", schema)
 
 
 def _of_response_format(form: Any) -> tuple[str, Any] | None:
@@ -140,6 +143,8 @@ def _of_structured_outputs(outputs: Any) -> tuple[str, Any]:
 
 
 def _grammar(param: str, kind: str, given: Any) -> str:
+    if importlib.util.find_spec("llguidance") is None:
+        fail(param, "the server to have the package llguidance", "none")
     from llguidance import LLMatcher, grammar_from
 
     if kind == "json" and isinstance(given, str):

@@ -11,6 +11,7 @@ from typing import Any
 from contextile.serve._fields import Fields, Refusal, fail, shown, token_ids
 from contextile.serve._guides import Guide, read_grammar
 from contextile.serve._text import Texts
+from contextile.serve._tools import ToolChoice, read_tool_choice
 
 MOST_COMPLETIONS = 128  # of a call, over all prompts
 MOST_LOGPROBS = 20  # alternatives
@@ -25,7 +26,10 @@ _COMMON = {
     *("response_format", "structured_outputs"),
 }
 _COMPLETION = _COMMON | {"prompt", "echo", "add_special_tokens"}
-_CHAT = _COMMON | {"messages", "top_logprobs", "tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt"}
+_CHAT = _COMMON | {
+    *("messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"),
+    *("chat_template_kwargs", "add_generation_prompt"),
+}
 # Values of other fields that ask for nothing.
 _NEUTRAL: dict[str, Any] = {
     "best_of": 1,
@@ -40,7 +44,6 @@ _NEUTRAL_CHAT: dict[str, Any] = {
     "functions": [],
     "metadata": {},
     "modalities": ["text"],
-    "parallel_tool_calls": True,
     "service_tier": "auto",
     "store": False,
 }
@@ -77,6 +80,7 @@ class Asked:
     num_top: int = 0
     return_tokens: bool = False
     guide: Guide | None = None
+    tool_choice: ToolChoice | None = None
 
     def engine_requests(self) -> list[dict[str, Any]]:
         """Returns the arguments of ``EngineThread.submit``, n for each prompt."""
@@ -124,6 +128,9 @@ def read_chat(found: dict[str, Any], texts: Texts, limits: Limits) -> Asked:
     asked.prompt_texts = [""]
     _check_prompt(asked.prompts[0], limits)
     _read_common(fields, texts, limits, asked, unless=limits.max_length - len(asked.prompts[0]))
+    asked.tool_choice = read_tool_choice(fields)
+    if asked.tool_choice:
+        _read_guide(fields, texts, limits, asked, ("tool_choice", asked.tool_choice.grammar()))
     asked.logprobs = fields.flag("logprobs", unless=False)
     asked.num_top = fields.integer("top_logprobs", 0, 0, min(MOST_LOGPROBS, limits.vocab_size))
     if asked.num_top and not asked.logprobs:
@@ -194,7 +201,7 @@ def _read_common(fields: Fields, texts: Texts, limits: Limits, asked: Asked, *, 
     }
     asked.seed = fields.integer("seed", random.getrandbits(63), -(2**63), 2**63 - 1)
     _read_stops(fields, texts, limits, asked)
-    _read_guide(fields, texts, limits, asked)
+    _read_guide(fields, texts, limits, asked, read_grammar(fields))
     asked.stream = fields.flag("stream", unless=False)
     options = fields.get("stream_options")
     if options is not None:
@@ -258,11 +265,14 @@ def _read_stops(fields: Fields, texts: Texts, limits: Limits, asked: Asked) -> N
     asked.stop_tokens += token_ids(tokens, limits.vocab_size, "stop_token_ids")
 
 
-def _read_guide(fields: Fields, texts: Texts, limits: Limits, asked: Asked) -> None:
-    found = read_grammar(fields)
+def _read_guide(
+    fields: Fields, texts: Texts, limits: Limits, asked: Asked, found: tuple[str, str] | None
+) -> None:
     if found is None:
         return
     param, grammar = found
+    if asked.guide is not None:
+        fail(param, "no response_format and no structured_outputs next to it", "one")
     if fields.get("ignore_eos"):
         fail("ignore_eos", f"false next to {param}, after which the end of the text is all that is left", "true")
     if not limits.end_tokens:
@@ -305,14 +315,11 @@ def _template_arguments(fields: Fields, texts: Texts) -> dict[str, Any]:
 
 def _tools(fields: Fields, template: str) -> list[Any]:
     tools = fields.get("tools") or []
-    choice = fields.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        fail("tool_choice", "none or auto", shown(choice))
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fail("tools", "a list of objects", shown(tools))
     if tools and "tools" not in template:
         fail("tools", "none, because the model's template has no place for them", str(len(tools)))
-    return [] if choice == "none" else tools
+    return [] if fields.get("tool_choice") == "none" else tools
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
