@@ -107,7 +107,9 @@ def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -
             rank.process.join(max(0.0, deadline - time.monotonic()))
         outputs = [rank.stdout.read_text() + rank.stderr.read_text() for rank in ranks]
         for r, rank in enumerate(ranks):
-            assert not rank.process.is_alive(), f"{function.__name__}: rank {r} runs for more than {timeout} s: {outputs}"
+            assert not rank.process.is_alive(), (
+                f"{function.__name__}: rank {r} runs for more than {timeout} s: {outputs}"
+            )
     return outputs
 
 
@@ -158,4 +160,3 @@ def main(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-

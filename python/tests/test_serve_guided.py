@@ -93,9 +93,7 @@ def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):  # 
     ],
 )  # fmt: skip
 def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):  # noqa: F811
-    answer = asked(
-        front, prompt=["The", "fox"], n=2, max_tokens=150, temperature=1, seed=1, structured_outputs=outputs
-    )
+    answer = asked(front, prompt=["The", "fox"], n=2, max_tokens=150, temperature=1, seed=1, structured_outputs=outputs)
     assert answer.status == 200, answer.body
     for choice in answer.json()["choices"]:
         assert choice["finish_reason"] == "stop"
@@ -103,9 +101,7 @@ def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):  #
 
 
 def test_json_objects_are_objects_as_far_as_they_come(front):  # noqa: F811
-    answer = asked(
-        front, "/v1/chat/completions", messages=CHAT, max_tokens=8, response_format={"type": "json_object"}
-    )
+    answer = asked(front, "/v1/chat/completions", messages=CHAT, max_tokens=8, response_format={"type": "json_object"})
     assert answer.json()["choices"][0]["message"]["content"].lstrip().startswith("{"), answer.body
 
 
@@ -175,7 +171,9 @@ def with_tools(tmp_path_factory, folder):  # noqa: F811
     path = tmp_path_factory.mktemp("tools") / "tiny"
     shutil.copytree(folder, path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)  # noqa: F811
-    tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tokenizer.chat_template
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tokenizer.chat_template
+    )
     (path / "chat_template.jinja").unlink(missing_ok=True)
     tokenizer.save_pretrained(path)
     with Server(front_command(path, "--ranks", "2", "--generation-config", "none")) as server:

@@ -160,7 +160,7 @@ class Answers:
         if not self._asked.tool_choice:
             return None
         calls = self._asked.tool_choice.calls(piece.text, is_whole=piece.finish == "stop")
-        # As OpenAI's and vLLM's: a function that was named is no decision of the model.
+        # OpenAI and vLLM have it so: a function that was named is no decision of the model.
         if calls and piece.finish == "stop" and not self._asked.tool_choice.is_named:
             choice["finish_reason"] = "tool_calls"
         return calls

@@ -265,9 +265,7 @@ def _read_stops(fields: Fields, texts: Texts, limits: Limits, asked: Asked) -> N
     asked.stop_tokens += token_ids(tokens, limits.vocab_size, "stop_token_ids")
 
 
-def _read_guide(
-    fields: Fields, texts: Texts, limits: Limits, asked: Asked, found: tuple[str, str] | None
-) -> None:
+def _read_guide(fields: Fields, texts: Texts, limits: Limits, asked: Asked, found: tuple[str, str] | None) -> None:
     if found is None:
         return
     param, grammar = found
