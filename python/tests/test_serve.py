@@ -276,6 +276,38 @@ def test_tokens_are_those_of_generate(name, tmp_path):
         check(tmp_path, expected, *options, ranks=ranks)
 
 
+def rewritten(folder, change):
+    """Changes the tensors of a folder."""
+    from safetensors.torch import load_file, save_file
+
+    path = str(folder / "model.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_every_stored_tensor_counts(tmp_path):
+    model = make("llama")
+    model.save_pretrained(tmp_path)
+    gpt2().save(str(tmp_path / "tokenizer.json"))
+    expected = alone(model)
+    # A second matrix counts, though the configuration says that there is one.
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    check(tmp_path, expected, ranks=1)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rewritten(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    check(tmp_path, expected, ranks=1)
+    rewritten(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(RuntimeError, match="expected a tensor lm_head.weight, found none"), serve(tmp_path):
+        pass
+    for name in ("model.layers.0.self_attn.q_proj.scale", "model.layers.9.mlp.up_proj.weight", "adapter"):
+        model.save_pretrained(tmp_path)
+        rewritten(tmp_path, lambda tensors, name=name: tensors.update({name: torch.ones(4)}))
+        with pytest.raises(RuntimeError, match=f"the tensors of the model alone, found {name}"), serve(tmp_path):
+            pass
+
+
 def test_requests_of_windowed_models_are_longer_than_their_cache(tmp_path):
     model = make("mistral")
     model.save_pretrained(tmp_path)

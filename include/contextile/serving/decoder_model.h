@@ -124,6 +124,7 @@ struct DecoderConfig {
   bool sinks = false;     // every query head has a sink logit (gpt-oss)
   bool qk_norm = false;   // queries and keys are normed by head before they are rotated (Qwen3)
   bool tied_embeddings = false;       // logits are products with the tokens' embeddings
+  std::int32_t draft_layers = 0;      // behind the others in files (DeepSeek-V3's); not computed
   std::int64_t max_length = 131'072;  // tokens of a request, its output included
   std::vector<std::int32_t> end_tokens = {};
 

@@ -24,6 +24,9 @@ class ConfigReader {
   [[nodiscard]] bool has(const char* key) const {
     return object_.contains(key) && !object_.at(key).is_null();
   }
+  [[nodiscard]] bool is_null(const char* key) const {
+    return object_.contains(key) && object_.at(key).is_null();
+  }
   [[nodiscard]] const nlohmann::json& at(const char* key) const {
     CONTEXTILE_CHECK(has(key), "{}: expected a key {}, found none", where_, key);
     return object_.at(key);

@@ -25,8 +25,8 @@ void read_deepseek_router(const ConfigReader& reader, const std::string& family,
                 is_v3 ? "noaux_tc" : "greedy or group_limited_greedy", quote(method));
   }
   if (!has_groups) return;
-  experts.num_groups = reader.count("n_group", is_v3 ? 8 : 1);
-  experts.top_groups = reader.count("topk_group", is_v3 ? 4 : 1);
+  experts.num_groups = is_v3 ? reader.count("n_group", 8) : reader.count("n_group");
+  experts.top_groups = is_v3 ? reader.count("topk_group", 4) : reader.count("topk_group");
 }
 
 ExpertsConfig deepseek_experts(const ConfigReader& reader, const std::string& family) {
@@ -34,8 +34,12 @@ ExpertsConfig deepseek_experts(const ConfigReader& reader, const std::string& fa
   experts.num_experts = reader.count("n_routed_experts");
   experts.top_k = reader.count("num_experts_per_tok");
   experts.ffn_size = reader.count("moe_intermediate_size");
-  const bool is_shared = reader.has("n_shared_experts") && reader.at("n_shared_experts") != 0;
-  if (is_shared) experts.shared_size = experts.ffn_size * reader.count("n_shared_experts");
+  const bool has_none = reader.is_null("n_shared_experts") ||
+                        (reader.has("n_shared_experts") && reader.at("n_shared_experts") == 0);
+  const std::int32_t unless_there = family == "deepseek_v3" ? 1 : 2;
+  if (!has_none) {
+    experts.shared_size = experts.ffn_size * reader.count("n_shared_experts", unless_there);
+  }
   read_deepseek_router(reader, family, experts);
   return experts;
 }

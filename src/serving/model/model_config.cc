@@ -17,13 +17,41 @@ namespace {
 
 using nlohmann::json;
 
+const std::set<std::string> kQwen = {"qwen2", "qwen3", "qwen3_moe"};
+
+// The window of layers that have one; 0: none has. Defaults are those of the families' classes in
+// transformers.
+std::int32_t read_window(const ConfigReader& config, const std::string& family) {
+  if (kQwen.contains(family)) {
+    return config.flag("use_sliding_window", false) ? config.count("sliding_window", 4096) : 0;
+  }
+  if (family == "mixtral") return config.count("sliding_window", 0);
+  if (family == "gpt_oss") return config.count("sliding_window", 128);
+  if (family != "mistral") {
+    config.expect("sliding_window", nullptr);
+    return 0;
+  }
+  return config.is_null("sliding_window") ? 0 : config.count("sliding_window", 4096);
+}
+
+// The number of first layers of Qwen's models that see all tokens.
+std::int32_t read_full_layers(const ConfigReader& config, const std::string& family,
+                              std::int32_t num_layers) {
+  if (family == "qwen3_moe") return 0;  // its files have the key, and its layers do not look at it
+  if (!kQwen.contains(family)) {
+    config.expect("max_window_layers", nullptr);
+    return 0;
+  }
+  const std::int64_t full =
+      config.has("max_window_layers") ? config.integer("max_window_layers", 0, 1'000'000) : 28;
+  return static_cast<std::int32_t>(std::min<std::int64_t>(full, num_layers));
+}
+
 // Windows as layer_types names them, or the family's default without.
 std::vector<std::int32_t> read_windows(const ConfigReader& config, const std::string& family,
                                        std::int32_t num_layers) {
-  static const std::set<std::string> kAlways = {"mistral", "mixtral", "gpt_oss"};
-  const bool uses = kAlways.contains(family) || config.flag("use_sliding_window", false);
-  const std::int32_t window =
-      uses && config.has("sliding_window") ? config.count("sliding_window") : 0;
+  const std::int32_t window = read_window(config, family);
+  const std::int32_t full = read_full_layers(config, family, num_layers);
   std::vector<std::int32_t> windows(static_cast<std::size_t>(num_layers), window);
   if (config.has("layer_types")) {
     const json& types = config.at("layer_types");
@@ -41,10 +69,8 @@ std::vector<std::int32_t> read_windows(const ConfigReader& config, const std::st
     }
   } else if (family == "gpt_oss") {  // every second layer sees all
     for (std::size_t i = 1; i < windows.size(); i += 2) windows[i] = 0;
-  } else if (family != "qwen3_moe" &&
-             config.has("max_window_layers")) {  // the first of Qwen's see all
-    const std::int64_t full = config.integer("max_window_layers", 0, 1'000'000);
-    std::fill_n(windows.begin(), std::min<std::int64_t>(full, num_layers), 0);
+  } else {
+    std::fill_n(windows.begin(), full, 0);
   }
   const bool has_some = std::ranges::any_of(windows, [](std::int32_t its) { return its > 0; });
   return has_some ? windows : std::vector<std::int32_t>{};
@@ -83,6 +109,7 @@ void check_fields(const ConfigReader& reader) {
   }
   reader.expect("hidden_act", "silu");
   reader.expect("mlp_bias", false);
+  reader.expect("is_causal", true);
   reader.expect("moe_layer_freq", 1);
   for (const char* key :
        {"attention_chunk_size", "attention_multiplier", "attn_logit_softcapping", "clip_qkv",
@@ -109,7 +136,11 @@ void read_attention(const ConfigReader& reader, const std::string& family, Decod
   config.qk_norm = family == "qwen3" || family == "qwen3_moe";
   config.sinks = family == "gpt_oss";
   if (family == "mixtral") config.rope.theta = 1e6;
-  if (family == "gpt_oss") config.rope.theta = 150'000;
+  if (family == "gpt_oss") {
+    config.rope.theta = 150'000;
+    // Its class has a scaling of its own where the file has none.
+    if (!reader.has("rope_scaling")) static_cast<void>(reader.at("rope_parameters"));
+  }
   read_rope(reader, config);
 }
 
@@ -137,8 +168,14 @@ DecoderConfig read_decoder_config(const std::string& folder) {
   read_attention(reader, family, config);
   read_experts(reader, family, config);
   config.windows = read_windows(reader, family, config.num_layers);
-  config.norm_epsilon = reader.positive("rms_norm_eps", 1e-6);
+  const bool is_coarse = family == "mixtral" || family == "gpt_oss";
+  config.norm_epsilon = reader.positive("rms_norm_eps", is_coarse ? 1e-5 : 1e-6);
   config.tied_embeddings = reader.flag("tie_word_embeddings", false);
+  if (family == "deepseek_v3") {
+    const char* key = "num_nextn_predict_layers";
+    config.draft_layers =
+        reader.has(key) ? static_cast<std::int32_t>(reader.integer(key, 0, 1000)) : 1;
+  }
   if (reader.has("max_position_embeddings")) {
     config.max_length = reader.count("max_position_embeddings");
   }

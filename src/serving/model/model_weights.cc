@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -27,15 +28,36 @@ class WeightReader {
                all(config_.vocab_size), all(config_.hidden_size));
     for (std::int32_t i = 0; i < config_.num_layers; ++i) weights.layers.push_back(layer(i));
     weights.norm = vector("model.norm.weight", config_.hidden_size);
-    // Files of models whose embeddings are tied have no second copy, whatever config.json says.
-    const bool untied = source_.contains("lm_head.weight") && !config_.tied_embeddings;
+    // A second copy counts if there is one, whatever config.json says.
+    const bool untied = source_.contains("lm_head.weight") || !config_.tied_embeddings;
     weights.logits =
         matrix(untied ? "lm_head.weight" : "model.embed_tokens.weight", config_.vocab_size,
                config_.hidden_size, part_.of(config_.vocab_size), all(config_.hidden_size));
     return weights;
   }
 
+  // Throws if the source has tensors that are not the model's: it would be another one with them.
+  void check_all_read() const {
+    std::string some;
+    std::int64_t count = 0;
+    for (const std::string& name : source_.names()) {
+      if (known_.contains(name) || is_left_out(name)) continue;
+      if (++count <= 3) some += (some.empty() ? "" : ", ") + name;
+    }
+    CONTEXTILE_CHECK(count == 0, "weights: expected the tensors of the model alone, found {}{}",
+                     some, count > 3 ? fmt::format(" and {} others", count - 3) : "");
+  }
+
  private:
+  // Frequencies, which follow from the configuration, and layers that draft tokens (DeepSeek-V3's).
+  [[nodiscard]] bool is_left_out(const std::string& name) const {
+    if (name.ends_with("rotary_emb.inv_freq")) return true;
+    for (std::int32_t i = 0; i < config_.draft_layers; ++i) {
+      if (name.starts_with(fmt::format("model.layers.{}.", config_.num_layers + i))) return true;
+    }
+    return false;
+  }
+
   static void check_finite(const std::string& name, std::span<const float> values) {
     for (const float value : values) {
       CONTEXTILE_CHECK(std::isfinite(value), "weights, {}: expected finite numbers, found {}", name,
@@ -55,6 +77,7 @@ class WeightReader {
   }
   [[nodiscard]] WeightElements matrix(const MatrixPart& part) const {
     const std::string& name = part.name;
+    known_.insert(name);
     const auto count = static_cast<std::size_t>(part.size());
     if (!source_.is_bf16(name)) {
       std::vector<float> values(count);
@@ -72,6 +95,7 @@ class WeightReader {
   }
   [[nodiscard]] std::vector<float> vector(const std::string& name, std::int64_t size,
                                           Range range) const {
+    known_.insert(name);
     const MatrixPart part = {name, size, 0, range, {0, 1}};
     std::vector<float> values(static_cast<std::size_t>(part.size()));
     source_.read(part, values);
@@ -169,13 +193,23 @@ class WeightReader {
       layer.choice_bias = vector(router + ".e_score_correction_bias", count);
     }
     const Range own = part_.own(count);
-    for (std::int64_t e = own.begin; e < own.end; ++e) {
-      if (experts.files == Files::kGptOss) {
-        layer.experts.push_back(joined_expert(block + "experts.", e));
-      } else {
-        layer.experts.push_back(expert(block + "experts." + std::to_string(e) + ".", is_mixtral));
-      }
+    for (std::int64_t e = 0; e < count; ++e) {
+      const bool is_own = own.begin <= e && e < own.end;
+      const std::string place =
+          block + (experts.files == Files::kGptOss ? "experts." : fmt::format("experts.{}.", e));
+      for (const char* name : names_of_expert(experts.files)) known_.insert(place + name);
+      if (!is_own) continue;
+      layer.experts.push_back(experts.files == Files::kGptOss ? joined_expert(place, e)
+                                                              : expert(place, is_mixtral));
     }
+  }
+
+  [[nodiscard]] static std::vector<const char*> names_of_expert(ExpertsConfig::Files files) {
+    if (files == ExpertsConfig::Files::kGptOss) {
+      return {"gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"};
+    }
+    if (files == ExpertsConfig::Files::kMixtral) return {"w1.weight", "w2.weight", "w3.weight"};
+    return {"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
   }
 
   [[nodiscard]] DecoderWeights::Layer::Expert expert(const std::string& at, bool is_mixtral) const {
@@ -234,6 +268,7 @@ class WeightReader {
   const TensorSource& source_;
   const DecoderConfig& config_;
   const DecoderPart& part_;
+  mutable std::set<std::string> known_;  // tensors of the model, other ranks' experts included
 };
 
 }  // namespace
@@ -296,7 +331,11 @@ DecoderWeights random_weights(const DecoderConfig& config, const DecoderPart& pa
 DecoderWeights load_weights(const std::string& folder, const DecoderConfig& config,
                             const DecoderPart& part) {
   check_decoder_config(config);
-  return WeightReader(*safetensors_source(folder), config, part).read();
+  const std::unique_ptr<TensorSource> source = safetensors_source(folder);
+  const WeightReader reader(*source, config, part);
+  DecoderWeights weights = reader.read();
+  reader.check_all_read();
+  return weights;
 }
 
 }  // namespace contextile

@@ -29,7 +29,8 @@ class RandomSource final : public TensorSource {
  public:
   explicit RandomSource(std::uint64_t seed) : seed_(seed) {}
 
-  [[nodiscard]] bool contains(const std::string&) const override { return true; }
+  [[nodiscard]] bool contains(const std::string&) const override { return false; }
+  [[nodiscard]] std::vector<std::string> names() const override { return {}; }
   [[nodiscard]] bool is_bf16(const std::string&) const override { return false; }
   void read_bf16(const MatrixPart& part, std::span<std::uint16_t>) const override {
     fail_argument("random weights, {}: expected fp32, found a request for bf16", part.name);

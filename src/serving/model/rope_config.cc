@@ -55,16 +55,16 @@ void read_scaling(const ConfigReader& scaling, DecoderConfig& config) {
 
 }  // namespace
 
-// Newer files have theta and scaling in one object, older ones as separate keys.
+// Newer files have theta and scaling in one object, older ones as separate keys. Of both objects the
+// older one counts alone, as in transformers.
 void read_rope(const ConfigReader& reader, DecoderConfig& config) {
   reader.expect("partial_rotary_factor", 1.0);
   config.rope.theta = reader.positive("rope_theta", config.rope.theta);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!reader.has(key)) continue;
-    const ConfigReader scaling(reader.at(key), reader.where() + ", " + key);
-    config.rope.theta = scaling.positive("rope_theta", config.rope.theta);
-    read_scaling(scaling, config);
-  }
+  const char* key = reader.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (!reader.has(key)) return;
+  const ConfigReader scaling(reader.at(key), reader.where() + ", " + key);
+  config.rope.theta = scaling.positive("rope_theta", config.rope.theta);
+  read_scaling(scaling, config);
 }
 
 }  // namespace contextile

@@ -140,6 +140,12 @@ class SafetensorsSource final : public TensorSource {
     return places_.contains(name);
   }
 
+  [[nodiscard]] std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& [name, place] : places_) names.push_back(name);
+    return names;
+  }
+
   [[nodiscard]] bool is_bf16(const std::string& name) const override {
     const auto found = places_.find(name);
     return found != places_.end() && found->second.tensor->element == Element::kBf16;

@@ -27,7 +27,10 @@ struct MatrixPart {
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
+  // True if the tensor is stored: false of a source that makes it up.
   [[nodiscard]] virtual bool contains(const std::string& name) const = 0;
+  // The tensors that are stored; none of a source that makes them up.
+  [[nodiscard]] virtual std::vector<std::string> names() const = 0;
   // True if the elements are stored as bf16.
   [[nodiscard]] virtual bool is_bf16(const std::string& name) const = 0;
   // `out` is row-major and has as many elements as the part. The second is for bf16 alone.

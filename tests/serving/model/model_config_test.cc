@@ -73,8 +73,10 @@ TEST(ModelConfig, WindowsAreThoseOfTheFamily) {
                   {{"sliding_window", 9}, {"use_sliding_window", true}, {"max_window_layers", 3}}))
           .windows,
       ElementsAre(0, 0, 0, 9));
-  const json oss = family(
-      "gpt_oss", {{"sliding_window", 9}, {"num_local_experts", 4}, {"num_experts_per_tok", 2}});
+  const json oss = family("gpt_oss", {{"sliding_window", 9},
+                                      {"num_local_experts", 4},
+                                      {"num_experts_per_tok", 2},
+                                      {"rope_parameters", {{"rope_theta", 1e4}}}});
   EXPECT_THAT(read(oss).windows, ElementsAre(9, 0, 9, 0));
   EXPECT_TRUE(read(oss).sinks);
   json typed = oss;
@@ -88,6 +90,39 @@ TEST(ModelConfig, WindowsAreThoseOfTheFamily) {
                                          {"sliding_attention", "full_attention", "full_attention",
                                           "full_attention"}}})),
               HasSubstr("expected full_attention without a window"));
+}
+
+// Keys that a file leaves out have the values of the family's class in transformers.
+TEST(ModelConfig, AbsentKeysHaveTheValuesOfTheFamily) {
+  EXPECT_THAT(read(family("mistral", json::object())).windows, ElementsAre(4096, 4096, 4096, 4096));
+  json without = family("mistral", json::object());
+  without["sliding_window"] = nullptr;
+  EXPECT_THAT(read(without).windows, IsEmpty());
+  const json uses = {{"use_sliding_window", true}, {"num_hidden_layers", 30}};
+  const std::vector<std::int32_t> windows = read(family("qwen3", uses)).windows;
+  EXPECT_EQ(std::ranges::count(windows, 0), 28);
+  EXPECT_EQ(windows.back(), 4096);
+  const json experts = {{"num_local_experts", 4}, {"num_experts_per_tok", 2}};
+  EXPECT_EQ(read(family("mixtral", experts)).norm_epsilon, 1e-5);
+  EXPECT_THAT(read(family("mixtral", experts)).windows, IsEmpty());
+  EXPECT_EQ(read(family("llama", json::object())).norm_epsilon, 1e-6);
+  EXPECT_THAT(error_of(family("gpt_oss", experts)), HasSubstr("expected a key rope_parameters"));
+  for (const auto& [name, shared] : {std::pair("deepseek_v2", 2), std::pair("deepseek_v3", 1)}) {
+    json config = latent(name, json::object());
+    config.erase("n_shared_experts");
+    if (shared == 1) config["n_group"] = 4;
+    EXPECT_EQ(read(config).experts->shared_size, 40 * shared);
+    config["n_shared_experts"] = nullptr;
+    EXPECT_EQ(read(config).experts->shared_size, 0);
+  }
+  EXPECT_THAT(error_of(latent("deepseek_v2", {{"topk_method", "group_limited_greedy"}})),
+              HasSubstr("expected a key n_group"));
+  // Of two objects, transformers takes the older one.
+  const DecoderConfig both = read(family(
+      "llama", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}},
+                {"rope_parameters", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 7}}}}));
+  EXPECT_EQ(both.rope.factor, 2);
+  EXPECT_EQ(both.rope.theta, 10'000);
 }
 
 TEST(ModelConfig, ExpertsAreThoseOfTheFamily) {
@@ -153,6 +188,9 @@ TEST(ModelConfig, RefusesWhatItDoesNotHonour) {
   EXPECT_THAT(with("mlp_bias", true), HasSubstr("mlp_bias: expected false, found"));
   EXPECT_THAT(with("partial_rotary_factor", 0.5), HasSubstr("expected 1.0, found"));
   EXPECT_THAT(with("final_logit_softcapping", 30.0), HasSubstr("expected null, found"));
+  EXPECT_THAT(with("is_causal", false), HasSubstr("is_causal: expected true, found"));
+  EXPECT_THAT(with("sliding_window", 9), HasSubstr("sliding_window: expected null, found"));
+  EXPECT_THAT(with("max_window_layers", 2), HasSubstr("max_window_layers: expected null, found"));
   EXPECT_THAT(with("quantization_config", json::object()), HasSubstr("not quantized"));
   EXPECT_THAT(with("rope_scaling", json({{"rope_type", "longrope"}})),
               HasSubstr("rope_type: expected default, linear, llama3 or yarn, found"));
