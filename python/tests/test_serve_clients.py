@@ -236,6 +236,14 @@ def test_the_program_says_who_serves_chats(program):
         ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": CHAT, "prompt": "x"}, "prompt"),
         ({"messages": CHAT, "max_tokens": 10**9}, "max_tokens"),
+        ({"messages": CHAT, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": CHAT, "user": 5}, "user"),
+        ({"messages": CHAT, "tools": ""}, "tools"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "Hi", "reasoning_content": "Hm"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache": 1}]}]}, "messages"),
     ],
 )
 def test_chats_refuse_by_name(front, fields, param):
@@ -250,9 +258,85 @@ def test_an_answer_that_asks_for_nothing_more_is_given(front):
         "store": False,
         "parallel_tool_calls": True,
         "logit_bias": None,
+        "priority": 0,
+        "echo": False,
+        "tool_choice": "none",
     }
-    answer = asked(front, "/v1/chat/completions", messages=CHAT, max_tokens=1, **fields)
+    messages = [*CHAT, {"role": "assistant", "content": "x", "refusal": None, "annotations": []}]
+    messages += [{"role": "tool", "content": "y", "tool_call_id": "1", "name": "f"}]
+    answer = asked(front, "/v1/chat/completions", messages=messages, max_tokens=1, **fields)
     assert answer.status == 200, answer.body
+
+
+def test_long_texts_are_refused_without_being_cut(front):
+    for path in ("/v1/completions", "/tokenize"):
+        answer = asked(front, path, prompt="ab " * 1_000_000)
+        assert answer.status == 400 and "3000000 characters" in answer.json()["error"]["message"]
+    answer = asked(front, "/v1/chat/completions", messages=[{"role": "user", "content": "ab " * 1_000_000}])
+    assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_templates_that_loop_are_ended(folder, tmp_path, monkeypatch):
+    from contextile.serve import _text
+
+    monkeypatch.setattr(_text, "_TEMPLATE_S", 1.0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for i in range(n) %}{% for j in range(n) %}{% for k in range(n) %}{{ k }}" + (
+        "{% endfor %}{% endfor %}{% endfor %}"
+    )
+    texts = _text.Texts(tokenizer, 100)
+    with pytest.raises(_text.TooSlow):
+        texts.rendered(CHAT, {"n": 9999})
+    assert texts.rendered(CHAT, {"n": 0}) == ""
+    assert texts.decode(tokenizer.encode("The end")) == "The end"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: (path / "config.json").unlink(), "expected a folder with a config.json, found none"),
+        (
+            lambda path: (path / "tokenizer.json").write_text("{}"),
+            "expected a tokenizer that transformers reads, found",
+        ),
+        (
+            lambda path: (path / "tokenizer_config.json").write_text(
+                json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}, "tokenizer_class": "X"})
+            ),
+            "expected a tokenizer that transformers reads, found",
+        ),
+        (
+            lambda path: (path / "config.json").write_text(
+                (path / "config.json").read_text().replace('"model_type": "llama"', '"model_type": "mistral4"')
+            ),
+            "mistral4",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_served_are_one_line(folder, tmp_path, change, words):
+    import shutil
+
+    check_front()
+    path = tmp_path / "broken"
+    shutil.copytree(folder, path)
+    (path / "tokenization_x.py").write_text("print('CODE RAN')\n")
+    change(path)
+    done = subprocess.run(
+        front_command(path), capture_output=True, text=True, input="y\n" * 9, check=False, timeout=120
+    )
+    assert done.returncode == 1, done
+    lines = [line for line in done.stderr.splitlines() if line.startswith("serve: ")]
+    assert len(lines) == 1 and words in lines[0] and "Traceback" not in done.stderr, done.stderr
+    assert "CODE RAN" not in done.stdout
+
+
+def test_ports_are_checked(folder):
+    check_front()
+    done = subprocess.run(
+        [sys.executable, "-m", "contextile.serve", str(folder), "--port", "70000"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "expected 0 to 65535, found 70000" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -108,7 +108,7 @@ def test_json_objects_are_objects_as_far_as_they_come(front):  # noqa: F811
 WRONG = [
     ({"response_format": {"type": "xml"}}, "expected type text, json_object or json_schema, found"),
     ({"response_format": "json"}, "expected type text"),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "expected response_format of type, found '\"schema\"'"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "schema: expected response_format of type, found another"),
     ({"response_format": {"type": "json_schema"}}, "expected json_schema with an object schema"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
@@ -131,12 +131,12 @@ WRONG = [
     ({"structured_outputs": {"choice": ["a", ""]}}, "texts that are not empty"),
     ({"structured_outputs": {"grammar": "start: nothing"}}, "expected a grammar that llguidance takes"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "expected one of json, json_object, regex"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "of choice, grammar, json, json_object, regex, found '\"structural_tag"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag: expected structured_outputs of choice, grammar, json"),
     ({"structured_outputs": {}}, "expected one of"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "no response_format next to it"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos: expected false next to structured_outputs"),
     ({"structured_outputs": {"regex": "a" * 300_000}}, "expected at most 262144 bytes"),
-    ({"guided_json": {}}, "found '\"guided_json"),
+    ({"guided_json": {}}, "guided_json: expected parameters of "),
 ]  # fmt: skip
 
 

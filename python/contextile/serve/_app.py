@@ -64,7 +64,7 @@ def make_app(
     allow_origin : str, optional
         Origin of the pages whose scripts may call the server; ``"*"``: all.
     """
-    server = _Server(engine, Texts(tokenizer), limits, max_connections, max_body_bytes)
+    server = _Server(engine, Texts(tokenizer, limits.max_length), limits, max_connections, max_body_bytes)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -184,11 +184,11 @@ class _Server:
         return await self._answer(request, read_chat)
 
     async def _answer(self, request: Request, read: Read) -> Response:
+        found = await self._object(request)  # a client that sends it slowly holds nobody up
         async with self._turns:
-            return await self._answer_now(request, read)
+            return await self._answer_now(request, found, read)
 
-    async def _answer_now(self, request: Request, read: Read) -> Response:
-        found = await self._object(request)
+    async def _answer_now(self, request: Request, found: dict[str, Any], read: Read) -> Response:
         asked = await run_in_threadpool(read, found, self._texts, self._limits)
         answers = Answers(
             asked, self._texts, number=request.state.number, model=self._limits.model, created=int(time.time())
@@ -240,6 +240,8 @@ class _Server:
         prompt = fields.get("prompt")
         if not isinstance(prompt, str):
             fail("prompt", "a text", shown(prompt))
+        if self._texts.is_too_long(prompt):
+            fail("prompt", f"a text that may have {self._limits.max_length} tokens", f"{len(prompt)} characters")
         special = fields.flag("add_special_tokens", unless=True)
         tokens = await run_in_threadpool(self._texts.encode, prompt, add_special_tokens=special)
         return JSONResponse({"count": len(tokens), "max_model_len": self._limits.max_length, "tokens": tokens})

@@ -118,7 +118,7 @@ class Fields:
             if key in known or value is None or (key in neutral and _equal(value, neutral[key])):
                 continue
             raise Refusal(
-                f"expected {where} of {', '.join(sorted(known))}, found {shown(key)}",
+                f"{key[:_MOST_SHOWN]}: expected {where} of {', '.join(sorted(known))}, found another",
                 param=key[:_MOST_SHOWN],
                 code="unsupported_parameter",
             )

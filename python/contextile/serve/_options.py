@@ -68,6 +68,13 @@ _ENGINE: dict[str, tuple[Any, str]] = {
 }
 
 
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 65536:
+        raise argparse.ArgumentTypeError(f"expected 0 to 65535, found {value}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m contextile.serve",
@@ -78,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="a folder of Hugging Face's format")
     parser.add_argument("--name", help="what clients call the model (default: the folder's name)")
     parser.add_argument("--host", default=unless.host, help="where to listen (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=unless.port, help="0: a free one (default: %(default)s)")
+    parser.add_argument("--port", type=_port, default=unless.port, help="0: a free one (default: %(default)s)")
     parser.add_argument(
         "--ranks", type=_at_least(1), default=unless.ranks, help="threads that share the model, without torchrun"
     )

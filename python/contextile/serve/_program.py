@@ -73,7 +73,18 @@ class _Front:
     def __init__(self, options: ServeOptions) -> None:
         from transformers import AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(options.model)
+        if not (Path(options.model) / "config.json").is_file():
+            raise _core.InvalidArgument(f"{options.model}: expected a folder with a config.json, found none")
+        try:
+            # Nothing is fetched, and no code of the folder is run.
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                options.model, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # noqa: BLE001 (transformers raises what it likes)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise _core.InvalidArgument(
+                f"{options.model}: expected a tokenizer that transformers reads, found {reason}"
+            ) from None
         self.sampling, self.ignored = dict(_SAMPLING), list[str]()
         if options.generation_config == "model":
             self.sampling, self.ignored = default_sampling(options.model)
@@ -128,7 +139,7 @@ def _follow_in_thread(transport: _core.Transport, options: ServeOptions) -> thre
     return thread
 
 
-def _server_of(app: Any, options: ServeOptions, front: _Front) -> Any:
+def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThread) -> Any:
     """Returns a server that prints its address when it listens."""
     import uvicorn
 
@@ -139,6 +150,10 @@ def _server_of(app: Any, options: ServeOptions, front: _Front) -> Any:
                 port = self.servers[0].sockets[0].getsockname()[1]
                 print(front.sampling_text())
                 print(f"serving   http://{options.host}:{port}/v1/completions", flush=True)
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            engine.stop()  # so that streams end with an error
+            await super().shutdown(sockets)
 
     return Server(
         uvicorn.Config(
@@ -159,30 +174,34 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
         lambda: _serving.ServingEngine(transports[0], options.model, **options.engine),
         patience=min(2.0, options.timeout / 4),
     )
-    engine = thread.start()
-    limits = Limits(
-        model=options.name or Path(options.model).resolve().name,
-        vocab_size=engine.vocab_size,
-        max_length=engine.max_length,
-        end_tokens=engine.end_tokens,
-        sampling=front.sampling,
-    )
-    app = make_app(
-        thread,
-        front.tokenizer,
-        limits,
-        max_connections=options.max_connections,
-        max_body_bytes=options.max_body_bytes,
-        allow_origin=options.allow_origin,
-    )
-    server = _server_of(app, options, front)
-    thread.lost = lambda: setattr(server, "should_exit", True)
-    _keep_running_on_signals()  # uvicorn raises them again when it has ended
-    server.run()
-    thread.stop()  # if the server could not listen
-    thread.join()
-    for follower in followers:
-        follower.join()
+    try:
+        engine = thread.start()
+        limits = Limits(
+            model=options.name or Path(options.model).resolve().name,
+            vocab_size=engine.vocab_size,
+            max_length=engine.max_length,
+            end_tokens=engine.end_tokens,
+            sampling=front.sampling,
+        )
+        app = make_app(
+            thread,
+            front.tokenizer,
+            limits,
+            max_connections=options.max_connections,
+            max_body_bytes=options.max_body_bytes,
+            allow_origin=options.allow_origin,
+        )
+        server = _server_of(app, options, front, thread)
+        thread.lost = lambda: setattr(server, "should_exit", True)
+        _keep_running_on_signals()  # uvicorn raises them again when it has ended
+        server.run()
+    finally:
+        thread.stop()
+        thread.join()
+        if thread.engine is None:
+            transports[0].abort("the first rank has no engine")
+        for follower in followers:
+            follower.join()
     if thread.error is not None:
         print(f"serve: the engines were lost: {thread.error}", file=sys.stderr)
     return 0 if server.started and thread.error is None else 1

@@ -6,11 +6,12 @@ import dataclasses
 import inspect
 import json
 import random
+import re
 from typing import Any
 
 from contextile.serve._fields import Fields, Refusal, fail, shown, token_ids
 from contextile.serve._guides import Guide, read_grammar
-from contextile.serve._text import Texts
+from contextile.serve._text import Texts, TooSlow
 from contextile.serve._tools import ToolChoice, read_tool_choice
 
 MOST_COMPLETIONS = 128  # of a call, over all prompts
@@ -33,14 +34,20 @@ _CHAT = _COMMON | {
 # Values of other fields that ask for nothing.
 _NEUTRAL: dict[str, Any] = {
     "best_of": 1,
+    "include_stop_str_in_output": False,
     "length_penalty": 1,
+    "logits_processors": [],
     "min_tokens": 0,
+    "priority": 0,
     "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
     "suffix": "",
     "use_beam_search": False,
 }
 _NEUTRAL_CHAT: dict[str, Any] = {
     **_NEUTRAL,
+    "continue_final_message": False,
+    "echo": False,
     "functions": [],
     "metadata": {},
     "modalities": ["text"],
@@ -124,7 +131,7 @@ def read_chat(found: dict[str, Any], texts: Texts, limits: Limits) -> Asked:
     fields.check_keys(_CHAT, _NEUTRAL_CHAT)
     _check_model(fields, limits)
     asked = Asked(is_chat=True, n=fields.integer("n", 1, 1, MOST_COMPLETIONS))
-    asked.prompts = [_chat_prompt(fields, texts)]
+    asked.prompts = [_chat_prompt(fields, texts, limits)]
     asked.prompt_texts = [""]
     _check_prompt(asked.prompts[0], limits)
     _read_common(fields, texts, limits, asked, unless=limits.max_length - len(asked.prompts[0]))
@@ -157,6 +164,12 @@ def _too_long(limits: Limits, found: str) -> Refusal:
     )
 
 
+def _check_text(text: str, texts: Texts, limits: Limits) -> None:
+    """Refuses a text that is too long before it is cut into tokens, which takes its time."""
+    if texts.is_too_long(text):
+        raise _too_long(limits, f"a text of {len(text)} characters")
+
+
 def _check_prompt(tokens: list[int], limits: Limits) -> None:
     if not tokens:
         fail("prompt", "at least 1 token", "none")
@@ -175,6 +188,7 @@ def _read_prompts(fields: Fields, texts: Texts, limits: Limits, asked: Asked) ->
     special = fields.flag("add_special_tokens", unless=True)
     for one in several:
         if isinstance(one, str):
+            _check_text(one, texts, limits)
             tokens, text = texts.encode(one, add_special_tokens=special), one
         elif isinstance(one, list):
             tokens = token_ids(one, limits.vocab_size, "prompt")
@@ -207,10 +221,14 @@ def _read_common(fields: Fields, texts: Texts, limits: Limits, asked: Asked, *, 
     if options is not None:
         if not isinstance(options, dict):
             fail("stream_options", "an object", shown(options))
+        if not asked.stream:
+            fail("stream_options", "stream true next to it", shown(fields.get("stream")))
         inner = Fields(options)
         inner.check_keys({"include_usage"}, {"include_obfuscation": False}, "stream_options")
         asked.include_usage = inner.flag("include_usage", unless=False)
     asked.return_tokens = fields.flag("return_token_ids", unless=False)
+    if not isinstance(fields.get("user") or "", str):
+        fail("user", "a text", shown(fields.get("user")))
 
 
 def _read_length(fields: Fields, limits: Limits, asked: Asked, unless: int) -> None:
@@ -281,7 +299,7 @@ def _read_guide(fields: Fields, texts: Texts, limits: Limits, asked: Asked, foun
 # -------------------------------------------------------------------------------------------- chats
 
 
-def _chat_prompt(fields: Fields, texts: Texts) -> list[int]:
+def _chat_prompt(fields: Fields, texts: Texts, limits: Limits) -> list[int]:
     template = texts.tokenizer.chat_template
     if not template:
         raise Refusal("messages: expected a model with a chat template, found one without", param="messages")
@@ -290,12 +308,16 @@ def _chat_prompt(fields: Fields, texts: Texts) -> list[int]:
     tools = _tools(fields, str(template))
     if tools:
         given["tools"] = tools
-    messages = _messages(fields)
+    messages = _messages(fields, str(template))
     try:
-        return texts.template(messages, **given)
+        text = texts.rendered(messages, given)
+    except TooSlow:
+        fail("messages", "a chat that the model's template renders in 10 s", "one that takes longer")
     except Exception as error:  # noqa: BLE001 (templates raise what they like)
         reason = f"{type(error).__name__}: {error}"[:300]
         raise Refusal(f"messages: expected what the model's template takes, found {reason}", param="messages") from None
+    _check_text(text, texts, limits)
+    return texts.encode(text, add_special_tokens=False)
 
 
 def _template_arguments(fields: Fields, texts: Texts) -> dict[str, Any]:
@@ -312,26 +334,35 @@ def _template_arguments(fields: Fields, texts: Texts) -> dict[str, Any]:
 
 
 def _tools(fields: Fields, template: str) -> list[Any]:
-    tools = fields.get("tools") or []
+    tools = fields.get("tools")
+    if tools is None or tools == []:
+        return []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         fail("tools", "a list of objects", shown(tools))
-    if tools and "tools" not in template:
+    if fields.get("tool_choice") == "none":
+        return []
+    if "tools" not in template:
         fail("tools", "none, because the model's template has no place for them", str(len(tools)))
-    return [] if fields.get("tool_choice") == "none" else tools
+    return tools
 
 
-def _messages(fields: Fields) -> list[dict[str, Any]]:
+def _messages(fields: Fields, template: str) -> list[dict[str, Any]]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         fail("messages", "a list of messages", shown(messages))
-    return [_message(one) for one in messages]
+    return [_message(one, template) for one in messages]
 
 
-def _message(found: Any) -> dict[str, Any]:
+def _message(found: Any, template: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("role"), str):
         fail("messages", "objects with a role", shown(found))
-    message = {key: value for key, value in found.items() if value is not None}
-    content = message.get("content", "")
+    message = {key: value for key, value in found.items() if value not in (None, [], {})}
+    # The order of calls and results says what a result belongs to.
+    known = {"role", "content"} | ({"name", "tool_call_id"} if message["role"] == "tool" else set())
+    for key in message:
+        if key not in known and not re.search(rf"\b{re.escape(key)}\b", template):
+            fail("messages", f"keys that the model's template has a place for, {', '.join(sorted(known))}", shown(key))
+    content = message.get("content", "" if "tool_calls" in message else None)
     if isinstance(content, list):
         content = "\n".join(_part(part) for part in content)
     if not isinstance(content, str):
@@ -345,6 +376,9 @@ def _message(found: Any) -> dict[str, Any]:
 def _part(found: Any) -> str:
     if not isinstance(found, dict) or found.get("type") != "text" or not isinstance(found.get("text"), str):
         fail("messages", "parts of type text", shown(found))
+    for key, value in found.items():
+        if key not in ("type", "text") and value is not None:
+            fail("messages", "parts with type and text alone", shown(key))
     return str(found["text"])
 
 

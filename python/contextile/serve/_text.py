@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import ctypes
 import threading
 from typing import Any
 
@@ -10,6 +12,7 @@ from contextile.serve._guides import Guides
 _BEFORE = 5  # tokens of the prompt that decide on the space before the first word
 _HELD = 8  # tokens that may make a character together
 
+_TEMPLATE_S = 10.0  # for a chat to be rendered
 _REPLACEMENT = "\ufffd"
 
 
@@ -18,38 +21,79 @@ def id_name(token: int) -> str:
     return f"token_id:{token}"
 
 
+class TooSlow(Exception):
+    """A template took longer than it may."""
+
+
+class _Deadline:
+    """Raises TooSlow in the thread of the block if it takes longer. Loops of Python end, a single
+    operation does not."""
+
+    def __init__(self, seconds: float) -> None:
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._thread = threading.get_ident()
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def _raise(self, error: type[BaseException] | None) -> None:
+        what = None if error is None else ctypes.py_object(error)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), what)
+
+    def _end(self) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._raise(TooSlow)
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._is_over = True
+            self._raise(None)  # what was not raised yet
+        self._timer.cancel()
+
+
 class Texts:
     """A tokenizer of ``transformers`` for several threads."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
         self.tokenizer = tokenizer
         self.guides = Guides(tokenizer)
         self._lock = threading.Lock()  # fast tokenizers change themselves while they encode
+        # Decoding never waits for a long text that is being encoded.
+        self._decoder = copy.deepcopy(tokenizer)
+        self._decoder_lock = threading.Lock()
+        longest = max((len(word.encode()) for word in tokenizer.get_vocab()), default=1)
+        self._most_bytes = max_length * longest  # of a text that may be short enough
         self._names: dict[int, str] = {}
         self._lengths: dict[int, int] = {}
 
+    def is_too_long(self, text: str) -> bool:
+        """Returns True if a text can only have more tokens than a request may have."""
+        return len(text) > self._most_bytes or len(text.encode()) > self._most_bytes
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         with self._lock:
-            if not add_special_tokens:
-                return list(self.tokenizer.encode(text, add_special_tokens=False))
-            plain = list(self.tokenizer.encode(text, add_special_tokens=False))
+            tokens = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
             bos = self.tokenizer.bos_token_id
-            if bos is not None and plain[:1] == [bos]:
-                return plain  # no second one
-            return list(self.tokenizer.encode(text, add_special_tokens=True))
+            if add_special_tokens and bos is not None and tokens[:2] == [bos, bos]:
+                return list(self.tokenizer.encode(text, add_special_tokens=False))  # no second one
+            return tokens
 
     def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        with self._lock:
+        with self._decoder_lock:
             return str(
-                self.tokenizer.decode(
+                self._decoder.decode(
                     tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
                 )
             )
 
-    def template(self, messages: list[Any], **given: Any) -> list[int]:
-        with self._lock:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **given)
-            return list(self.tokenizer.encode(text, add_special_tokens=False))
+    def rendered(self, messages: list[Any], given: dict[str, Any]) -> str:
+        """Returns a chat as the model's template writes it. Raises TooSlow, and what it raises."""
+        with _Deadline(_TEMPLATE_S):
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **given))
 
     def special(self, text: str) -> int | None:
         """Returns the special token that is written as `text`, if there is one."""

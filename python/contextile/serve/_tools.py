@@ -55,7 +55,7 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
 
 def read_tool_choice(fields: Fields) -> ToolChoice | None:
     """Returns the calls that a chat insists on, if it does. Raises Refusal."""
-    choice, tools = fields.get("tool_choice"), fields.get("tools") or []
+    choice, tools = fields.get("tool_choice"), fields.get("tools") or []  # a list by now
     is_parallel = fields.flag("parallel_tool_calls", unless=True)
     if choice in (None, "none", "auto"):
         if not is_parallel and tools and choice != "none":
