@@ -251,6 +251,8 @@ TEST_F(Launch, SaysOnceWhatIsWrongWithTheCommandOfItsRanks) {
                    {"run: expected no --transport", "mpirun", "'mpi'"});
   expect_bad_input(launched({"run", plan, "--run-id", "x"}), {"expected no --run-id", "'x'"});
   expect_bad_input(launched({"profile", "--ranks", "4"}), {"expected no --ranks", "'4'"});
+  expect_bad_input(launched({"serve", "--store", "memory:"}),
+                   {"expected no --store", "launch ends all when one fails"});
   expect_bad_input(launched({"run", "-"}), {"expected a plan file", "'-'"});
   expect_bad_input(launched({"run", path("no.plan")}), {"no.plan: cannot read"});
   expect_bad_input(launched({"run", plan, "--repeets", "2"}), {"--repeets", "'--repeats'"});

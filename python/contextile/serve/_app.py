@@ -184,7 +184,7 @@ class _Server:
         return await self._answer(request, read_chat)
 
     async def _answer(self, request: Request, read: Read) -> Response:
-        found = await self._object(request)  # a client that sends it slowly holds nobody up
+        found = await self._object(request)  # first, because it may come slowly
         async with self._turns:
             return await self._answer_now(request, found, read)
 

@@ -37,11 +37,15 @@ _NEUTRAL: dict[str, Any] = {
     "include_stop_str_in_output": False,
     "length_penalty": 1,
     "logits_processors": [],
+    "metadata": {},
     "min_tokens": 0,
     "priority": 0,
+    "service_tier": "auto",
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
+    "store": False,
     "suffix": "",
+    "tools": [],
     "use_beam_search": False,
 }
 _NEUTRAL_CHAT: dict[str, Any] = {
@@ -49,10 +53,7 @@ _NEUTRAL_CHAT: dict[str, Any] = {
     "continue_final_message": False,
     "echo": False,
     "functions": [],
-    "metadata": {},
     "modalities": ["text"],
-    "service_tier": "auto",
-    "store": False,
 }
 
 

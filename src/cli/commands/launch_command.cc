@@ -184,6 +184,11 @@ void check_own_command(const LaunchOptions& options) {
                   word, word == "--transport" ? " (gloo; over MPI mpirun starts the ranks)" : "",
                   quote(command.get_option(word)->results().front()));
   }
+  if (name == "serve" && command.get_option("--store")->count() > 0) {
+    fail_argument(
+        "launch: serve: expected no --store, by which ranks go on without a lost one, because "
+        "launch ends all when one fails; start each rank by itself");
+  }
   if (name != "run") return;
   const std::string& path = command.get_option("PLAN")->results().front();
   CONTEXTILE_CHECK(path != kStandardStream,

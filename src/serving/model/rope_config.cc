@@ -55,8 +55,8 @@ void read_scaling(const ConfigReader& scaling, DecoderConfig& config) {
 
 }  // namespace
 
-// Newer files have theta and scaling in one object, older ones as separate keys. Of both objects the
-// older one counts alone, as in transformers.
+// Newer files have theta and scaling in one object, older ones as separate keys. The older object
+// counts alone where a file has both, as in transformers.
 void read_rope(const ConfigReader& reader, DecoderConfig& config) {
   reader.expect("partial_rotary_factor", 1.0);
   config.rope.theta = reader.positive("rope_theta", config.rope.theta);

@@ -116,19 +116,27 @@ void check_keys(const json& object) {
   // Parameters that other servers take, and that clients send with a value that changes nothing.
   const auto is_neutral = [](const std::string& key, const json& value) {
     static const json kNeutral = {{"best_of", 1},
-                                  {"suffix", ""},
+                                  {"include_stop_str_in_output", false},
                                   {"length_penalty", 1},
+                                  {"logits_processors", json::array()},
+                                  {"metadata", json::object()},
                                   {"min_tokens", 0},
+                                  {"priority", 0},
                                   {"response_format", {{"type", "text"}}},
+                                  {"service_tier", "auto"},
                                   {"skip_special_tokens", true},
+                                  {"spaces_between_special_tokens", true},
+                                  {"store", false},
+                                  {"suffix", ""},
+                                  {"tools", json::array()},
                                   {"use_beam_search", false}};
     const auto found = kNeutral.find(key);
     return value.is_null() || (found != kNeutral.end() && value == *found);
   };
   for (const auto& [key, value] : object.items()) {
     if (kKnown.contains(key) || is_neutral(key, value)) continue;
-    throw ProtocolFailure({.message = fmt::format("expected parameters of {}, found {}",
-                                                  fmt::join(kKnown, ", "), quote(key)),
+    throw ProtocolFailure({.message = fmt::format("{}: expected parameters of {}, found another",
+                                                  printable(key), fmt::join(kKnown, ", ")),
                            .param = printable(key),
                            .code = "unsupported_parameter"});
   }
@@ -355,9 +363,17 @@ void read_stream_options(const RequestReader& reader, CompletionRequest& request
   if (options == nullptr) return;
   if (!options->is_object())
     fail("stream_options", "expected an object, found {}", shown(*options));
+  if (!request.stream) fail("stream_options", "expected stream true next to it, found none");
   const RequestReader reader_of_options(*options);
   reader_of_options.check_keys("stream_options", {"include_usage"});
   request.include_usage = reader_of_options.flag("include_usage", false);
+}
+
+void check_user(const RequestReader& reader) {
+  const json* user = reader.find("user");
+  if (user != nullptr && !user->is_string()) {
+    fail("user", "expected a text, found {}", shown(*user));
+  }
 }
 
 void check_model(const RequestReader& reader, const ProtocolLimits& limits) {
@@ -402,6 +418,7 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
   read_stop_tokens(reader, limits, request);
   request.stream = reader.flag("stream", false);
   read_stream_options(reader, request);
+  check_user(reader);
   request.echo = reader.flag("echo", false);
   read_logprobs(reader, limits, request);
   request.ignore_end = reader.flag("ignore_eos", false);

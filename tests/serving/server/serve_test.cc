@@ -139,7 +139,11 @@ TEST(Completion, PutsPiecesTogether) {
 TEST(Protocol, SaysWhatIsNotUnderstood) {
   EXPECT_EQ(error_of(R"({"prompt":"a"})").status, 200);
   EXPECT_EQ(error_of(R"({"prompt":"a","logit_bias":{},"best_of":1,"suffix":null})").status, 200);
+  EXPECT_EQ(error_of(R"({"prompt":"a","tools":[],"priority":0,"store":false})").status, 200);
   EXPECT_EQ(error_of(R"({"prompt":"a","best_of":2})").code, "unsupported_parameter");
+  EXPECT_EQ(error_of(R"({"prompt":"a","user":5})").param, "user");
+  EXPECT_EQ(error_of(R"({"prompt":"a","stream_options":{"include_usage":true}})").param,
+            "stream_options");
   EXPECT_EQ(error_of(R"({"prompt":"a","model":"other"})").status, 404);
   EXPECT_EQ(error_of(R"({"prompt":["a","b","c"],"n":3})").param, "prompt");
   EXPECT_THAT(error_of(R"({"prompt":[1,300]})").message, HasSubstr("0 to 255, found '300'"));
