@@ -73,7 +73,7 @@ class BoundModel:
                 model.AddExactlyOne(self.at[t, g, d] for d in self.devices)
 
     def _break_symmetry(self):
-        """Devices of one node are alike, and so are nodes: numbers follow the order of first blocks."""
+        """Devices of one node are alike, and so are nodes: first blocks set their order."""
         width = self.costs.cluster.devices_per_node
         if width == 1 or self.costs.cluster.nodes == 1:
             for b in self.blocks:
@@ -237,7 +237,7 @@ class BoundModel:
         ]
 
     def _choices(self, placement):
-        """The variables of a placement with their values. Devices are renumbered as symmetry asks."""
+        """The variables of a placement with their values, devices in the order of symmetry."""
         width, order = self.costs.cluster.devices_per_node, list(dict.fromkeys(placement.owners))
         number = {d: d for d in self.devices}
         if width == 1 or self.costs.cluster.nodes == 1:

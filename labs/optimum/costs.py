@@ -26,7 +26,7 @@ class Piece:
 
 
 def _clip(band, q, k):
-    """The band within queries q and keys k, tightened as the library does it; None if it is empty."""
+    """The band within queries q and keys k, as tight as the library's; None if it is empty."""
     q0, q1 = max(band[0], q[0]), min(band[1], q[1])
     k0, k1 = max(band[2], k[0]), min(band[3], k[1])
     lo = -FAR if band[4] is None else band[4]
@@ -176,8 +176,8 @@ class Costs:
     def lines_below(self, rows, parts):
         """Lines (fixed, per pair) that no run of some of these parts undercuts, however it is cut.
 
-        They lie below the lower hull of the run's times. A line with a fixed cost of at least 0 also
-        lies below the sum of a run's calls, so it holds for a run that several calls share.
+        They lie below the lower hull of the run's times. A line with a fixed cost of at least 0
+        also lies below the sum of a run's calls, so it holds for a run that several calls share.
         """
         sums = {0.0}
         for pairs in parts:

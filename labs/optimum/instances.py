@@ -14,8 +14,8 @@ MASKS = {
 }
 # KV heads are head groups of the model, so that no plan can split further.
 HEADS = {"GQA 8:1": (16, 2), "MHA": (2, 2)}
-# Documents and the block size, by the number of devices. Devices own at most the mean plus 1024 tokens:
-# equally many blocks of 2048, or one more block of 1024.
+# Documents and the block size, by the number of devices. Devices own at most the mean plus 1024
+# tokens: equally many blocks of 2048, or one more block of 1024.
 LENGTHS = {
     4: {"16K": ([16384], 2048), "4K+3K+1K": ([4096, 3072, 1024], 1024)},
     2: {"32K": ([32768], 2048), "6K+4K+2K": ([6144, 4096, 2048], 1024)},

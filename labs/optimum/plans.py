@@ -151,8 +151,10 @@ def time_of(costs, placement):
 
 
 def placement_like(costs, plan):
-    """A placement that follows a plan: every block and tile is where the plan has its middle. None if
-    the plan splits heads further."""
+    """A placement that follows a plan: every block and tile is where the plan has its middle.
+
+    None if the plan splits heads further.
+    """
     rounds = json.loads(plan.to_json())["rounds"]
     groups = math.lcm(*(one["head_groups"] for one in rounds))
     if costs.groups % groups != 0:
@@ -240,8 +242,18 @@ class Annealing:
     """Simulated annealing over owners, devices and stages, on simulated times."""
 
     MOVES = (
-        "tile", "swap tiles", "run", "row", "column", "owner", "swap", "stage", "unit stage", "ahead", "relay"
-    )  # fmt: skip
+        "tile",
+        "swap tiles",
+        "run",
+        "row",
+        "column",
+        "owner",
+        "swap",
+        "stage",
+        "unit stage",
+        "ahead",
+        "relay",
+    )
 
     def __init__(self, costs, seed):
         self.costs = costs
