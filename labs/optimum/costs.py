@@ -87,20 +87,27 @@ class Profile:
         return min(float(rows * keys), pairs + wasted)
 
 
-class Costs:
-    """Everything that a plan of the workload in blocks of `block_size` tokens can be charged."""
+def token_limit_of(workload, cluster):
+    """Most tokens of a device, as `auto` and the library's bound have it."""
+    return -(-workload.num_tokens // cluster.num_devices) + 1024
 
-    def __init__(self, workload, cluster, block_size):
+
+class Costs:
+    """Everything that a plan of the workload in these blocks can be charged.
+
+    A block is one range of tokens. `blocks` may be their size instead.
+    """
+
+    def __init__(self, workload, cluster, blocks):
         self.workload, self.cluster = workload, cluster
         constants = json.loads(cluster.to_json())
         self.launch_order = constants["launches"]
         self.profile = Profile(constants, workload.shape)
         self.call_ns = 1e3 * constants["attention"]["call_us"]
         self.launch_ns = 1e3 * cluster.launch_us
-        self.blocks = ct.cut_sequences(workload, block_size)
+        self.blocks = ct.cut_sequences(workload, blocks) if isinstance(blocks, int) else blocks
         self.tokens = [self.blocks.num_tokens(block) for block in range(len(self.blocks))]
-        # The limit of `auto`, and of the library's bound.
-        self.token_limit = -(-sum(self.tokens) // cluster.num_devices) + 1024
+        self.token_limit = token_limit_of(workload, cluster)
         self.groups = workload.shape.kv_heads
         self.tiles = ct.tiles(workload.mask(), self.blocks)
         self.pieces = [self._pieces_of(tile) for tile in self.tiles]

@@ -217,12 +217,14 @@ def _work_of(costs, plan, rounds):
     return work
 
 
-def has_blocks_of(costs, plan):
-    """Returns whether the plan's blocks consist of whole blocks."""
-    ends = {end for b in range(len(costs.tokens)) for end in costs.blocks.ranges(b)[0]}
+def blocks_of(plan):
+    """The ranges of a plan's blocks as blocks. Composite blocks cost as much as their ranges."""
     rounds = json.loads(plan.to_json())["rounds"]
-    parts = [part for one in rounds for block in one["blocks"] for part in block["ranges"]]
-    return all(end in ends for part in parts for end in part)
+    ranges = [tuple(part) for one in rounds for block in one["blocks"] for part in block["ranges"]]
+    blocks = ct.Blocking()
+    for part in sorted(ranges):
+        blocks.add([part])
+    return blocks
 
 
 def contiguous(costs):

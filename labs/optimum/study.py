@@ -7,12 +7,13 @@ import math
 
 import contextile as ct
 from optimum import bound, instances, plans
-from optimum.costs import Costs
+from optimum.costs import Costs, token_limit_of
 
+MOST_BLOCKS = 24
 RATIOS = ("auto/best", "auto/lower", "best/lower", "bound/lower", "bound/best")
 HEADER = (
-    "| cluster | documents | heads | mask | auto, µs | best plan, µs | solver's bound, µs | bound, µs |"
-    " auto / best | auto / solver | best / solver | bound / solver | status |\n" + "|---" * 13 + "|"
+    "| cluster | documents | heads | mask | blocks | auto, µs | best plan, µs | solver's bound, µs |"
+    " bound, µs | auto / best | auto / solver | best / solver | bound / solver | status |\n" + "|---" * 14 + "|"
 )
 
 
@@ -40,14 +41,21 @@ def check_model(costs, placement):
 def measure(instance, solve_s, num_plans, threads):
     """The row of an instance."""
     workload, cluster = instance.workload(), instances.cluster_of(instance.cluster)
-    costs = Costs(workload, cluster, instance.block_size)
-    common = {"cluster": cluster, "backward": False, "wire": workload.shape.dtype}
-    limits = {"block_size": instance.block_size, "token_limit": costs.token_limit}
-    auto = ct.plan(workload, strategy="auto", **limits, **common)
+    auto = ct.plan(
+        workload,
+        cluster=cluster,
+        strategy="auto",
+        block_size=instance.block_size,
+        token_limit=token_limit_of(workload, cluster),
+        backward=False,
+        wire=workload.shape.dtype,
+    )
     auto_us = auto.simulate().forward.time_us
+    blocks = plans.blocks_of(auto)
+    in_blocks = len(blocks) <= MOST_BLOCKS
+    costs = Costs(workload, cluster, blocks if in_blocks else instance.block_size)
     bound_us = ct.lower_bound(workload, cluster=cluster).time_us
     start = plans.contiguous(costs)
-    check_model(costs, start)
     seeds = [start]
     like_auto = plans.placement_like(costs, auto)
     if like_auto is not None:
@@ -61,7 +69,8 @@ def measure(instance, solve_s, num_plans, threads):
         found.append(search.improve(solved.placement, num_plans // 3))
     best, best_us = best_of(found)
     return row_of(instance, solved, bound_us, auto, auto_us, best, best_us) | {
-        "auto_in_blocks": plans.has_blocks_of(costs, auto),
+        "blocks": len(costs.tokens),
+        "auto_in_blocks": in_blocks,
         "evaluated": search.evaluated,
     }
 
@@ -77,7 +86,7 @@ def row_of(instance, solved, bound_us, auto, auto_us, best, best_us):
         "heads": instance.heads,
         "mask": instance.mask,
         "auto_us": auto_us,
-            "found_us": best_us,
+        "found_us": best_us,
         "best_us": min(best_us, auto_us),
         "lower_us": solved.lower_us,
         "model_us": solved.model_us,
@@ -99,4 +108,4 @@ def line(row):
     times = " | ".join(f"{row[key]:.1f}" for key in ("auto_us", "best_us", "lower_us", "bound_us"))
     ratios = " | ".join(f"{row[key]:.2f}" for key in RATIOS[:4])
     mark = "" if row["auto_in_blocks"] else ", own blocks"
-    return f"| {names} | {times} | {ratios} | {row['status']}{mark} |"
+    return f"| {names} | {row['blocks']} | {times} | {ratios} | {row['status']}{mark} |"
