@@ -40,10 +40,17 @@ def summary(rows):
     return "\n".join(lines)
 
 
+def measured(one, arguments):
+    return study.measure(
+        one, arguments.equal_blocks, arguments.solve_s, arguments.plans, arguments.threads
+    )
+
+
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("--only", default="", metavar="WORDS", help="words of names, comma-separated")
+    parser.add_argument("--equal-blocks", action="store_true", help="not in the blocks of auto's plan")
     parser.add_argument("--solve-s", type=float, default=60, help="most seconds for the solver (60)")
     parser.add_argument("--plans", type=int, default=9000, help="plans that the search simulates (9000)")
     parser.add_argument("--threads", type=int, default=2, help="threads of the solver (2)")
@@ -60,7 +67,7 @@ def main():
     rows = []
     print(study.HEADER, flush=True)
     for one in todo:
-        rows.append(study.measure(one, arguments.solve_s, arguments.plans, arguments.threads))
+        rows.append(measured(one, arguments))
         print(study.line(rows[-1]), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -38,8 +38,8 @@ def check_model(costs, placement):
         raise AssertionError(f"attention: expected {expected} µs, found {found} in the simulation")
 
 
-def measure(instance, solve_s, num_plans, threads):
-    """The row of an instance."""
+def measure(instance, equal_blocks, solve_s, num_plans, threads):
+    """The row of an instance, in the blocks of auto's plan or in equal ones."""
     workload, cluster = instance.workload(), instances.cluster_of(instance.cluster)
     auto = ct.plan(
         workload,
@@ -52,7 +52,7 @@ def measure(instance, solve_s, num_plans, threads):
     )
     auto_us = auto.simulate().forward.time_us
     blocks = plans.blocks_of(auto)
-    in_blocks = len(blocks) <= MOST_BLOCKS
+    in_blocks = len(blocks) <= MOST_BLOCKS and not equal_blocks
     costs = Costs(workload, cluster, blocks if in_blocks else instance.block_size)
     bound_us = ct.lower_bound(workload, cluster=cluster).time_us
     start = plans.contiguous(costs)
@@ -107,5 +107,5 @@ def line(row):
     names = " | ".join(row[key] for key in ("cluster", "documents", "heads", "mask"))
     times = " | ".join(f"{row[key]:.1f}" for key in ("auto_us", "best_us", "lower_us", "bound_us"))
     ratios = " | ".join(f"{row[key]:.2f}" for key in RATIOS[:4])
-    mark = "" if row["auto_in_blocks"] else ", own blocks"
+    mark = "" if row["auto_in_blocks"] else ", other blocks"
     return f"| {names} | {row['blocks']} | {times} | {ratios} | {row['status']}{mark} |"
