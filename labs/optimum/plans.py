@@ -218,7 +218,7 @@ def _work_of(costs, plan, rounds):
 
 
 def blocks_of(plan):
-    """The ranges of a plan's blocks as blocks. Composite blocks cost as much as their ranges."""
+    """The ranges of a plan's blocks as blocks: composite blocks are taken apart."""
     rounds = json.loads(plan.to_json())["rounds"]
     ranges = [tuple(part) for one in rounds for block in one["blocks"] for part in block["ranges"]]
     blocks = ct.Blocking()
