@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -54,8 +55,11 @@ std::string list_text() {
   return text;
 }
 
-// Options that make it another experiment than the paper's, so that there is nothing to agree with.
-// More batches or another seed only sample the same experiment.
+// A verdict on fewer batches would be one on the sample.
+constexpr std::int64_t kFewestBatches = 20;
+
+// Options that make it another experiment than the paper's, so that there is nothing to agree with,
+// and samples too small for a verdict. Another seed only samples the same experiment.
 std::vector<std::string> changes_of(const TableOverrides& overrides) {
   std::vector<std::string> changes;
   const auto note = [&](bool given, const char* option) {
@@ -69,6 +73,7 @@ std::vector<std::string> changes_of(const TableOverrides& overrides) {
   note(overrides.kv_heads.has_value(), "--kv-heads");
   note(overrides.head_dim.has_value(), "--head-dim");
   note(overrides.wire.has_value(), "--wire");
+  note(overrides.batches.value_or(kFewestBatches) < kFewestBatches, "--batches below 20");
   return changes;
 }
 
