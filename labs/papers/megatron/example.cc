@@ -74,6 +74,34 @@ bool is_as_published(const Plan& plan) {
   return placed == published;
 }
 
+// The source's table of the tokens on three ranks of three packed sequences in zigzag order.
+const std::vector<std::int64_t> kZigzagLengths = {12, 24, 6};
+const std::vector<std::vector<std::int64_t>> kZigzagTokens = {
+    {0, 1, 10, 11, 12, 13, 14, 15, 32, 33, 34, 35, 36, 41},
+    {2, 3, 8, 9, 16, 17, 18, 19, 28, 29, 30, 31, 37, 40},
+    {4, 5, 6, 7, 20, 21, 22, 23, 24, 25, 26, 27, 38, 39}};
+
+Finding zigzag_finding() {
+  const MaskUse causal;
+  const Workload workload = make_workload(kZigzagLengths, AttentionShape{}, {&causal, 1});
+  const PlannedBatch planned =
+      plan_and_check(workload, load_cluster("dgx-h100:1x3"), {"zigzag", {}});
+  std::vector<std::vector<std::int64_t>> tokens(kZigzagTokens.size());
+  for (const PlanRound& round : planned.plan->rounds) {
+    for (std::int32_t b = 0; b < round.blocks.num_blocks(); ++b) {
+      const std::int32_t owner = round.owners[static_cast<std::size_t>(b)].value;
+      std::vector<std::int64_t>& of_rank = tokens[static_cast<std::size_t>(owner)];
+      for (const Range& range : round.blocks.ranges(BlockId{b})) {
+        for (std::int64_t token = range.begin; token < range.end; ++token) of_rank.push_back(token);
+      }
+    }
+  }
+  for (std::vector<std::int64_t>& of_rank : tokens) std::ranges::sort(of_rank);
+  const bool same = tokens == kZigzagTokens;
+  return {"sequences of 12, 24 and 6 tokens on three ranks in zigzag order: which rank has which",
+          same ? "the same" : "others", same};
+}
+
 void add_rounds(const StrategyChoice& choice, const PlannedBatch& planned, const Cluster& cluster,
                 Table& table) {
   const Plan& plan = *planned.plan;
@@ -147,7 +175,8 @@ PaperResult make(const TableOverrides& overrides) {
        fmt::format("megatron_dynamic: {}", count(static_cast<std::int64_t>(rounds[0]), "round")),
        rounds[0] == 2},
       {"every length in the round and on the ranks of the source's table",
-       as_published ? "the same" : "others", as_published}};
+       as_published ? "the same" : "others", as_published},
+      zigzag_finding()};
   result.differences = {
       "The source's s4 and s5, both of 4K, change places: each sequence goes to the rank with the "
       "least work so far. Loads are the same.",
