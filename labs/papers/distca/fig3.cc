@@ -105,7 +105,7 @@ PaperResult make(const TableOverrides& overrides) {
   refuse_nodes(overrides, "distca-fig3");
   constexpr std::array<std::int32_t, 5> kNodes = {2, 4, 8, 16, 32};
   constexpr std::int64_t kLongest = 131072;
-  const std::int64_t batches = overrides.batches.value_or(2);
+  const std::int64_t batches = overrides.batches.value_or(20);
   Table table({{"model", "model"},
                {"nodes", "nodes"},
                {"kept_latency", "kept: of\nthe step", Format::kPercent},

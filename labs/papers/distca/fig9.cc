@@ -2,8 +2,11 @@
 // everything outside attention comes from the model's sizes.
 #include <array>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "labs/papers/distca/setting.h"
+#include "labs/papers/distca/trends.h"
 #include "labs/papers/distca/whole_steps.h"
 #include "labs/papers/tables.h"
 
@@ -21,9 +24,21 @@ constexpr DistcaPoint kFig9[] = {
 
 constexpr std::array<std::int32_t, 1> kNoPipeline = {1};
 
+// Section 6.2, and "near-linear" of the introduction.
+std::vector<Finding> trends_of(std::span<const DistcaOutcome> outcomes) {
+  std::vector<Finding> findings = {faster_everywhere(outcomes),
+                                   length_finding(outcomes, {"llama-34b", LengthTrend::kRises}),
+                                   length_finding(outcomes, {"llama-3-8b", LengthTrend::kFalls})};
+  for (const auto& more : {more_on_pretrain(outcomes), scaling_findings(outcomes)}) {
+    findings.insert(findings.end(), more.begin(), more.end());
+  }
+  return findings;
+}
+
 PaperResult make(const TableOverrides& overrides) {
   constexpr DistcaClaim kClaims[] = {{"", "pretrain", 1.07, 1.20}, {"", "prolong", 1.05, 1.12}};
-  PaperResult result = distca_whole_steps(overrides, "distca-fig9", kFig9, kNoPipeline, kClaims);
+  PaperResult result =
+      distca_whole_steps(overrides, "distca-fig9", kFig9, kNoPipeline, kClaims, trends_of);
   result.differences.push_back(
       "WLB: fastest of all CP x DP that fit, documents packed for equal work in variable lengths. "
       "DistCA: all devices one pool, two nano-batches in ping-pong.");
