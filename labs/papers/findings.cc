@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <numeric>
@@ -19,6 +20,20 @@ double deviation_of(std::span<const double> values) {
   double squares = 0;
   for (const double value : values) squares += (value - mean) * (value - mean);
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+std::string Spread::text() const { return range_text(p10, p90); }
+
+Spread spread_of(std::vector<double> values) {
+  std::ranges::sort(values);
+  const std::size_t skipped = values.size() / 10;
+  return {values[skipped], values[values.size() - 1 - skipped]};
+}
+
+Spread spread_of_ratios(std::span<const double> values, std::span<const double> base) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < values.size(); ++i) ratios.push_back(values[i] / base[i]);
+  return spread_of(std::move(ratios));
 }
 
 std::string Estimate::text() const {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "labs/papers/paper_table.h"
 
@@ -28,6 +29,18 @@ struct Extent {
 [[nodiscard]] double mean_of(std::span<const double> values);
 // The standard deviation of samples; 0 of one.
 [[nodiscard]] double deviation_of(std::span<const double> values);
+
+// The range of a sample without the tenth at either end. A sample of fewer than ten is all in it.
+struct Spread {
+  double p10 = 0;
+  double p90 = 0;
+
+  [[nodiscard]] std::string text() const;  // "1.07x to 1.20x"
+};
+// At least one value.
+[[nodiscard]] Spread spread_of(std::vector<double> values);
+// values[i] / base[i] of every batch.
+[[nodiscard]] Spread spread_of_ratios(std::span<const double> values, std::span<const double> base);
 
 // The relative change of means that a sample of batches shows, and how far it can be off.
 struct Estimate {

@@ -29,8 +29,6 @@ MeanMovement movement_of(const StrategyChoice& choice, const PlanInput& input,
     mean.busiest_bytes += share * static_cast<double>(std::ranges::max(traffic));
     mean.compute_overload += share * statistics.forward->compute_overload;
     mean.token_overload += share * statistics.token_overload;
-    mean.arrange_s += share * planned.arrange_s;
-    mean.build_s += share * planned.build_s;
     mean.tiles += share * static_cast<double>(statistics.forward->tiles);
   }
   return mean;

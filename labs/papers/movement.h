@@ -16,9 +16,7 @@ struct MeanMovement {
   double busiest_bytes = 0;  // the most that a device sends and receives, both directions
   double compute_overload = 0;  // max / mean - 1 of forward FLOPs
   double token_overload = 0;    // the same of owned tokens
-  double arrange_s = 0;
-  double build_s = 0;
-  double tiles = 0;  // forward
+  double tiles = 0;             // forward
 };
 // Plans and verifies; the strategy must apply to every batch.
 [[nodiscard]] MeanMovement movement_of(const StrategyChoice& choice, const PlanInput& input,

@@ -50,6 +50,7 @@ Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
     for (std::size_t i = 0; i < sums.size(); ++i) {
       sums[i] += which == Mean::kGeometric ? std::log(values[i]) : values[i];
     }
+    mean.totals_s.push_back(1e-6 * values.back());
   }
   for (double& sum : sums) {
     sum /= static_cast<double>(batches.size());
@@ -66,15 +67,17 @@ std::vector<Column> time_columns(std::vector<Column> first) {
        std::vector<Column>{{"forward_s", "forward\nms", Format::kMilliseconds},
                            {"backward_s", "backward\nms", Format::kMilliseconds},
                            {"total_s", "total\nms", Format::kMilliseconds},
+                           {"gain_p10", ""},
+                           {"gain_p90", ""},
                            {"gain", "gain"}}) {
     first.push_back(column);
   }
   return first;
 }
 
-std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
-                                std::span<const Workload> batches, const std::vector<Cell>& labels,
-                                Progress& progress, Table& table, Mean mean) {
+std::optional<Gain> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
+                              std::span<const Workload> batches, const std::vector<Cell>& labels,
+                              Progress& progress, Table& table, Mean mean) {
   std::vector<TimedWay> times;
   for (const TimedMethod& method : methods) {
     times.push_back(fastest_way(method, input, batches, mean, progress));
@@ -82,6 +85,7 @@ std::optional<double> add_times(std::span<const TimedMethod> methods, const Plan
   const double ours_s = times[0].predicted.total_s;
   const bool applies = ours_s < kInfinity;
   double fastest_s = kInfinity;
+  Gain over_fastest;
   for (std::size_t i = 0; i < times.size(); ++i) {
     const auto& [choice, predicted] = times[i];
     std::vector<Cell> cells = labels;
@@ -91,17 +95,24 @@ std::optional<double> add_times(std::span<const TimedMethod> methods, const Plan
       continue;
     }
     cells.insert(cells.end(), {predicted.forward_s, predicted.backward_s, predicted.total_s});
-    if (applies) cells.emplace_back(predicted.total_s / ours_s);
+    Gain gain;
+    if (applies) {
+      gain = {predicted.total_s / ours_s,
+              spread_of_ratios(predicted.totals_s, times[0].predicted.totals_s)};
+      cells.insert(cells.end(), {gain.spread.p10, gain.spread.p90, gain.mean});
+    }
     table.add_row(std::move(cells));
-    if (i > 0) fastest_s = std::min(fastest_s, predicted.total_s);
+    if (i == 0 || predicted.total_s >= fastest_s) continue;
+    fastest_s = predicted.total_s;
+    over_fastest = gain;
   }
   if (!applies || fastest_s == kInfinity) return std::nullopt;
-  return fastest_s / ours_s;
+  return over_fastest;
 }
 
-std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
-                                std::span<const Workload> batches, const std::vector<Cell>& labels,
-                                Progress& progress, Table& table) {
+std::optional<Gain> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
+                              std::span<const Workload> batches, const std::vector<Cell>& labels,
+                              Progress& progress, Table& table) {
   std::vector<TimedMethod> methods;
   for (const StrategyChoice& choice : choices) methods.push_back({.ways = {choice}});
   return add_times(methods, input, batches, labels, progress, table);

@@ -28,8 +28,9 @@ enum class Mean : std::uint8_t { kGeometric, kArithmetic };
 struct Predicted {
   double forward_s = 0;
   double backward_s = 0;
-  double total_s = kInfinity;  // infinity: the method does not apply
-  std::string skipped = {};    // why it does not
+  double total_s = kInfinity;      // infinity: the method does not apply
+  std::string skipped = {};        // why it does not
+  std::vector<double> totals_s{};  // of every batch
 };
 [[nodiscard]] Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
                                       std::span<const Workload> batches,
@@ -42,15 +43,20 @@ struct TimedMethod {
   std::vector<StrategyChoice> ways;     // at least one
   std::vector<Workload> own_batches{};  // if it pads them; empty: those of all methods
 };
+// A baseline's time over the method's.
+struct Gain {
+  double mean = 0;  // of mean times
+  Spread spread{};  // over batches
+};
 // Adds a method and its baselines on one setting: a row each, with `gain` of the first one over it.
 // Returns the gain over the fastest baseline; none if the method or every baseline does not apply.
-std::optional<double> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
-                                std::span<const Workload> batches, const std::vector<Cell>& labels,
-                                Progress& progress, Table& table, Mean mean = Mean::kGeometric);
+std::optional<Gain> add_times(std::span<const TimedMethod> methods, const PlanInput& input,
+                              std::span<const Workload> batches, const std::vector<Cell>& labels,
+                              Progress& progress, Table& table, Mean mean = Mean::kGeometric);
 // The same, each method set up in one way.
-std::optional<double> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
-                                std::span<const Workload> batches, const std::vector<Cell>& labels,
-                                Progress& progress, Table& table);
+std::optional<Gain> add_times(std::span<const StrategyChoice> choices, const PlanInput& input,
+                              std::span<const Workload> batches, const std::vector<Cell>& labels,
+                              Progress& progress, Table& table);
 
 // For Table::add_row: the note of a method that cannot plan a batch.
 [[nodiscard]] std::string skipped_note(const StrategyChoice& choice, std::string_view reason);

@@ -93,6 +93,14 @@ TEST_F(TableCommand, GivesNoVerdictOnAnotherExperimentThanThePapers) {
   EXPECT_EQ(json::parse(document.out)["changes"], json::array({"--tokens"}));
 }
 
+TEST_F(TableCommand, GivesNoVerdictOnFewerThanTwentyBatches) {
+  const std::vector<std::string> command = {"table", "fcp-fig2", "--batches"};
+  const Outcome few = contextile(joined(command, {"19"}));
+  EXPECT_EQ(few.exit_code, 0) << few.err;
+  EXPECT_THAT(few.out, HasSubstr("--batches below 20: no verdicts"));
+  EXPECT_THAT(contextile(joined(command, {"20"})).out, Not(HasSubstr("no verdicts")));
+}
+
 TEST_F(TableCommand, MovesLessThanARingAtEveryBlockSize) {
   const json document = small_table("dcp-fig17");
   double ring = 0;
@@ -180,10 +188,18 @@ TEST_F(TableCommand, MovesLessUnderSparserMasks) {
 TEST_F(TableCommand, TimesPlanningForEveryBlockSizeAndMask) {
   const json document = small_table("dcp-fig18");
   EXPECT_EQ(document["rows"].size(), 16U);
+  std::map<std::string, double> by_mask_s;
   for (const json& row : document["rows"]) {
     EXPECT_GT(row["planning_s"], 0);
     EXPECT_GT(row["tiles"], 0);
+    EXPECT_LE(row["planning_p10_s"], row["planning_p90_s"]);
+    by_mask_s[row["mask"]] += row["planning_s"].get<double>();
   }
+  double most = 0;
+  for (const char* mask : {"lambda", "blockwise", "shared"}) {
+    most = std::max(most, by_mask_s.at(mask) / by_mask_s.at("causal"));
+  }
+  EXPECT_EQ(document["findings"][1]["agrees"], most <= 0.5) << "much less is at most half";
 }
 
 TEST_F(TableCommand, TimesTheMethodBesideItsBaselines) {
@@ -198,7 +214,7 @@ TEST_F(TableCommand, TimesTheMethodBesideItsBaselines) {
       EXPECT_DOUBLE_EQ(row["gain"].get<double>(), 1);
     }
   }
-  EXPECT_EQ(document["findings"].size(), 4U);
+  EXPECT_EQ(document["findings"].size(), 6U);
   EXPECT_EQ(small_table("dcp-fig14")["rows"].size(), 3U * 4 * 2);
 }
 
@@ -229,7 +245,8 @@ TEST_F(TableCommand, NeedsEveryScaleWithinTheClaim) {
       gain = std::min(gain, row["gain"].get<double>());
     }
     within = within && gain >= 1.19 && gain <= 2.45;
-    gains.push_back(fmt::format("{:.2f}x at scale {}", gain, scale));
+    // One batch has no spread.
+    gains.push_back(fmt::format("{0:.2f}x ({0:.2f}x to {0:.2f}x) at scale {1}", gain, scale));
   }
   EXPECT_EQ(document["findings"][0]["ours"], fmt::format("{}", fmt::join(gains, ", ")));
   EXPECT_EQ(document["findings"][0]["agrees"], within);
@@ -410,7 +427,24 @@ TEST_F(TableCommand, MakesWholeStepsOfTrainingAgain) {
     EXPECT_NEAR(row.at("gain").get<double>(),
                 row.at("baseline_s").get<double>() / row.at("dcp_s").get<double>(), 1e-9);
   }
-  EXPECT_EQ(document.at("findings").size(), 4U);
+  EXPECT_EQ(document.at("findings").size(), 6U);
+  std::map<std::string, std::vector<double>> gains;
+  for (const json& row : document.at("rows")) {
+    EXPECT_EQ(row.at("gain_p10"), row.at("gain_p90")) << "of one batch";
+    EXPECT_NEAR(row.at("gain_p10").get<double>(), row.at("gain").get<double>(), 1e-9);
+    gains[row.at("mask")].push_back(row.at("gain"));
+  }
+  int faster = 0;
+  int ordered = 0;
+  for (const char* mask : {"lambda", "blockwise", "shared"}) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (gains.at(mask)[i] > 1) ++faster;
+      if (gains.at(mask)[i] > gains.at("shared")[i]) ++ordered;
+    }
+  }
+  EXPECT_THAT(document["findings"][4]["ours"].get<std::string>(),
+              HasSubstr(fmt::format("in {} of 12 settings", faster)));
+  EXPECT_EQ(document["findings"][5]["ours"], fmt::format("in {} of 8 comparisons", ordered));
   expect_bad_input(contextile({"table", "dcp-fig15", "--heads", "8"}), {"dcp-fig15", "--heads"});
   expect_bad_input(contextile({"table", "distca-fig9", "--tokens", "8K"}), {"--tokens"});
 }

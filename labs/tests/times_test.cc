@@ -20,7 +20,7 @@ namespace contextile {
 namespace {
 
 constexpr std::size_t kTotal = 3;  // column of total_s behind one label
-constexpr std::size_t kGain = 4;
+constexpr std::size_t kGain = 6;   // behind its spread
 
 class PaperTimes : public testing::Test {
  protected:
@@ -43,7 +43,7 @@ class PaperTimes : public testing::Test {
   std::vector<Workload> batches_ = {
       make_workload(std::vector<std::int64_t>{90000, 3000, 400}, shape_),
       make_workload(std::vector<std::int64_t>{20000, 70000}, shape_)};
-  std::optional<double> gain_;
+  std::optional<Gain> gain_;
 };
 
 TEST_F(PaperTimes, CountTheFastestOfSeveralWays) {
@@ -65,7 +65,8 @@ TEST_F(PaperTimes, CountTheFastestOfSeveralWays) {
   ASSERT_EQ(table.num_rows(), 2U);
   EXPECT_EQ(std::get<std::string>(table.cells(1)[0]), name);
   EXPECT_EQ(std::get<double>(table.cells(1)[kTotal]), fastest_s);
-  EXPECT_EQ(gain_, fastest_s / total_s(parse_strategies("zigzag").front(), batches_));
+  ASSERT_TRUE(gain_);
+  EXPECT_EQ(gain_->mean, fastest_s / total_s(parse_strategies("zigzag").front(), batches_));
 }
 
 TEST_F(PaperTimes, TakeAMethodsOwnBatches) {
@@ -88,6 +89,33 @@ TEST_F(PaperTimes, SkipAMethodOnlyWhereNoWayApplies) {
   const Table none = rows_of({{.ways = parse_strategies("zigzag")}, {.ways = {bad}}});
   EXPECT_TRUE(std::holds_alternative<std::monostate>(none.cells(1)[kTotal]));
   EXPECT_FALSE(gain_);
+}
+
+TEST_F(PaperTimes, SpreadGainsOverTheirBatches) {
+  const Table table =
+      rows_of({{.ways = parse_strategies("zigzag")}, {.ways = parse_strategies("ring")}});
+  std::vector<double> gains;
+  for (const Workload& batch : batches_) {
+    gains.push_back(total_s(parse_strategies("ring").front(), {batch}) /
+                    total_s(parse_strategies("zigzag").front(), {batch}));
+  }
+  std::ranges::sort(gains);
+  ASSERT_LT(gains.front(), gains.back());
+  ASSERT_TRUE(gain_);
+  EXPECT_NEAR(gain_->spread.p10, gains.front(), 1e-9);  // two batches: both count
+  EXPECT_NEAR(gain_->spread.p90, gains.back(), 1e-9);
+  EXPECT_EQ(std::get<double>(table.cells(1)[kGain - 2]), gain_->spread.p10);
+  EXPECT_EQ(std::get<double>(table.cells(1)[kGain - 1]), gain_->spread.p90);
+}
+
+TEST(Spreads, LeaveOutATenthAtEitherEnd) {
+  std::vector<double> values = {5};
+  EXPECT_EQ(spread_of(values).p10, 5);
+  EXPECT_EQ(spread_of(values).p90, 5);
+  values.clear();
+  for (int i = 20; i > 0; --i) values.push_back(i);
+  EXPECT_EQ(spread_of(values).p10, 3);
+  EXPECT_EQ(spread_of(values).p90, 18);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The common parts of the ablations of DCP's §7.4 (Figs. 17 to 20): their setting, and tables of
+// The common parts of the ablations of DCP's §7.3 (Figs. 17 to 20): their setting, and tables of
 // bytes by dataset and mask.
 #pragma once
 

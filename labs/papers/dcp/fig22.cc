@@ -2,6 +2,7 @@
 // here everything is simulated on a preset's constants.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <span>
 #include <string>
@@ -32,13 +33,11 @@ void add_causal_findings(const MaskParts& causal, std::vector<Finding>& findings
     return parts.communication_s() > 0 ? parts.overlapped_s / parts.communication_s() : 0;
   };
   findings.push_back(
-      {"causal: noticeably less of it overlapped",
-       fmt::format("{} of DCP's, {} of TE's ({:.0f} ms and {:.0f} ms)",
-                   whole_percent(share(causal.dcp)), whole_percent(share(causal.te)),
-                   1e3 * causal.dcp.overlapped_s, 1e3 * causal.te.overlapped_s),
-       share(causal.dcp) < 0.9 * share(causal.te),
-       "the overlapped share of its communication is below 0.9 of TE's; the paper may mean "
-       "the time that overlaps"});
+      {"causal: noticeably less time in which communication overlaps with computation",
+       fmt::format("{:.0f} ms, {:.0f} ms of TE's ({} and {} of their communication)",
+                   1e3 * causal.dcp.overlapped_s, 1e3 * causal.te.overlapped_s,
+                   whole_percent(share(causal.dcp)), whole_percent(share(causal.te))),
+       causal.dcp.overlapped_s < 0.9 * causal.te.overlapped_s, "below 0.9 of TE's time"});
   const double gain = causal.te.step_s / causal.dcp.step_s;
   findings.push_back({"causal: slightly slower than TE", fmt::format("{:.2f}x as fast", gain),
                       gain > 0.9 && gain < 1, "0.9x to 1x as fast"});
@@ -50,6 +49,7 @@ std::vector<Finding> fig22_findings(std::span<const MaskParts> masks) {
   bool slightly = true;
   std::vector<std::string> communication;
   std::vector<std::string> attention;
+  std::vector<double> ratios;  // in the order of masks
   for (const auto& [mask, dcp, te] : masks) {
     if (!(te.communication_s() > 0)) return {};  // one device: nothing to compare
     communication.push_back(
@@ -58,6 +58,7 @@ std::vector<Finding> fig22_findings(std::span<const MaskParts> masks) {
     if (mask == "causal") continue;
     const double ratio = dcp.attention_s / te.attention_s;
     attention.push_back(fmt::format("{} {:.2f}", mask, ratio));
+    ratios.push_back(ratio);
     slightly = slightly && ratio >= kSlightly && ratio < 1;
   }
   std::vector<Finding> findings;
@@ -66,7 +67,10 @@ std::vector<Finding> fig22_findings(std::span<const MaskParts> masks) {
                  fmt::format("of TE's: {}", fmt::join(communication, ", ")), less},
                 {"slightly less time in attention under sparse masks",
                  fmt::format("of TE's: {}", fmt::join(attention, ", ")), slightly,
-                 fmt::format("{} of TE's or more, and less than it, under each", kSlightly)}};
+                 fmt::format("{} of TE's or more, and less than it, under each", kSlightly)},
+                {"less of it under lambda and causal-blockwise than under the shared question",
+                 fmt::format("of TE's: {}", fmt::join(attention, ", ")),
+                 std::max(ratios[0], ratios[1]) < ratios[2]}};
   }
   for (const MaskParts& parts : masks) {
     if (parts.mask == "causal") add_causal_findings(parts, findings);

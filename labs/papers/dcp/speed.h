@@ -14,6 +14,11 @@ namespace contextile {
 // The factors by which the datasets' lengths are multiplied.
 inline constexpr std::array<double, 4> kDcpScales = {0.5, 1, 2, 4};
 
+// For PaperResult::differences.
+inline constexpr const char* kSpreadIs =
+    "Gains are of mean times. In parentheses: the gains of single batches, without the tenth of "
+    "them at either end.";
+
 [[nodiscard]] PaperSetting dcp_speed_setting(const TableOverrides& overrides);
 // "2.26x to 2.87x"; one number if both read the same.
 [[nodiscard]] std::string dcp_gain_text(const Extent& gains);
