@@ -101,7 +101,8 @@ PaperResult make(const TableOverrides& overrides) {
   Progress progress(overrides, static_cast<std::int64_t>(sparse.size() * kDcpScales.size() * 2));
   std::vector<MaskTimes> all;
   for (const PaperMask& mask : sparse) {
-    MaskTimes& times = all.emplace_back(mask.name);
+    MaskTimes& times = all.emplace_back(
+        MaskTimes{.name = mask.name, .dcp_s = {}, .te_s = {}, .sequences = {}, .batches = {}});
     for (const double scale : kDcpScales) {
       setting.batch.scale = scale;
       const auto batches = setting.batches(setting.datasets.front(), mask.spec);
