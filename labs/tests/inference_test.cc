@@ -48,8 +48,8 @@ TEST_F(InferenceTables, AnAllGatherSendsAnEqualShareOfABroadcast) {
 TEST_F(InferenceTables, GiveNoVerdictOnSpeedsThatTheSourceDoesNotClaim) {
   const json document = table("inference-query");
   ASSERT_EQ(document["findings"].size(), 1U);
-  // 2 · 8 heads of 128 in bf16, 80 layers: 327,680 bytes a token. A million of them, three quarters
-  // elsewhere, 20 times a second.
+  // 2 · 8 heads of 128 in bf16 and 80 layers are 327,680 bytes per token. There are a million
+  // tokens, three quarters on other ranks, and 20 steps per second.
   EXPECT_THAT(document["findings"][0]["ours"].get<std::string>(), HasSubstr("4.9 TB/s of keys"));
   EXPECT_EQ(document["findings"][0]["agrees"], true);
   EXPECT_THAT(document["differences"].dump(), HasSubstr("claims no speed"));

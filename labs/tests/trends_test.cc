@@ -1,4 +1,4 @@
-// What is said of DistCA's settings together.
+// Claims about all settings of DistCA together.
 #include "labs/papers/distca/trends.h"
 
 #include <gmock/gmock.h>

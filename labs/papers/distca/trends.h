@@ -1,4 +1,4 @@
-// What DistCA's section 6.2 says of its settings together: who is faster, how gains go with the
+// Claims of DistCA's section 6.2 about all settings together: the faster method, gains by the
 // longest document, and how both methods scale.
 #pragma once
 
@@ -41,7 +41,7 @@ struct LengthClaim {
 // Mean gains over datasets and numbers of devices, by the longest document.
 [[nodiscard]] Finding length_finding(std::span<const DistcaOutcome> outcomes,
                                      const LengthClaim& claim);
-// Tokens a device and second on the most devices over those on the fewest.
+// Tokens/s of one device on the most devices over those on the fewest.
 [[nodiscard]] std::vector<Finding> scaling_findings(std::span<const DistcaOutcome> outcomes);
 
 }  // namespace contextile
