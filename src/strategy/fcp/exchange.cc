@@ -1,7 +1,8 @@
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <set>
-#include <tuple>
+#include <span>
 #include <utility>
 
 #include "strategy/fcp/fcp_traffic.h"
@@ -55,30 +56,38 @@ class ShardExchange {
     return true;
   }
 
-  // Moves and swaps single shards until no position is above the load limit or none of them helps.
-  // Returns true if no position is above the limit.
+  // Moves and swaps shards, one or two at a time, until no position is above the load limit or none
+  // of that helps. Returns true if no position is above the limit.
   [[nodiscard]] bool level() {
     while (level_once()) {
     }
     return *std::max_element(load_.begin(), load_.end()) <= load_limit_;
   }
 
-  // Relieves the busiest position until it finds no other to exchange a shard with, or until the
-  // search has cost enough.
+  // Relieves the busiest position, or else one of the next, until none of these finds shards to
+  // exchange with another position, or until the search has cost enough.
   void even() {
-    for (;;) {
-      std::int32_t busiest = 0;
-      for (std::int32_t p = 1; p < num_positions(); ++p) {
-        if (traffic_.bytes(p) > traffic_.bytes(busiest)) busiest = p;
+    while (updates_left_ > 0) {
+      const std::vector<std::int32_t> positions = busiest();
+      if (std::none_of(positions.begin(), positions.end(), [&](std::int32_t position) {
+            return relieve(position) || relieve_by_pairs(position);
+          })) {
+        return;
       }
-      if (!relieve(busiest)) return;
     }
   }
 
  private:
-  struct Leveling {  // a shard to another position, and perhaps one back
-    std::size_t shard = 0;
-    std::optional<std::size_t> back;
+  // One or two shards of a position.
+  struct Group {
+    std::size_t first = 0;
+    std::optional<std::size_t> second;
+    std::int64_t cost = 0;
+  };
+
+  struct Leveling {  // a group to another position, and perhaps one back
+    Group group;
+    std::optional<Group> back;
     std::int32_t from = 0;
     std::int32_t to = 0;
     std::int64_t load = 0;  // the larger load of the two afterwards, at least the limit
@@ -89,6 +98,8 @@ class ShardExchange {
 
   static constexpr std::int64_t kUpdatesPerRead = 300;  // traffic updates that a search may cost
   static constexpr std::size_t kLightest = 8;           // positions that may relieve a heavy one
+  static constexpr std::size_t kMostPaired = 40;        // shards of a position that go in pairs
+  static constexpr std::size_t kBusiest = 5;            // positions that are relieved
   static constexpr double kLeastGain = 1e-3;  // of the fourth power of the busiest position's bytes
 
   static std::size_t index(std::int32_t position) { return static_cast<std::size_t>(position); }
@@ -109,9 +120,29 @@ class ShardExchange {
     load_[index(position)] -= shards_[s].cost;
     room_[index(position)] += needed(s, position);
   }
+  void change_position(const Group& group, std::int32_t from, std::int32_t to) {
+    leave(group.first, from);
+    enter(group.first, to);
+    if (group.second) {
+      leave(*group.second, from);
+      enter(*group.second, to);
+    }
+  }
+  [[nodiscard]] std::int64_t needed(const Group& group, std::int32_t position) const {
+    return needed(group.first, position) + (group.second ? needed(*group.second, position) : 0);
+  }
+
   void place(std::size_t s, std::int32_t position) {
     updates_left_ -= static_cast<std::int64_t>(traffic_.num_reads(s));
     traffic_.place(s, position);
+  }
+  void place(const Group& group, std::int32_t position) {
+    place(group.first, position);
+    if (group.second) place(*group.second, position);
+  }
+  void take(const Group& group) {
+    traffic_.take(group.first);
+    if (group.second) traffic_.take(*group.second);
   }
 
   // Returns the position where a shard that is not placed causes the least traffic within the
@@ -136,33 +167,37 @@ class ShardExchange {
     return best;
   }
 
-  // Applies the swap with one of the least loaded positions, or the move there, that takes most off
-  // the most loaded one, down to the limit; of equals, the one with the least traffic. Returns
-  // false if there is none.
+  // Applies the swap with one of the least loaded positions, or the move there, that takes most
+  // off the most loaded one, down to the limit; of equals, the one with the least traffic. Two
+  // shards go together only if that is the only way. Returns false if there is none.
   bool level_once() {
     const auto heaviest =
         static_cast<std::int32_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
     if (load_[index(heaviest)] <= load_limit_) return false;
+    std::optional<Leveling> best = best_leveling(heaviest, 1);
+    if (!best) best = best_leveling(heaviest, 2);
+    if (!best) return false;
+    swap(*best);
+    change_position(best->group, heaviest, best->to);
+    if (best->back) change_position(*best->back, best->to, heaviest);
+    return true;
+  }
+
+  [[nodiscard]] std::optional<Leveling> best_leveling(std::int32_t heaviest, std::size_t size) {
     std::optional<Leveling> best;
+    const std::vector<Group> here = groups_at(heaviest, size);
     for (const std::int32_t to : least_loaded()) {
       if (to == heaviest) continue;
-      for (const auto& [cost, s] : at_[index(heaviest)]) {
-        consider({.shard = s, .back = std::nullopt, .from = heaviest, .to = to}, best);
-        for (const auto& [back_cost, back] : at_[index(to)]) {
-          if (back_cost >= cost) break;
-          consider({.shard = s, .back = back, .from = heaviest, .to = to}, best);
+      const std::vector<Group> there = groups_at(to, size);
+      for (const Group& group : here) {
+        consider({.group = group, .back = std::nullopt, .from = heaviest, .to = to}, best);
+        for (const Group& back : there) {
+          if (back.cost >= group.cost) break;
+          consider({.group = group, .back = back, .from = heaviest, .to = to}, best);
         }
       }
     }
-    if (!best) return false;
-    swap(*best);
-    leave(best->shard, heaviest);
-    enter(best->shard, best->to);
-    if (best->back) {
-      leave(*best->back, best->to);
-      enter(*best->back, heaviest);
-    }
-    return true;
+    return best;
   }
 
   [[nodiscard]] std::vector<std::int32_t> least_loaded() const {
@@ -176,26 +211,33 @@ class ShardExchange {
   }
 
   void consider(Leveling leveling, std::optional<Leveling>& best) {
-    const auto [s, back, from, to] =
-        std::tuple(leveling.shard, leveling.back, leveling.from, leveling.to);
-    const std::int64_t change = shards_[s].cost - (back ? shards_[*back].cost : 0);
-    leveling.load = std::max({load_[index(from)] - change, load_[index(to)] + change, load_limit_});
-    if (change <= 0 || leveling.load >= load_[index(from)]) return;
+    const std::optional<Group>& back = leveling.back;
+    const std::size_t from = index(leveling.from);
+    const std::size_t to = index(leveling.to);
+    const std::int64_t change = leveling.group.cost - (back ? back->cost : 0);
+    leveling.load = std::max({load_[from] - change, load_[to] + change, load_limit_});
+    if (change <= 0 || leveling.load >= load_[from]) return;
     if (best && leveling.load > best->load) return;
-    if (room_[index(to)] + (back ? needed(*back, to) : 0) < needed(s, to)) return;
-    if (back && room_[index(from)] + needed(s, from) < needed(*back, from)) return;
+    if (!has_room(leveling.group, back, leveling.from, leveling.to)) return;
     if (updates_left_ > 0) {
       swap(leveling);
       leveling.unevenness = traffic_.unevenness();
-      swap({.shard = s, .back = back, .from = to, .to = from});
+      swap({.group = leveling.group, .back = back, .from = leveling.to, .to = leveling.from});
     }
     if (!best || leveling.key() < best->key()) best = leveling;
   }
 
+  // Returns true if both positions have room after a group has gone and perhaps another come back.
+  [[nodiscard]] bool has_room(const Group& group, const std::optional<Group>& back,
+                              std::int32_t from, std::int32_t to) const {
+    if (room_[index(to)] + (back ? needed(*back, to) : 0) < needed(group, to)) return false;
+    return !back || room_[index(from)] + needed(group, from) >= needed(*back, from);
+  }
+
   void swap(const Leveling& leveling) {
-    traffic_.take(leveling.shard);
-    if (leveling.back) traffic_.take(*leveling.back);
-    place(leveling.shard, leveling.to);
+    take(leveling.group);
+    if (leveling.back) take(*leveling.back);
+    place(leveling.group, leveling.to);
     if (leveling.back) place(*leveling.back, leveling.from);
   }
 
@@ -205,6 +247,16 @@ class ShardExchange {
     const std::int64_t freed = out != nullptr ? needed(*out, position) : 0;
     return room_[index(position)] + freed >= needed(in, position) &&
            (change <= 0 || load_[index(position)] + change <= load_limit_);
+  }
+
+  [[nodiscard]] std::vector<std::int32_t> busiest() const {
+    std::vector<std::int32_t> positions(at_.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    std::stable_sort(positions.begin(), positions.end(), [&](std::int32_t a, std::int32_t b) {
+      return traffic_.bytes(a) > traffic_.bytes(b);
+    });
+    positions.resize(std::min(positions.size(), kBusiest));
+    return positions;
   }
 
   // Returns the other positions, least busy first.
@@ -219,11 +271,16 @@ class ShardExchange {
     return result;
   }
 
+  // The unevenness that is worth an exchange with a position.
+  [[nodiscard]] double goal_of(std::int32_t position) const {
+    const auto bytes = static_cast<double>(traffic_.bytes(position));
+    return traffic_.unevenness() - kLeastGain * bytes * bytes * bytes * bytes;
+  }
+
   // Makes the first exchange of a shard with another position that lowers the unevenness enough.
   bool relieve(std::int32_t position) {
     const std::int64_t bytes = traffic_.bytes(position);
-    const double square = static_cast<double>(bytes) * static_cast<double>(bytes);
-    const double goal = traffic_.unevenness() - kLeastGain * square * square;
+    const double goal = goal_of(position);
     const std::vector<std::int32_t> by_bytes = others(position);
     const std::vector<std::pair<std::int64_t, std::size_t>> here(at_[index(position)].begin(),
                                                                  at_[index(position)].end());
@@ -272,6 +329,69 @@ class ShardExchange {
     }
     enter(s, is_better ? to : from);
     return is_better;
+  }
+
+  // Returns all groups of at most `size` shards, by cost. A position with many shards has no pairs,
+  // because single ones are fine enough.
+  [[nodiscard]] std::vector<Group> groups_at(std::int32_t position, std::size_t size) const {
+    std::vector<Group> groups;
+    const auto& here = at_[index(position)];
+    const bool with_pairs = size > 1 && here.size() <= kMostPaired;
+    for (auto first = here.begin(); first != here.end(); ++first) {
+      groups.push_back({first->second, std::nullopt, first->first});
+      for (auto second = here.begin(); with_pairs && second != first; ++second) {
+        groups.push_back({first->second, second->second, first->first + second->first});
+      }
+    }
+    std::ranges::stable_sort(groups, {}, &Group::cost);
+    return groups;
+  }
+
+  // Like relieve(), where two shards go, or come back, or both.
+  bool relieve_by_pairs(std::int32_t position) {
+    const std::int64_t bytes = traffic_.bytes(position);
+    const double goal = goal_of(position);
+    const std::vector<Group> here = groups_at(position, 2);
+    for (const std::int32_t other : others(position)) {
+      const std::vector<Group> there = groups_at(other, 2);
+      for (const Group& group : here) {
+        if (updates_left_ <= 0) return false;
+        take(group);
+        if (traffic_.bytes(position) < bytes && exchange(group, there, position, other, goal)) {
+          return true;
+        }
+        place(group, position);
+      }
+    }
+    return false;
+  }
+
+  // Exchanges a group, which is not placed, for the cheapest of another position with which that
+  // reaches the goal. If there is none, all other shards stay in place.
+  bool exchange(const Group& group, std::span<const Group> there, std::int32_t from,
+                std::int32_t to, double goal) {
+    const auto slack = [this](std::int32_t position) {
+      return std::max<std::int64_t>(0, load_limit_ - load_[index(position)]);
+    };
+    const std::int64_t least = group.cost - slack(to);
+    const std::int64_t most = group.cost + slack(from);
+    for (auto back = std::ranges::lower_bound(there, least, {}, &Group::cost);
+         back != there.end() && back->cost <= most; ++back) {
+      if (!group.second && !back->second) continue;  // relieve() has tried it
+      if (!has_room(group, *back, from, to)) continue;
+      take(*back);
+      place(group, to);
+      place(*back, from);
+      if (traffic_.unevenness() <= goal) {
+        change_position(group, from, to);
+        change_position(*back, to, from);
+        return true;
+      }
+      take(group);
+      take(*back);
+      place(*back, to);
+    }
+    return false;
   }
 
   std::span<const Shard> shards_;

@@ -28,10 +28,15 @@ class ShardTraffic {
   void take(std::size_t shard);
 
   [[nodiscard]] std::int32_t position(std::size_t shard) const { return positions_[shard]; }
+  [[nodiscard]] std::int64_t sent(std::int32_t position) const {
+    return sent_[static_cast<std::size_t>(position)];
+  }
+  [[nodiscard]] std::int64_t received(std::int32_t position) const {
+    return received_[static_cast<std::size_t>(position)];
+  }
   // Returns the bytes sent or received, whichever are more.
   [[nodiscard]] std::int64_t bytes(std::int32_t position) const {
-    const auto p = static_cast<std::size_t>(position);
-    return std::max(sent_[p], received_[p]);
+    return std::max(sent(position), received(position));
   }
   // Returns the sum of the fourth powers of the bytes, over positions and both ways. It falls as
   // bytes get fewer or more even.
@@ -73,13 +78,13 @@ class ShardTraffic {
                                 std::int64_t load_limit, std::int32_t num_positions,
                                 ShardTraffic& traffic);
 
-// Moves and swaps shards of the most loaded position while that lowers its load and it is above
-// `load_limit`.
+// Moves and swaps shards of the most loaded position, also two at a time, while that lowers its
+// load and it is above `load_limit`.
 void level_loads(std::span<const Shard> shards, const PlacementLimit& limit,
                  std::int64_t load_limit, std::int32_t num_positions, ShardTraffic& traffic);
 
-// Moves and swaps shards of the busiest position while that lowers the unevenness. No position is
-// pushed above `load_limit` or beyond its room.
+// Moves and swaps shards of the busiest positions, also two at a time, while that lowers the
+// unevenness. No position is pushed above `load_limit` or beyond its room.
 void even_traffic(std::span<const Shard> shards, const PlacementLimit& limit,
                   std::int64_t load_limit, std::int32_t num_positions, ShardTraffic& traffic);
 

@@ -19,6 +19,7 @@
 #include "contextile/plan.h"
 #include "contextile/verify.h"
 #include "strategy/fcp/distributor.h"
+#include "strategy/fcp/fcp_traffic.h"
 #include "support/batches.h"
 #include "support/mask_support.h"
 
@@ -371,9 +372,17 @@ TEST(Fcp, BalancesALongTailOfLengths) {
   EXPECT_LT(statistics(plan).forward->compute_imbalance, 0.02);
 }
 
-// Section 6.2 of the paper, at its block of 4096 and its 32768 tokens per device.
-TEST(Fcp, IsUnderFivePercentImbalanceOfWorkForAnyLongTail) {
-  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+// The paper's measure: (max - mean) / max.
+double imbalance_of(const std::vector<double>& values) {
+  const double mean =
+      std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  return 1 - mean / *std::ranges::max_element(values);
+}
+
+// Section 6.2 of the paper, at its block of 4096 and its 32768 tokens per device: under 5%. Work
+// keeps to that. Bytes, sent and received together, do not; theirs is the bound that holds.
+TEST(Fcp, IsUnderTwoPercentImbalanceOfWorkAndSeventeenOfBytesForAnyLongTail) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
     const auto nodes = static_cast<std::int32_t>(random_between(rng, 2, 8));
@@ -389,19 +398,27 @@ TEST(Fcp, IsUnderFivePercentImbalanceOfWorkForAnyLongTail) {
         distribute(workload, {.num_devices = cluster.num_devices(), .profile = &cluster.attention});
     std::vector<Shard> shards(work.workers.size());
     for (std::size_t b = 0; b < shards.size(); ++b) {
-      const auto ranges = work.blocks.ranges(BlockId{static_cast<std::int32_t>(b)});
+      const BlockId block{static_cast<std::int32_t>(b)};
+      const auto ranges = work.blocks.ranges(block);
       shards[b].ranges.assign(ranges.begin(), ranges.end());
+      shards[b].tokens = work.blocks.num_tokens(block);
     }
     cost_shards(workload, &cluster.attention, shards);
+    ShardTraffic traffic(workload, shards, cluster.num_devices());
     std::vector<double> loads(static_cast<std::size_t>(cluster.num_devices()));
     std::vector<std::int64_t> tokens(loads.size());
     for (std::size_t b = 0; b < shards.size(); ++b) {
-      loads[work.workers[b].index()] += static_cast<double>(shards[b].cost);
-      for (const Range& range : shards[b].ranges) tokens[work.workers[b].index()] += range.size();
+      const Rank worker = work.workers[b];
+      traffic.place(b, worker.value);
+      loads[worker.index()] += static_cast<double>(shards[b].cost);
+      tokens[worker.index()] += shards[b].tokens;
     }
-    const double mean =
-        std::accumulate(loads.begin(), loads.end(), 0.0) / static_cast<double>(loads.size());
-    EXPECT_LT(1 - mean / *std::ranges::max_element(loads), 0.05);
+    std::vector<double> bytes;
+    for (std::int32_t d = 0; d < cluster.num_devices(); ++d) {
+      bytes.push_back(static_cast<double>(traffic.sent(d) + traffic.received(d)));
+    }
+    EXPECT_LT(imbalance_of(loads), 0.02);
+    EXPECT_LT(imbalance_of(bytes), 0.17);
     EXPECT_LE(*std::ranges::max_element(tokens), 32768 + 4096);
   }
 }
