@@ -16,7 +16,11 @@ struct MeanMovement {
   double busiest_bytes = 0;  // the most that a device sends and receives, both directions
   double compute_overload = 0;  // max / mean - 1 of forward FLOPs
   double token_overload = 0;    // the same of owned tokens
-  double tiles = 0;             // forward
+  // (max - mean) / max of what devices accumulate over all rounds and batches: forward FLOPs, and
+  // bytes that they send and receive in both directions.
+  double accumulated_compute_imbalance = 0;
+  double accumulated_traffic_imbalance = 0;
+  double tiles = 0;  // forward
 };
 // Plans and verifies; the strategy must apply to every batch.
 [[nodiscard]] MeanMovement movement_of(const StrategyChoice& choice, const PlanInput& input,

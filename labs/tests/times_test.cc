@@ -13,6 +13,7 @@
 #include "contextile/cluster.h"
 #include "contextile/planner.h"
 #include "contextile/workload.h"
+#include "labs/papers/movement.h"
 #include "labs/papers/paper_table.h"
 #include "labs/papers/progress.h"
 
@@ -45,6 +46,20 @@ class PaperTimes : public testing::Test {
       make_workload(std::vector<std::int64_t>{20000, 70000}, shape_)};
   std::optional<Gain> gain_;
 };
+
+TEST_F(PaperTimes, ImbalanceIsOfABatchOrOfWhatDevicesAccumulate) {
+  const StrategyChoice fcp{"fcp", {{"block", "1024"}}};
+  const auto of_batch = [](const MeanMovement& movement) {
+    return 1 - 2 * movement.device_bytes / movement.busiest_bytes;
+  };
+  const MeanMovement one = movement_of(fcp, input_, {batches_.data(), 1});
+  EXPECT_NEAR(one.accumulated_compute_imbalance, 1 - 1 / (1 + one.compute_overload), 1e-9);
+  EXPECT_NEAR(one.accumulated_traffic_imbalance, of_batch(one), 1e-9);
+  // The most loaded devices of the two batches differ; the busiest are the same.
+  const MeanMovement both = movement_of(fcp, input_, batches_);
+  EXPECT_LT(both.accumulated_compute_imbalance, 1 - 1 / (1 + both.compute_overload));
+  EXPECT_NEAR(both.accumulated_traffic_imbalance, of_batch(both), 1e-9);
+}
 
 TEST_F(PaperTimes, CountTheFastestOfSeveralWays) {
   std::vector<StrategyChoice> ways;
