@@ -159,6 +159,8 @@ void check_decoder_config(const DecoderConfig& config);
 // Returns the number of tokens that a token sees in the layer that sees most (KvCacheOptions); 0 if
 // a layer has no window.
 [[nodiscard]] std::int64_t cache_window(const DecoderConfig& config);
+// Returns that of the model that sees more, where two models use one cache.
+[[nodiscard]] std::int64_t cache_window(const DecoderConfig& config, const DecoderConfig& other);
 // Return the number of parameters of the whole model, and of those the number that experts and
 // routers have.
 [[nodiscard]] std::int64_t num_parameters(const DecoderConfig& config);

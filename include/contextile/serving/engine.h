@@ -100,13 +100,15 @@ struct EngineEvent {
   PromptLogprobs prompt = {};          // of the first event of a request that scores its prompt
 };
 
-// Speculative decoding by prompt lookup: where a request had its last tokens before, the tokens
-// that followed are drafts, which are computed together with its next token. A draft is kept if it
-// is the token that is chosen without it, so the tokens are the same, and a step gives up to 1 +
-// num_tokens of them. Source: "Fast Inference from Transformers via Speculative Decoding" (arXiv
-// 2211.17192), with the drafts of prompt lookup decoding; the names are vLLM's.
+// Speculative decoding: drafts of a request's next tokens are computed together with its next
+// token. A draft is kept if it is the token that is chosen without it, so the tokens are the same,
+// and a step gives up to 1 + num_tokens of them. Drafts are looked up: where a request had its last
+// tokens before, the tokens that followed are drafts. Or a smaller model chooses them (DraftModel).
+// Source: "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192), and
+// prompt lookup decoding; the names are vLLM's.
 struct Speculation {
   std::int32_t num_tokens = 0;  // most drafts of a request and step; 0: none
+  bool from_model = false;      // drafts come from Scheduler::draft; the Engine sets this
   // The numbers of last tokens that are looked up, the most first.
   std::int32_t prompt_lookup_max = 4;
   std::int32_t prompt_lookup_min = 2;
@@ -121,6 +123,14 @@ void check_speculation(const Speculation& speculation);
 [[nodiscard]] std::vector<std::int32_t> lookup_drafts(std::span<const std::int32_t> tokens,
                                                       const Speculation& speculation,
                                                       std::int64_t most);
+
+// A smaller model that chooses drafts, from its own logits by the parameters, seed and number of
+// the token that they stand for. Its keys have the places in its pages that the model's have in
+// theirs, so both have as many pages, of one layout, and tables, hits and rejections hold for both.
+struct DraftModel {
+  DecoderRank* rank = nullptr;  // outlives the engine; its layout and pages are those of the cache
+  DecoderConfig config = {};    // has the model's vocabulary
+};
 
 struct EngineOptions {
   KvCacheOptions cache;
@@ -181,6 +191,7 @@ struct ScheduledTokens {
   // Computed behind these. Logits are needed after the last token and after each draft, as long as
   // drafts are the tokens that were taken.
   std::vector<std::int32_t> drafts = {};
+  std::int64_t may_draft = 0;  // most tokens that Scheduler::draft may add to them
 };
 
 // Decides which tokens are computed when: first come, first served. Running requests get their
@@ -204,6 +215,9 @@ class Scheduler {
   // Returns the tokens to compute now, at most max_step_tokens; they have places in the cache. The
   // limit holds for prompts if other requests decode. Empty: nothing waits.
   [[nodiscard]] std::vector<ScheduledTokens> next(const StepLimit& limit = {});
+  // Adds a draft to a part of the latest step, of those that it may have. Returns false if no page
+  // is free for it; then nothing has changed.
+  [[nodiscard]] bool draft(ScheduledTokens& part, std::int32_t token);
   // Takes the next token of a request whose logits a step computed. If it is the first draft that
   // is left, the next token may be taken, too; else all drafts are forgotten.
   EngineEvent take(RequestId request, std::int32_t token, float logprob);
@@ -267,8 +281,10 @@ void check_sampling(const SamplingParams& params);
 class Engine {
  public:
   // The model's pages must be those of the cache. The cache's window is that of the model
-  // (cache_window).
-  Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options);
+  // (cache_window). With a draft model, it is that of both, and drafts are not looked up. Throws
+  // InvalidArgument if the draft model has another vocabulary, or if it may give no drafts.
+  Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options,
+         const DraftModel& draft = {});
 
   [[nodiscard]] bool submit(GenerationRequest request) {
     return scheduler_.submit(std::move(request));
@@ -300,6 +316,7 @@ class Engine {
 
   DecoderRank& model_;
   Scheduler scheduler_;
+  std::unique_ptr<class ModelDrafts> drafts_;   // empty without a draft model
   std::map<RequestId, PromptLogprobs> scores_;  // of prompts that are being computed
   std::map<RequestId, TokenSet> allowed_;       // next tokens of guided requests
   double pace_;

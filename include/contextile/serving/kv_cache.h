@@ -179,8 +179,11 @@ class KvCache {
   // are cached, or none if too few pages are free.
   [[nodiscard]] std::optional<std::int64_t> add(RequestId request,
                                                 std::span<const std::int32_t> tokens);
-  // Appends tokens to a request. Returns false if too few pages are free.
-  [[nodiscard]] bool append(RequestId request, std::span<const std::int32_t> tokens);
+  // Appends tokens to a request. Returns false if too few pages are free. Pages stay that the token
+  // at `oldest` sees, the first one that has still to be computed; by default, it is the first of
+  // these tokens.
+  [[nodiscard]] bool append(RequestId request, std::span<const std::int32_t> tokens,
+                            std::optional<std::int64_t> oldest = {});
   // Forgets all tokens except the first `length` (at least 1), for example drafts that were
   // rejected. Throws if the next token would see a page that was freed
   // behind the window.

@@ -162,7 +162,8 @@ std::optional<std::int64_t> KvCache::add(RequestId request, std::span<const std:
   return num_hits * layout().block_tokens();
 }
 
-bool KvCache::append(RequestId request, std::span<const std::int32_t> tokens) {
+bool KvCache::append(RequestId request, std::span<const std::int32_t> tokens,
+                     std::optional<std::int64_t> oldest) {
   State& state = *state_;
   State::Request& its = state.at(request);
   if (tokens.empty()) return true;
@@ -174,7 +175,7 @@ bool KvCache::append(RequestId request, std::span<const std::int32_t> tokens) {
   // The page that is written must belong to this request alone and hold nothing that is remembered.
   const bool is_open = length % layout().block_tokens() != 0;
   const bool copies = is_open && state.pool.users(its.table.back()) > 1;
-  const std::span<PageId> behind = state.behind(its, length);
+  const std::span<PageId> behind = state.behind(its, std::min(oldest.value_or(length), length));
   const auto given_back = std::count_if(behind.begin(), behind.end(),
                                         [&](PageId page) { return state.pool.users(page) == 1; });
   if (missing + (copies ? 1 : 0) > state.pool.num_free() + given_back) return false;

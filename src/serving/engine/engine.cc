@@ -4,7 +4,9 @@
 #include <deque>
 #include <utility>
 
+#include "base/check.h"
 #include "base/clock.h"
+#include "serving/engine/model_drafts.h"
 #include "serving/engine/step_times.h"
 
 namespace contextile {
@@ -12,12 +14,25 @@ namespace {
 
 constexpr std::int64_t kMostScoredBytes = 64 << 20;  // of logits of a step
 
-// The options with what the model sets: the window of its cache and a bound on its logits.
-EngineOptions options_for(EngineOptions options, const DecoderConfig& config) {
+// The options with what the models set: the window of their cache, a bound on logits, and where
+// drafts come from.
+EngineOptions options_for(EngineOptions options, const DecoderConfig& config,
+                          const DraftModel& draft) {
   const std::int64_t most = kMostScoredBytes / (4 * std::max<std::int64_t>(config.vocab_size, 1));
   options.max_scored_tokens = static_cast<std::int32_t>(
       std::min<std::int64_t>(options.max_scored_tokens, std::max<std::int64_t>(most, 1)));
   options.cache.window = cache_window(config);
+  CONTEXTILE_CHECK(draft.rank != nullptr || !options.speculation.from_model,
+                   "engine: expected a draft model with drafts from one, found none");
+  if (draft.rank == nullptr) return options;
+  CONTEXTILE_CHECK(draft.config.vocab_size == config.vocab_size,
+                   "draft model: expected the model's vocabulary of {} tokens, found {}",
+                   config.vocab_size, draft.config.vocab_size);
+  CONTEXTILE_CHECK(options.speculation.num_tokens >= 1,
+                   "draft model: expected at least 1 draft of a request and step, found {}",
+                   options.speculation.num_tokens);
+  options.cache.window = cache_window(config, draft.config);
+  options.speculation.from_model = true;
   return options;
 }
 
@@ -87,17 +102,20 @@ std::vector<StepRequest> step_requests(const Scheduler& scheduler,
 
 }  // namespace
 
-Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options)
+Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options,
+               const DraftModel& draft)
     : model_(model),
-      scheduler_(options_for(options, config), config.max_length),
+      scheduler_(options_for(options, config, draft), config.max_length),
       pace_(options.pace),
-      times_(std::make_unique<StepTimes>()) {}
+      times_(std::make_unique<StepTimes>()) {
+  if (draft.rank != nullptr) drafts_ = std::make_unique<ModelDrafts>(draft);
+}
 Engine::~Engine() = default;
 
 StepLimit Engine::limit() const { return times_->limit(pace_); }
 
 std::vector<EngineEvent> Engine::step(const StepLimit& limit) {
-  const std::vector<ScheduledTokens> scheduled = scheduler_.next(limit);
+  std::vector<ScheduledTokens> scheduled = scheduler_.next(limit);
   if (scheduled.empty()) return {};
   const Clock::time_point begin = Clock::now();
   StepContents contents;
@@ -105,7 +123,9 @@ std::vector<EngineEvent> Engine::step(const StepLimit& limit) {
     const auto prompt = std::ssize(scheduler_.request(part.request).prompt);
     if (part.tokens.size() > 1 || part.tokens.begin < prompt) contents.add(part.tokens);
   }
-  model_.copy_pages(scheduler_.cache().take_copies());
+  const std::vector<PageCopy> copies = scheduler_.cache().take_copies();
+  model_.copy_pages(copies);
+  if (drafts_ != nullptr) drafts_->add_to(scheduled, copies, scheduler_);
   std::deque<std::vector<std::int32_t>> with_drafts;
   const HostTensor logits = model_.forward(step_requests(scheduler_, scheduled, with_drafts));
   times_->add(seconds_since(begin), contents);

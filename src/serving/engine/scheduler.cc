@@ -18,6 +18,7 @@ struct Request {
   std::int64_t cached_tokens = -1;  // -1: it has not begun
   bool is_running = false;
   std::vector<std::int32_t> drafts;  // in the cache behind `computed` tokens
+  std::int64_t may_draft = 0;        // that a model may add in this step
   // Set while it waits for another request to compute a beginning that both have: the arrival of
   // that request, and how many tokens they share, in whole blocks of the cache.
   std::int64_t leader = -1;
@@ -101,6 +102,7 @@ struct Scheduler::State {
     request.is_running = false;
     request.computed = 0;
     request.drafts.clear();
+    request.may_draft = 0;
     --num_running;
     ++stats.num_preemptions;
   }
@@ -141,20 +143,27 @@ struct Scheduler::State {
     return added;
   }
 
-  // Gives drafts to the first `decodes` requests that decode. Returns the number of drafts.
+  // Gives drafts to the first `decodes` requests that decode, or the right to get some from a
+  // model. Returns the number of drafts, or the most that it may become.
   std::int64_t propose(std::int64_t decodes) {
+    const Speculation& speculation = options.speculation;
     const std::int64_t budget = options.max_step_tokens / 2;
     std::int64_t num_drafts = 0;
     for (auto& [arrival, request] : requests) {
-      if (options.speculation.num_tokens == 0 || decodes == 0) break;
+      request.may_draft = 0;
+      if (speculation.num_tokens == 0 || decodes == 0) continue;
       if (!request.is_running || request.missing() != 1 || request.is_scored()) continue;
       --decodes;
       if (request.asked.is_guided) continue;
       // The step gives one more token than there are drafts.
       const std::int64_t most =
           std::min(budget - num_drafts, request.asked.max_tokens - request.num_output() - 1);
-      request.drafts = lookup_drafts(request.tokens, options.speculation, most);
-      num_drafts += std::ssize(request.drafts);
+      if (speculation.from_model) {
+        request.may_draft = std::clamp<std::int64_t>(most, 0, speculation.num_tokens);
+      } else {
+        request.drafts = lookup_drafts(request.tokens, speculation, most);
+      }
+      num_drafts += std::ssize(request.drafts) + request.may_draft;
     }
     return num_drafts;
   }
@@ -300,8 +309,12 @@ struct Scheduler::State {
     const std::int64_t num_logits = request.is_scored() ? request.computed - first
                                     : needs_logits      ? 1 + num_drafts
                                                         : 0;
-    step.push_back(
-        {request.asked.id, {first, request.computed}, needs_logits, num_logits, request.drafts});
+    step.push_back({request.asked.id,
+                    {first, request.computed},
+                    needs_logits,
+                    num_logits,
+                    request.drafts,
+                    request.may_draft});
     stats.num_draft_tokens += num_drafts;
     stats.num_computed_tokens += request.computed - first + num_drafts;
   }
@@ -391,6 +404,22 @@ std::vector<ScheduledTokens> Scheduler::next(const StepLimit& limit) {
   }
   state.stats.num_steps += step.empty() ? 0 : 1;
   return step;
+}
+
+bool Scheduler::draft(ScheduledTokens& part, std::int32_t token) {
+  State& state = *state_;
+  Request& request = state.at(part.request);
+  CONTEXTILE_CHECK(std::ssize(part.drafts) < part.may_draft,
+                   "engine: expected at most {} drafts of request {} in this step, found one more",
+                   part.may_draft, part.request.value);
+  // Behind a window, pages stay that the part's own tokens see.
+  if (!state.cache.append(part.request, std::span(&token, 1), part.tokens.begin)) return false;
+  request.drafts.push_back(token);
+  part.drafts.push_back(token);
+  ++part.num_logits;
+  ++state.stats.num_draft_tokens;
+  ++state.stats.num_computed_tokens;
+  return true;
 }
 
 EngineEvent Scheduler::take(RequestId id, std::int32_t token, float logprob) {

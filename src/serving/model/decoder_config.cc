@@ -98,6 +98,12 @@ std::int64_t cache_window(const DecoderConfig& config) {
   return most;
 }
 
+std::int64_t cache_window(const DecoderConfig& config, const DecoderConfig& other) {
+  const std::int64_t a = cache_window(config);
+  const std::int64_t b = cache_window(other);
+  return a == 0 || b == 0 ? 0 : std::max(a, b);
+}
+
 namespace {
 
 std::int64_t attention_parameters(const DecoderConfig& config) {

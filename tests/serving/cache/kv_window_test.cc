@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -37,6 +38,24 @@ TEST(KvWindow, PagesBehindItAreGivenBack) {
   cache.check_consistency();
   cache.free(RequestId(0));
   EXPECT_EQ(cache.free_pages(), 4);
+}
+
+// Drafts are appended one by one behind token 10, which is computed with them.
+TEST(KvWindow, PagesStayThatAnEarlierTokenSees) {
+  for (const bool keeps : {false, true}) {
+    KvCache cache = cache_of(5, 6);
+    ASSERT_EQ(cache.add(RequestId(0), counting(14)), 0);
+    const auto oldest = keeps ? std::optional<std::int64_t>(10) : std::nullopt;
+    ASSERT_TRUE(cache.append(RequestId(0), counting(1, 14), oldest));
+    EXPECT_THAT(pages_of(cache, 0), ElementsAre(-1, keeps ? 1 : -1, 2, 3));
+    if (keeps) {
+      cache.truncate(RequestId(0), 11);
+      EXPECT_EQ(cache.length(RequestId(0)), 11);
+    } else {
+      EXPECT_THROW(cache.truncate(RequestId(0), 11), InvalidArgument);
+    }
+    cache.check_consistency();
+  }
 }
 
 TEST(KvWindow, ARequestNeverHoldsMoreThanItsBound) {
