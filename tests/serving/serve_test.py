@@ -246,20 +246,48 @@ class Tests:
             server.wait_for("requests_running", 0)
             return found
 
-        drafts = ("--speculate", "ngram:num_speculative_tokens=5,prompt_lookup_min=1", "--no-share-prefixes")
+        shared = ("--tensor-parallel", "1", "--context-parallel", "2", "--prefill-tokens", "4")
+        lookups = ("--speculate", "ngram:num_speculative_tokens=5,prompt_lookup_min=1")
+        # The draft model of three layers is the model itself.
+        itself = ("--draft-model", MODEL)
+        small = "random:layers=1,hidden=32,heads=4,kv_heads=2,head_dim=8,ffn=48"
+        other = ("--draft-model", small, "--draft-tokens", "2")
+        kinds = [((*lookups,), "5 of a request and step, behind 1 to 4 equal tokens"),
+                 ((*lookups, *shared), "5 of a request and step, behind 1 to 4 equal tokens"),
+                 ((*itself, *shared), "4 of a request and step, by random: 3 layers"),
+                 (other, "2 of a request and step, by random: 1 layers")]  # fmt: skip
         with self.serve("--no-share-prefixes") as server:
             expected = answers(server)
             steps = server.metric("steps_total")
             assert server.metric("draft_tokens_total") == 0
-        for options in ((), ("--tensor-parallel", "1", "--context-parallel", "2", "--prefill-tokens", "4")):
-            with self.serve(*drafts, *options, ranks=2) as server:
-                assert "drafts    at most 5 of a request and step, behind 1 to 4 equal tokens" in server.started
+        for options, text in kinds:
+            with self.serve("--no-share-prefixes", *options, ranks=2) as server:
+                assert f"drafts    at most {text}" in server.started, server.started
                 assert answers(server) == expected
-                assert 0 < server.metric("accepted_draft_tokens_total") < server.metric("draft_tokens_total")
-                assert server.metric("steps_total") < steps
+                accepted, drafts = server.metric("accepted_draft_tokens_total"), server.metric("draft_tokens_total")
+                if options is other:  # which agrees by chance
+                    assert 0 <= accepted < drafts
+                else:
+                    assert 0 < accepted <= drafts and server.metric("steps_total") < steps
+                # A stop leaves drafts of an equal model without a use.
+                if options[:2] == itself:
+                    assert accepted > 0.8 * drafts and server.metric("steps_total") < steps / 2
                 assert server.stop() == 0
                 rest = server.process.stdout.read()
                 assert rest.startswith("drafts    ") and "accepted (" in rest, rest
+
+    def test_wrong_draft_models_are_refused(self):
+        wrong = [(("--draft-model", "random:vocab=300"), "expected the model's vocabulary of 256 tokens, found 300"),
+                 (("--draft-model", "random:heads=1,kv_heads=1"), "--draft-model: decoder: expected at most as many ranks"),
+                 (("--draft-model", "/nowhere"), "--draft-model: expected a folder"),
+                 (("--draft-model", "random:blocks=2"), "--draft-model: expected vocab, hidden"),
+                 (("--draft-model", "random", "--speculate", "ngram"), "--draft-model: expected without --speculate"),
+                 (("--draft-tokens", "3"), "--draft-tokens: expected with --draft-model"),
+                 (("--draft-model", "random", "--draft-tokens", "0"), "draft-tokens")]  # fmt: skip
+        for options, words in wrong:
+            command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--port", "0", *options]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            assert ended.returncode == 2 and words in ended.stderr, (options, ended)
 
     def test_what_is_wrong_is_said_and_nothing_is_lost(self):
         wrong = [
@@ -283,6 +311,10 @@ class Tests:
             ('{"prompt": "a", "repetition_penalty": 0}', 400, "repetition_penalty"),
             ('{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}', 400, "max_completion_tokens"),
             ('{"prompt": "a", "response_format": {"type": "json_object"}}', 400, "response_format"),
+            ('{"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {}}}', 400, "response_format"),
+            ('{"prompt": "a", "guided_json": {"type": "object"}}', 400, "guided_json"),
+            ('{"prompt": "a", "structured_outputs": {"regex": "a"}}', 400, "structured_outputs"),
+            ('{"prompt": "a", "tool_choice": "required"}', 400, "tool_choice"),
             ('{"prompt": "a", "model": "gpt"}', 404, "expected 'random', found"),
             ('{"prompt": "\\ud800"}', 400, ""), ("[" * 100_000, 400, "nesting"),
             ('{"prompt": "a", "prompt": "b"}', 400, "once"),
@@ -431,7 +463,8 @@ class Tests:
         different = [("--model", MODEL + ",seed=5", "weights"), ("--page-size", "32", "--page-size"),
                      ("--kv-dtype", "bf16", "--kv-dtype"),
                      ("--step-tokens", "7", "--step-tokens"),
-                     ("--speculate", "ngram", "--speculate")]  # fmt: skip
+                     ("--speculate", "ngram", "--speculate"),
+                     ("--draft-model", "random", "--draft-model")]  # fmt: skip
         for option, value, word in different:
             meeting = tempfile.mkdtemp(dir=self.folder)
             command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",

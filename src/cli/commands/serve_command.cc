@@ -1,6 +1,5 @@
 // contextile serve: a language model over HTTP.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,160 +16,44 @@
 #include "base/quote.h"
 #include "cli/commands/contextile_program.h"
 #include "cli/commands/run_beat.h"
-#include "cli/commands/simulated_serving.h"
+#include "cli/commands/served_engine.h"
 #include "cli/commands/stop_on_signal.h"
 #include "cli/help.h"
 #include "cli/options/http_options.h"
-#include "cli/options/served_model.h"
 #include "cli/options/serving_ranks.h"
 #include "cli/options/speculation.h"
-#include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
-#include "contextile/serving/completion_server.h"
-#include "contextile/serving/engine.h"
 #include "contextile/store.h"
 
 namespace contextile {
 namespace {
-
-struct ServeCommandOptions {
-  std::string model;  // empty: kRandom, or with --simulate the preset of predictions
-  std::string name;   // empty: the model's
-  TransportOptions transport;
-  std::optional<std::int32_t> ranks;
-  ServingRanks split;
-  std::string store;  // empty: a lost rank ends the others
-  ServeOptions serve;
-  EngineOptions engine;
-  bool reads_generation_config = true;
-  std::optional<std::int64_t> kv_tokens;  // unset: kKvTokens, or what fits
-  std::string mode = "auto";
-  std::string kv_dtype = "f32";
-  std::string wire = "f32";
-  HopBReading hop_b = HopBReading::kAttention;
-  std::int32_t hop_b_groups = 1;
-  SimulatedServingOptions simulated;
-};
-constexpr const char* kRandom = "random";
-constexpr std::int64_t kKvTokens = 65'536;
-
-// Everything that the ranks of a group have in common.
-struct Serving {
-  ServedModel model;
-  DecoderPart part;  // of the first rank
-  DecoderOptions decoder;
-  EngineOptions engine;
-};
-
-Dtype parse_wire(const std::string& text) {
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-    if (text == to_string(dtype)) return dtype;
-  }
-  fail_argument("--wire: expected f32, bf16 or f16, found {}", quote(text));
-}
 
 bool reads_generation_config(const std::string& text) {
   if (text == "model" || text == "none") return text == "model";
   fail_argument("--generation-config: expected model or none, found {}", quote(text));
 }
 
-// Bytes of a rank's pages, over all layers.
-std::int64_t page_bytes(const Serving& serving) {
-  const DecoderConfig& config = serving.model.config;
-  return std::int64_t{serving.decoder.num_pages} * serving.decoder.layout.page_size *
-         kv_bytes_per_token(config, serving.decoder.kv_dtype,
-                            serving.part.kv_heads(config.kv_heads).size());
-}
-
-// The memory that ranks of this process take must be there, about weights once and their pages.
-void check_memory(const Serving& serving, std::int32_t ranks_here) {
-  constexpr double kGiB = 1 << 30;
-  const double experts = static_cast<double>(num_expert_parameters(serving.model.config));
-  const double others = static_cast<double>(num_parameters(serving.model.config)) - experts;
-  const double weights =
-      4.0 * ranks_here *
-      (others / serving.part.tensor_parallel() + experts / serving.part.num_ranks);
-  const double pages = static_cast<double>(page_bytes(serving)) * ranks_here;
-  const double memory =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  CONTEXTILE_CHECK(
-      weights + pages <= memory,
-      "serve: expected a model and a cache of at most this machine's {:.1f} GiB, found "
-      "{:.1f} GiB of weights and {:.1f} GiB of pages",
-      memory / kGiB, weights / kGiB, pages / kGiB);
-}
-
-Serving serving_of(const ServeCommandOptions& options, std::int32_t num_ranks) {
-  Serving serving;
-  serving.model = parse_served_model(options.model.empty() ? kRandom : options.model);
-  serving.engine = options.engine;
-  serving.part = part_of(options.split, num_ranks);
-  try {
-    check_decoder_part(serving.model.config, serving.part);
-  } catch (const InvalidArgument& error) {
-    fail_argument("--ranks, --tensor-parallel, --context-parallel: {}", error.what());
-  }
-  KvLayout& layout = serving.engine.cache.layout;
-  serving.engine.cache.window = cache_window(serving.model.config);
-  layout.num_ranks = serving.part.token_ranks();
-  check_kv_layout(layout);
-  serving.engine.cache.num_pages = checked_cast<std::int32_t>(
-      layout.num_blocks(options.kv_tokens.value_or(kKvTokens)), "--kv-tokens: pages");
-  serving.decoder.layout = layout;
-  serving.decoder.num_pages = serving.engine.cache.num_pages;
-  serving.decoder.kv_dtype = parse_kv_dtype(options.kv_dtype);
-  serving.decoder.wire = parse_wire(options.wire);
-  serving.decoder.hop_b = options.hop_b;
-  serving.decoder.hop_b_groups = options.hop_b_groups;
-  serving.decoder.prefill = prefill_policy(options.split, serving.model.config, serving.part);
-  check_memory(serving, options.transport.name == "inproc" ? num_ranks : 1);
-  const bool divides = serving.model.config.q_heads % num_ranks == 0;
-  serving.decoder.mode = options.mode != "auto" ? parse_decode_mode(options.mode)
-                         : divides              ? DecodeMode::kA2a
-                                                : DecodeMode::kQReplicated;
-  serving.part.all_queries = serving.decoder.mode == DecodeMode::kQReplicated;
-  return serving;
-}
-
-// Ranks that differ in one of these would fail at the first request, or answer with wrong tokens.
-std::vector<EngineSetting> settings_of(const Serving& serving, const ServingRanks& split) {
-  const KvLayout& layout = serving.decoder.layout;
-  const EngineOptions& engine = serving.engine;
-  std::vector<EngineSetting> settings = {{"model", config_text(serving.model.config)},
-                                         {"weights", weights_identity(serving.model)},
-                                         {"--ranks", std::to_string(serving.part.num_ranks)}};
-  // Before what follows from them, such as the number of pages.
-  const std::vector<EngineSetting> groups = settings_of(split, serving.part);
-  const std::vector<EngineSetting> others = {
-      {"--page-size", std::to_string(layout.page_size)},
-      {"--interleave", std::to_string(layout.interleave)},
-      {"KV pages (--kv-tokens)", std::to_string(serving.decoder.num_pages)},
-      {"--kv-dtype", std::string(to_string(serving.decoder.kv_dtype))},
-      {"--mode", std::string(to_string(serving.decoder.mode))},
-      {"--wire", std::string(to_string(serving.decoder.wire))},
-      {"--hop-b", std::string(to_string(serving.decoder.hop_b))},
-      {"--hop-b-groups", std::to_string(serving.decoder.hop_b_groups)},
-      {"--pace", fmt::format("{:g}", engine.pace)},
-      {"--max-running", std::to_string(engine.max_running)},
-      {"--max-waiting", std::to_string(engine.max_waiting)},
-      {"--step-tokens", std::to_string(engine.max_step_tokens)},
-      {"--speculate", to_string(engine.speculation)},
-      {"--share-prefixes", engine.cache.share_prefixes ? "on" : "off"}};
-  settings.insert(settings.end(), groups.begin(), groups.end());
-  settings.insert(settings.end(), others.begin(), others.end());
-  return settings;
+// A model's part on this rank. Collective.
+std::unique_ptr<DecoderRank> load(Transport& transport, const ServedDecoder& decoder) {
+  DecoderPart part = decoder.part;
+  part.rank = transport.rank();
+  return std::make_unique<DecoderRank>(transport, decoder.model.config,
+                                       weights_of(decoder.model, part), decoder.decoder);
 }
 
 // One rank, from its weights to the end of serving. `ready` is called on the first rank when all
 // ranks are, and returns the server.
 void serve_rank(Transport& transport, const Serving& serving,
                 const std::function<CompletionServer&()>& ready) {
-  DecoderPart part = serving.part;
-  part.rank = transport.rank();
-  DecoderRank model(transport, serving.model.config, weights_of(serving.model, part),
-                    serving.decoder);
-  Engine engine(model, serving.model.config, serving.engine);
+  const std::unique_ptr<DecoderRank> model = load(transport, serving);
+  std::unique_ptr<DecoderRank> second;
+  DraftModel draft;
+  if (serving.draft) {
+    second = load(transport, *serving.draft);
+    draft = {second.get(), serving.draft->model.config};
+  }
+  Engine engine(*model, serving.model.config, serving.engine, draft);
   EngineRank rank(transport, engine);
   barrier(transport);
   if (transport.rank().value == 0) {
@@ -221,31 +104,20 @@ std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options
   return make_completion_server(serve, tokenizer_of(serving.model));
 }
 
-// A long request's pages, if all layers have windows.
-std::string window_text(const EngineOptions& engine) {
-  if (engine.cache.window == 0) return "";
-  const std::int64_t any_length = std::int64_t{1} << 40;
-  return fmt::format("; a window of {} tokens, at most {} pages a request", engine.cache.window,
-                     most_pages(engine.cache, any_length, engine.max_step_tokens));
-}
-
 void print_start(const ServeCommandOptions& options, const Serving& serving,
                  const std::string& sampling, const CompletionServer& server) {
   const DecoderConfig& config = serving.model.config;
-  const std::int64_t pages = serving.engine.cache.num_pages;
   print(fmt::format(
       "model     {}: {} layers, {} query heads, {} KV heads, {:.1f} million parameters\n"
       "ranks     {} on {}, attention {}\n"
-      "KV cache  {} tokens in {} pages of {} tokens, {:.1f} MiB a rank{}\n"
+      "{}"
       "sampling  {}\n"
       "{}"
       "serving   http://{}:{}/v1/completions\n",
       printable(serving.model.name), config.num_layers, config.q_heads, config.kv_heads,
       static_cast<double>(num_parameters(config)) * 1e-6, ranks_text(options.split, serving.part),
-      options.transport.name, to_string(serving.decoder.mode),
-      pages * serving.decoder.layout.block_tokens(), pages, serving.decoder.layout.page_size,
-      static_cast<double>(page_bytes(serving)) / (1 << 20), window_text(serving.engine), sampling,
-      drafts_text(options.engine.speculation), printable(options.serve.host), server.port()));
+      options.transport.name, to_string(serving.decoder.mode), cache_text(serving), sampling,
+      drafts_text(serving), printable(options.serve.host), server.port()));
   check_stdout();
 }
 
@@ -395,9 +267,10 @@ int serve(const ServeCommandOptions& options) {
 }
 
 void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
-  add_size_as<std::int64_t>(app, "--kv-tokens", options.kv_tokens, 1,
-                            {"N", "tokens the KV cache holds, over all ranks",
-                             fmt::format("{}; --simulate: what fits", kKvTokens)});
+  add_size_as<std::int64_t>(
+      app, "--kv-tokens", options.kv_tokens, 1,
+      {"N", "tokens the KV cache holds, over all ranks",
+       fmt::format("{}; --simulate: what fits", ServeCommandOptions::kKvTokens)});
   KvCacheOptions& cache = options.engine.cache;
   add_size<std::int32_t>(app, "--page-size", cache.layout.page_size, 1,
                          {"TOKENS", "tokens of a page of a rank", ""});
@@ -441,6 +314,7 @@ void add_engine_options(CLI::App& app, ServeCommandOptions& options) {
                                "--pace: expected 0, or 1 and more, found {}", quote(text));
             });
   add_speculation_option(app, options.engine.speculation);
+  add_draft_model_options(app, options.draft);
   add_toggle(app, "share-prefixes", "keep what prompts begin with for later ones", "share",
              [&cache](bool value) { cache.share_prefixes = value; });
 }
@@ -456,7 +330,7 @@ Action add_serve_command(CLI::App& app) {
        "random: an untrained one, with bytes as tokens, and sizes behind it "
        "(random:layers=4,heads=24), of vocab, hidden, layers, heads, kv_heads, head_dim, ffn, "
        "window (of every second layer), length and seed; with --simulate as of helix",
-       kRandom},
+       ServeCommandOptions::kRandom},
       [options](const std::string& text) { options->model = text; });
   add_value(app, "--name", {"TEXT", "what clients call the model", "the folder's name"},
             [options](const std::string& text) { options->name = text; });

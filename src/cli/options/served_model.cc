@@ -10,16 +10,15 @@
 namespace contextile {
 namespace {
 
-constexpr std::string_view kOption = "--model";
-
-void set_size(ServedModel& model, std::string_view key, std::string_view value) {
+void set_size(ServedModel& model, std::string_view option, std::string_view key,
+              std::string_view value) {
   DecoderConfig& config = model.config;
   const std::pair<std::string_view, std::int32_t*> sizes[] = {
       {"vocab", &config.vocab_size},  {"hidden", &config.hidden_size},
       {"layers", &config.num_layers}, {"heads", &config.q_heads},
       {"kv_heads", &config.kv_heads}, {"head_dim", &config.head_dim},
       {"ffn", &config.ffn_size}};
-  const std::string name = fmt::format("{}: {}", kOption, key);
+  const std::string name = fmt::format("{}: {}", option, key);
   for (const auto& [size, target] : sizes) {
     if (key != size) continue;
     *target = checked_cast<std::int32_t>(parse_size(name, std::string(value), 1), name);
@@ -36,19 +35,19 @@ void set_size(ServedModel& model, std::string_view key, std::string_view value) 
         "{}: expected vocab, hidden, layers, heads, kv_heads, head_dim, ffn, window, length or "
         "seed, "
         "found {}",
-        kOption, quote(key));
+        option, quote(key));
   }
 }
 
-ServedModel random_model(std::string_view sizes) {
+ServedModel random_model(std::string_view sizes, std::string_view option) {
   ServedModel model;
   model.name = "random";
   while (!sizes.empty()) {
     const std::string_view pair = sizes.substr(0, sizes.find(','));
     const std::size_t middle = pair.find('=');
     CONTEXTILE_CHECK(middle != std::string_view::npos,
-                     "{}: expected sizes as NAME=NUMBER, found {}", kOption, quote(pair));
-    set_size(model, pair.substr(0, middle), pair.substr(middle + 1));
+                     "{}: expected sizes as NAME=NUMBER, found {}", option, quote(pair));
+    set_size(model, option, pair.substr(0, middle), pair.substr(middle + 1));
     sizes.remove_prefix(std::min(sizes.size(), pair.size() + 1));
   }
   if (!model.config.windows.empty()) {
@@ -85,14 +84,14 @@ std::string config_text(const DecoderConfig& config) {
       latent.value_dim, experts_text(config));
 }
 
-ServedModel parse_served_model(const std::string& text) {
+ServedModel parse_served_model(const std::string& text, std::string_view option) {
   constexpr std::string_view kRandom = "random";
-  if (text == kRandom) return random_model("");
-  if (text.starts_with("random:")) return random_model(std::string_view(text).substr(7));
+  if (text == kRandom) return random_model("", option);
+  if (text.starts_with("random:")) return random_model(std::string_view(text).substr(7), option);
   ServedModel model;
   CONTEXTILE_CHECK(
       std::filesystem::is_directory(text),
-      "{}: expected a folder with config.json and model.safetensors, or random, found {}", kOption,
+      "{}: expected a folder with config.json and model.safetensors, or random, found {}", option,
       quote(text));
   model.folder = text;
   const std::filesystem::path path = std::filesystem::path(text).lexically_normal();

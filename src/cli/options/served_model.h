@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "contextile/serving/completion_server.h"
 #include "contextile/serving/decoder_model.h"
@@ -18,8 +19,9 @@ struct ServedModel {
 };
 
 // A folder, or "random" with sizes behind it ("random:layers=2,heads=8"). Throws InvalidArgument
-// and IoError.
-[[nodiscard]] ServedModel parse_served_model(const std::string& text);
+// that names the option, and IoError.
+[[nodiscard]] ServedModel parse_served_model(const std::string& text,
+                                             std::string_view option = "--model");
 // The sizes and variants of a model, which ranks compare before they serve.
 [[nodiscard]] std::string config_text(const DecoderConfig& config);
 // The weights' identity, which ranks compare before they serve: a digest of the files, or the seed.

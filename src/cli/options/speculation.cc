@@ -67,8 +67,33 @@ void add_speculation_option(CLI::App& app, Speculation& speculation) {
             [&speculation](const std::string& text) { speculation = parse_speculation(text); });
 }
 
+void add_draft_model_options(CLI::App& app, DraftOptions& draft) {
+  add_value(app, "--draft-model",
+            {"FOLDER|random",
+             "a smaller model of the same vocabulary, as --model, that chooses the drafts, on the "
+             "same ranks and with a cache of as many tokens; the tokens are the same. Its heads "
+             "have --mode where the ranks divide them, else q_replicated",
+             "none"},
+            [&draft](const std::string& text) { draft.model = text; });
+  add_size_as<std::int32_t>(
+      app, "--draft-tokens", draft.tokens, 1,
+      {"N", "most drafts of a request and step by --draft-model", fmt::format("{}", kTokens)});
+}
+
+Speculation speculation_of(const Speculation& lookups, const DraftOptions& draft) {
+  if (draft.model.empty()) {
+    CONTEXTILE_CHECK(!draft.tokens, "--draft-tokens: expected with --draft-model, found {} alone",
+                     *draft.tokens);
+    return lookups;
+  }
+  CONTEXTILE_CHECK(lookups.num_tokens == 0,
+                   "--draft-model: expected without --speculate, found it with {}",
+                   to_string(lookups));
+  return {.num_tokens = draft.tokens.value_or(kTokens), .from_model = true};
+}
+
 std::string to_string(const Speculation& speculation) {
-  if (speculation.num_tokens == 0) return "off";
+  if (speculation.num_tokens == 0 || speculation.from_model) return "off";
   return fmt::format("ngram:num_speculative_tokens={},prompt_lookup_max={},prompt_lookup_min={}",
                      speculation.num_tokens, speculation.prompt_lookup_max,
                      speculation.prompt_lookup_min);
