@@ -38,7 +38,10 @@ struct RankOptions {
   std::optional<std::int32_t> decode_context_parallel;
   std::string prefill = "auto";
   std::optional<std::int64_t> prefill_tokens;
+  std::string draft_model = {};  // empty: none
+  std::optional<std::int32_t> draft_tokens;
 };
+constexpr std::int32_t kDraftTokens = 4;
 
 KvDtype kv_dtype_of(const std::string& name) {
   for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBf16, KvDtype::kF16}) {
@@ -109,28 +112,23 @@ class ServingEngine {
   ServingEngine(std::shared_ptr<Transport> transport, const std::string& model,
                 const RankOptions& options)
       : transport_(std::move(transport)), config_(read_decoder_config(model)) {
-    DecoderPart part = part_of(options, transport_->size());
+    const DecoderPart part = part_of(options, transport_->size());
     check_decoder_part(config_, part);
     EngineOptions engine = engine_options(options, part);
     max_length_ =
         std::min(config_.max_length, engine.cache.num_pages * engine.cache.layout.block_tokens());
-    DecoderOptions decoder;
-    decoder.layout = engine.cache.layout;
-    decoder.num_pages = engine.cache.num_pages;
-    decoder.kv_dtype = kv_dtype_of(options.kv_dtype);
-    decoder.wire = wire_of(options.wire);
-    decoder.hop_b = parse_hop_b(options.hop_b);
-    decoder.hop_b_groups = options.hop_b_groups;
-    decoder.prefill = prefill_of(options, part);
-    const bool divides = config_.q_heads % part.num_ranks == 0;
-    decoder.mode = options.mode != "auto" ? parse_decode_mode(options.mode)
-                   : divides              ? DecodeMode::kA2a
-                                          : DecodeMode::kQReplicated;
-    part.all_queries = decoder.mode == DecodeMode::kQReplicated;
+    DraftModel draft = draft_of(options, part);
     static_cast<void>(agree_on_engine(*transport_, settings_of(model, options)));
-    part.rank = transport_->rank();
-    decoder_.emplace(*transport_, config_, load_weights(model, config_, part), decoder);
-    engine_.emplace(*decoder_, config_, engine);
+    load(model, config_, options, engine, part, decoder_);
+    if (!options.draft_model.empty()) {
+      try {
+        load(options.draft_model, draft.config, options, engine, part, draft_);
+      } catch (const InvalidArgument& error) {
+        fail(std::string("draft_model: ") + error.what());
+      }
+      draft.rank = &*draft_;
+    }
+    engine_.emplace(*decoder_, config_, engine, draft);
     rank_.emplace(*transport_, *engine_);
   }
 
@@ -190,7 +188,9 @@ class ServingEngine {
                 {"cached_tokens_total", scheduler.stats().num_cached_tokens},
                 {"computed_tokens_total", scheduler.stats().num_computed_tokens},
                 {"output_tokens_total", scheduler.stats().num_output_tokens},
-                {"preemptions_total", scheduler.stats().num_preemptions}};
+                {"preemptions_total", scheduler.stats().num_preemptions},
+                {"draft_tokens_total", scheduler.stats().num_draft_tokens},
+                {"accepted_draft_tokens_total", scheduler.stats().num_accepted_tokens}};
     return output;
   }
   [[nodiscard]] Metrics metrics() {
@@ -212,7 +212,51 @@ class ServingEngine {
     engine.max_waiting = options.max_waiting;
     engine.max_step_tokens = options.step_tokens;
     engine.pace = options.pace;
+    if (!options.draft_model.empty()) {
+      engine.speculation.num_tokens = options.draft_tokens.value_or(kDraftTokens);
+    }
     return engine;
+  }
+
+  // The draft model, not yet loaded. The ranks of the model must be able to compute it.
+  [[nodiscard]] DraftModel draft_of(const RankOptions& options, const DecoderPart& part) const {
+    if (options.draft_model.empty()) {
+      if (options.draft_tokens) fail("draft_tokens: expected with draft_model, found them alone");
+      return {};
+    }
+    if (options.draft_tokens.value_or(1) < 1) fail("draft_tokens: expected at least 1");
+    const DraftModel draft = {nullptr, read_decoder_config(options.draft_model)};
+    if (draft.config.vocab_size != config_.vocab_size) {
+      fail("draft_model: expected the model's vocabulary of " + std::to_string(config_.vocab_size) +
+           " tokens, found " + std::to_string(draft.config.vocab_size));
+    }
+    try {
+      check_decoder_part(draft.config, part);
+    } catch (const InvalidArgument& error) {
+      fail(std::string("draft_model: ") + error.what());
+    }
+    return draft;
+  }
+
+  // Loads this rank's part of a model. Only the model itself must have heads for a given mode.
+  void load(const std::string& folder, const DecoderConfig& config, const RankOptions& options,
+            const EngineOptions& engine, DecoderPart part, std::optional<DecoderRank>& rank) {
+    DecoderOptions decoder;
+    decoder.layout = engine.cache.layout;
+    decoder.num_pages = engine.cache.num_pages;
+    decoder.kv_dtype = kv_dtype_of(options.kv_dtype);
+    decoder.wire = wire_of(options.wire);
+    decoder.hop_b = parse_hop_b(options.hop_b);
+    decoder.hop_b_groups = options.hop_b_groups;
+    decoder.prefill = prefill_of(options, part);
+    const bool divides = config.q_heads % part.num_ranks == 0;
+    const bool is_given = options.mode != "auto" && (divides || &rank == &decoder_);
+    decoder.mode = is_given  ? parse_decode_mode(options.mode)
+                   : divides ? DecodeMode::kA2a
+                             : DecodeMode::kQReplicated;
+    part.all_queries = decoder.mode == DecodeMode::kQReplicated;
+    part.rank = transport_->rank();
+    rank.emplace(*transport_, config, load_weights(folder, config, part), decoder);
   }
 
   static std::vector<EngineSetting> settings_of(const std::string& model,
@@ -238,13 +282,18 @@ class ServingEngine {
             {"context_parallel", text(options.context_parallel)},
             {"decode_context_parallel", text(options.decode_context_parallel)},
             {"prefill", options.prefill},
-            {"prefill_tokens", text(options.prefill_tokens)}};
+            {"prefill_tokens", text(options.prefill_tokens)},
+            {"draft_model", options.draft_model.empty()
+                                ? "none"
+                                : std::to_string(weights_digest(options.draft_model))},
+            {"draft_tokens", text(options.draft_tokens)}};
   }
 
   std::shared_ptr<Transport> transport_;
   DecoderConfig config_;
   std::int64_t max_length_ = 0;
   std::optional<DecoderRank> decoder_;
+  std::optional<DecoderRank> draft_;
   std::optional<Engine> engine_;
   std::optional<EngineRank> rank_;
 
@@ -309,13 +358,30 @@ void make_engine(ServingEngine* self, std::shared_ptr<Transport> transport, cons
                  bool share_prefixes, std::optional<std::int32_t> tensor_parallel,
                  std::optional<std::int32_t> context_parallel,
                  std::optional<std::int32_t> decode_context_parallel, const std::string& prefill,
-                 std::optional<std::int64_t> prefill_tokens) {
+                 std::optional<std::int64_t> prefill_tokens, const std::optional<Path>& draft_model,
+                 std::optional<std::int32_t> draft_tokens) {
   const nb::gil_scoped_release release;
-  new (self)
-      ServingEngine(std::move(transport), model.string(),
-                    {kv_tokens, page_size, interleave, kv_dtype, mode, wire, hop_b_groups, hop_b,
-                     max_running, max_waiting, step_tokens, pace, share_prefixes, tensor_parallel,
-                     context_parallel, decode_context_parallel, prefill, prefill_tokens});
+  new (self) ServingEngine(std::move(transport), model.string(),
+                           {kv_tokens,
+                            page_size,
+                            interleave,
+                            kv_dtype,
+                            mode,
+                            wire,
+                            hop_b_groups,
+                            hop_b,
+                            max_running,
+                            max_waiting,
+                            step_tokens,
+                            pace,
+                            share_prefixes,
+                            tensor_parallel,
+                            context_parallel,
+                            decode_context_parallel,
+                            prefill,
+                            prefill_tokens,
+                            draft_model ? draft_model->string() : std::string(),
+                            draft_tokens});
 }
 
 std::int32_t submit(ServingEngine& self, std::vector<std::int32_t> prompt, std::int32_t max_tokens,
@@ -356,7 +422,8 @@ void bind_serving(nb::module_& module) {
            "pace"_a = unless.pace, "share_prefixes"_a = unless.share_prefixes,
            "tensor_parallel"_a = nb::none(), "context_parallel"_a = nb::none(),
            "decode_context_parallel"_a = nb::none(), "prefill"_a = unless.prefill,
-           "prefill_tokens"_a = nb::none())
+           "prefill_tokens"_a = nb::none(), "draft_model"_a = nb::none(),
+           "draft_tokens"_a = nb::none())
       .def("submit", &submit, nb::kw_only(), "prompt"_a, "max_tokens"_a = 16,
            "stop_tokens"_a = std::vector<std::int32_t>(), "num_logprobs"_a = 0,
            "scores_prompt"_a = false, "temperature"_a = 0.0, "top_p"_a = 1.0, "top_k"_a = 0,

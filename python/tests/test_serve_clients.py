@@ -232,6 +232,9 @@ def test_the_program_says_who_serves_chats(program):
         ({"messages": CHAT, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
         ({"messages": CHAT, "response_format": {"type": "xml"}}, "response_format"),
+        ({"messages": CHAT, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"messages": CHAT, "guided_json": {"type": "object"}}, "guided_json"),
         ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
         ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": CHAT, "prompt": "x"}, "prompt"),
@@ -337,6 +340,43 @@ def test_ports_are_checked(folder):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "expected 0 to 65535, found 70000" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------- drafts
+
+
+def metric(server, name):
+    line = next(x for x in server.ask("GET", "/metrics").body.splitlines() if x.startswith(f"contextile_{name} "))
+    return int(line.split()[1])
+
+
+def test_a_draft_model_saves_steps_and_changes_no_token(folder, model):
+    """The model drafts for itself, so every draft is accepted."""
+    check_front()
+    options = ("--ranks", "2", "--generation-config", "none", "--draft-model", str(folder), "--draft-tokens", "3")
+    with Server(front_command(folder, *options)) as server:
+        prompt = [5, 9, 11, 30, 7]
+        fields = {"prompt": prompt, "max_tokens": 41, "ignore_eos": True, "return_token_ids": True}
+        assert asked(server, temperature=0, **fields).tokens == [greedy(model, prompt, 41)]
+        assert metric(server, "steps_total") == 1 + 40 // 4
+        assert metric(server, "accepted_draft_tokens_total") == metric(server, "draft_tokens_total") == 30
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--draft-model", "OTHER"), "draft_model: expected the model's vocabulary of 320 tokens, found 96"),
+        (("--draft-tokens", "3"), "draft_tokens: expected with draft_model"),
+    ],
+)
+def test_wrong_draft_models_are_refused(folder, tmp_path, options, words):
+    check_front()
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
+    given = [str(tmp_path) if option == "OTHER" else option for option in options]
+    ended = subprocess.run(front_command(folder, *given), capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 1 and words in ended.stderr, ended
 
 
 # ------------------------------------------------------------------------------------------- errors

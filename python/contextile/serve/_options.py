@@ -65,6 +65,8 @@ _ENGINE: dict[str, tuple[Any, str]] = {
     "decode_context_parallel": (_at_least(1), "tensor-parallel ranks that share the cache's tokens"),
     "prefill": (["auto", "off", "pass_kv", "pass_q", "all_gather", "ulysses"], "with --context-parallel"),
     "prefill_tokens": (_at_least(1), "shorter parts of prompts are computed as decoding does"),
+    "draft_model": (str, "folder of a smaller model of the same vocabulary that chooses drafts"),
+    "draft_tokens": (_at_least(1), "most drafts of a request and step by --draft-model (default: 4)"),
 }
 
 
@@ -96,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow-origin", help="pages of this origin may call the server from scripts")
     engine = parser.add_argument_group("engine")
     for name, (kind, text) in _ENGINE.items():
-        how = {"choices": kind} if isinstance(kind, list) else {"type": kind, "metavar": "N"}
+        metavar = "FOLDER" if kind is str else "N"
+        how = {"choices": kind} if isinstance(kind, list) else {"type": kind, "metavar": metavar}
         engine.add_argument("--" + name.replace("_", "-"), help=text, **how)
     engine.add_argument("--share-prefixes", action=argparse.BooleanOptionalAction, default=None)
     return parser
