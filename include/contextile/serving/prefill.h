@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -120,19 +121,23 @@ struct PrefillWork {
 [[nodiscard]] PrefillWork prefill_work(const PrefillBatch& batch);
 
 // Returns the bytes that `rank` sends for one layer. Notation: q and kv are the rows of a rank, Q
-// and K heads, D and Dv dims, e bytes of an element and w of one of `wire`; next is the rank after
-// this one:
-//   pass_kv: (sum of kv - kv of next) · K·(D + Dv)·e
+// and K heads, D and Dv dims, e bytes of an element, w of one of `wire` and k of one of `kv_wire`
+// (none: e); next is the rank after this one:
+//   pass_kv: (sum of kv - kv of next) · K·(D + Dv)·k
 //   pass_q: (sum of q - q of next) · Q·D·e + (sum of q - own q) · Q·(Dv·w + 4)
-//   all_gather: (N - 1) · own kv · K·(D + Dv)·e
-//   ulysses: (N - 1) · (own q · Q/N·D·e + own kv · max(1, K/N)·(D + Dv)·e)
+//   all_gather: (N - 1) · own kv · K·(D + Dv)·k
+//   ulysses: (N - 1) · (own q · Q/N·D·e + own kv · max(1, K/N)·(D + Dv)·k)
 //            + (sum of q - own q) · Q/N·(Dv·w + 4)
 [[nodiscard]] std::int64_t prefill_bytes(PrefillMode mode, const PrefillWork& work, Rank rank,
-                                         const AttentionShape& shape, Dtype wire = Dtype::kF32);
+                                         const AttentionShape& shape, Dtype wire = Dtype::kF32,
+                                         std::optional<Dtype> kv_wire = {});
 
 struct PrefillOptions {
   PrefillMode mode = PrefillMode::kPassKv;
   Dtype wire = Dtype::kF32;  // of outputs that are sent; LSE is always f32
+  // Dtype of keys and values that are sent, which are rounded to it; none: that of the shape. With
+  // a cache of this dtype, rounding them once more changes nothing.
+  std::optional<Dtype> kv_wire = {};
 };
 
 // Keys and values of new tokens, on the rank whose pages they belong to.
@@ -171,7 +176,7 @@ class PrefillGroup {
 
   // Sends new keys and values to the ranks whose pages they belong to, for the next chunk of a
   // prompt or for decoding. Returns the rows that belong in this rank's pages. Sends every row that
-  // belongs to another rank, K·(D + Dv)·e bytes each. Throws as attend does, and on all ranks if a
+  // belongs to another rank, K·(D + Dv)·k bytes each. Throws as attend does, and on all ranks if a
   // table is too short.
   [[nodiscard]] NewKv to_cache(const TensorView& k_THD, const TensorView& v_THD);
 
@@ -209,13 +214,12 @@ struct PrefillRates {
 // unless rates are positive.
 [[nodiscard]] double simulate_prefill_s(PrefillMode mode, const PrefillWork& work,
                                         const AttentionShape& shape, const PrefillRates& rates,
-                                        Dtype wire = Dtype::kF32);
+                                        Dtype wire = Dtype::kF32,
+                                        std::optional<Dtype> kv_wire = {});
 // Returns the mode of `modes` (at least one) that takes the least time, the first of equal ones.
-[[nodiscard]] PrefillMode simulated_prefill_mode(std::span<const PrefillMode> modes,
-                                                 const PrefillWork& work,
-                                                 const AttentionShape& shape,
-                                                 const PrefillRates& rates,
-                                                 Dtype wire = Dtype::kF32);
+[[nodiscard]] PrefillMode simulated_prefill_mode(
+    std::span<const PrefillMode> modes, const PrefillWork& work, const AttentionShape& shape,
+    const PrefillRates& rates, Dtype wire = Dtype::kF32, std::optional<Dtype> kv_wire = {});
 
 // Measures a group as it is, all ranks at once: a tile of attention, and messages round the ring.
 // Rates are medians of a few repeats on the slowest rank, so they are the same on all ranks.

@@ -112,7 +112,8 @@ void LatentPrefill::keep(std::int32_t layer, std::span<const float> latents) {
   TensorView rotated = all;
   rotated.data = const_cast<float*>(latents.data()) + latent.kv_rank;
   rotated.dim = latent.rope_dim;
-  const NewKv kept = exchange_.run(core_.token_group(), shape, vectors, rotated);
+  const NewKv kept = exchange_.run(core_.token_group(), shape, vectors, rotated,
+                                   page_dtype(core_.options().kv_dtype));
   Floats keys;
   for (std::int64_t n = 0; n < std::ssize(kept.slots); ++n) {
     const auto k = kept.k_THD.values<float>().begin() + n * latent.kv_rank;

@@ -79,7 +79,12 @@ PrefillMode PrefillPass::mode_of(const PrefillWork& work) {
   std::vector<PrefillMode> modes = {PrefillMode::kPassKv, PrefillMode::kPassQ,
                                     PrefillMode::kAllGather};
   if (fits_ulysses(shape_, core_.token_group().size())) modes.push_back(PrefillMode::kUlysses);
-  return simulated_prefill_mode(modes, work, shape_, *rates_, core_.options().wire);
+  return simulated_prefill_mode(modes, work, shape_, *rates_, core_.options().wire, kv_wire());
+}
+
+// Keys are rounded as the cache has them, except those that latent vectors are expanded to.
+Dtype PrefillPass::kv_wire() const {
+  return core_.config().latent ? Dtype::kF32 : page_dtype(core_.options().kv_dtype);
 }
 
 PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t layer) {
@@ -105,7 +110,8 @@ PrefillPass::Attention& PrefillPass::attention_of(Batch& batch, std::int32_t lay
     made->flops = 2 * pairs_of(mode, work, ranks.rank()) * shape_.q_heads *
                   (shape_.head_dim + shape_.value_dim);
     made->group.emplace(ranks, kernel_);
-    made->group->prepare(masked, shape_, {.mode = mode, .wire = core_.options().wire});
+    made->group->prepare(masked, shape_,
+                         {.mode = mode, .wire = core_.options().wire, .kv_wire = kv_wire()});
   }
   batch.attentions.push_back(std::move(made));
   return *batch.attentions.back();

@@ -25,6 +25,7 @@ class PrefillPass {
   struct Attention;
 
   [[nodiscard]] Attention& attention_of(Batch& batch, std::int32_t layer);
+  [[nodiscard]] Dtype kv_wire() const;
   [[nodiscard]] PrefillMode mode_of(const PrefillWork& work);
   void compute_layer(std::int32_t layer, Batch& batch, Floats& x);
   [[nodiscard]] Floats last_rows(const Batch& batch, std::span<const StepRequest> requests,

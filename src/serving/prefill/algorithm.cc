@@ -22,12 +22,53 @@ KernelParams PrefillContext::params(std::int32_t q_heads, std::int32_t kv_heads)
 }
 
 KvBuffer::KvBuffer(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads)
-    : k_(shape.dtype, rows, kv_heads, shape.head_dim),
-      v_(shape.dtype, rows, kv_heads, shape.value_dim) {}
+    : KvBuffer(shape, rows, kv_heads, shape.dtype) {}
+
+KvBuffer::KvBuffer(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads,
+                   Dtype dtype)
+    : k_(dtype, rows, kv_heads, shape.head_dim), v_(dtype, rows, kv_heads, shape.value_dim) {}
 
 KvRows KvBuffer::rows(std::int64_t first, std::int64_t count) {
   return {slice(k_.view(), first, count, 0, k_.heads()),
           slice(v_.view(), first, count, 0, v_.heads())};
+}
+
+TravellingKv::TravellingKv(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads,
+                           Dtype wire)
+    : rows_(shape, rows, kv_heads) {
+  if (wire != shape.dtype) travelling_.emplace(shape, rows, kv_heads, wire);
+}
+
+KvRows TravellingKv::rows(std::int64_t first, std::int64_t count) {
+  return rows_.rows(first, count);
+}
+
+KvRows TravellingKv::travelling(std::int64_t first, std::int64_t count) {
+  return travelling_ ? travelling_->rows(first, count) : rows_.rows(first, count);
+}
+
+void TravellingKv::unpack(const RowOps& row_ops, std::int64_t first, std::int64_t count) {
+  if (!travelling_) return;
+  const KvRows from = travelling(first, count);
+  const KvRows to = rows(first, count);
+  row_ops.convert(to.k_MHD, from.k_MHD);
+  row_ops.convert(to.v_MHD, from.v_MHD);
+}
+
+KvRows packed(const RowOps& row_ops, const KvRows& block, Dtype wire,
+              std::optional<KvBuffer>& memory) {
+  const TensorView& k = block.k_MHD;
+  if (wire == k.dtype) return block;
+  if (!memory) {
+    AttentionShape shape;
+    shape.head_dim = k.dim;
+    shape.value_dim = block.v_MHD.dim;
+    memory.emplace(shape, k.tokens, k.heads, wire);
+  }
+  const KvRows travelling = memory->rows(0, k.tokens);
+  row_ops.convert(travelling.k_MHD, k);
+  row_ops.convert(travelling.v_MHD, block.v_MHD);
+  return travelling;
 }
 
 PartialBuffer::PartialBuffer(std::int64_t rows, std::int32_t heads, std::int32_t value_dim,

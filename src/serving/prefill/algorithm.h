@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "contextile/serving/prefill.h"
@@ -18,6 +19,7 @@ struct PrefillContext {
   const PrefillGeometry& geometry;
   AttentionShape shape;
   Dtype wire = Dtype::kF32;
+  Dtype kv_wire = Dtype::kF32;
 
   [[nodiscard]] std::int32_t num_ranks() const { return transport.size(); }
   [[nodiscard]] Rank me() const { return transport.rank(); }
@@ -45,12 +47,33 @@ class PrefillAlgorithm {
 class KvBuffer {
  public:
   KvBuffer(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads);
+  // The same with elements of another dtype.
+  KvBuffer(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads, Dtype dtype);
   [[nodiscard]] KvRows rows(std::int64_t first, std::int64_t count);
 
  private:
   HostTensor k_;
   HostTensor v_;
 };
+
+// Keys and values that travel as `wire` and are computed with as the shape's dtype.
+class TravellingKv {
+ public:
+  TravellingKv(const AttentionShape& shape, std::int64_t rows, std::int32_t kv_heads, Dtype wire);
+
+  [[nodiscard]] KvRows rows(std::int64_t first, std::int64_t count);
+  [[nodiscard]] KvRows travelling(std::int64_t first, std::int64_t count);
+  // Converts rows that have arrived.
+  void unpack(const RowOps& row_ops, std::int64_t first, std::int64_t count);
+
+ private:
+  KvBuffer rows_;
+  std::optional<KvBuffer> travelling_;  // if the dtypes differ
+};
+
+// Returns a rank's block as it travels: itself, or its copy in `memory` if the dtypes differ.
+[[nodiscard]] KvRows packed(const RowOps& row_ops, const KvRows& block, Dtype wire,
+                            std::optional<KvBuffer>& memory);
 
 // Results that travel, with O as `wire`.
 class PartialBuffer {

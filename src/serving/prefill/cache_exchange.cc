@@ -51,7 +51,7 @@ CacheExchange::CacheExchange(const PrefillGeometry& geometry, Rank rank, const P
 void CacheExchange::check_tables() const { CONTEXTILE_CHECK(!short_table_, "{}", *short_table_); }
 
 NewKv CacheExchange::run(Transport& transport, const AttentionShape& shape, const TensorView& k_THD,
-                         const TensorView& v_THD) const {
+                         const TensorView& v_THD, Dtype wire) const {
   std::int64_t rows = 0;
   NewKv kept;
   for (const auto& slots : slots_from_) {
@@ -60,29 +60,45 @@ NewKv CacheExchange::run(Transport& transport, const AttentionShape& shape, cons
   }
   kept.k_THD = HostTensor(shape.dtype, rows, shape.kv_heads, shape.head_dim);
   kept.v_THD = HostTensor(shape.dtype, rows, shape.kv_heads, shape.value_dim);
+  KvBuffer arriving(shape, wire == shape.dtype ? 0 : rows, shape.kv_heads, wire);
+  const auto kept_rows = [&](std::int64_t first, std::int64_t count) -> KvRows {
+    return {slice(kept.k_THD.view(), first, count, 0, shape.kv_heads),
+            slice(kept.v_THD.view(), first, count, 0, shape.kv_heads)};
+  };
   std::vector<KvBuffer> packed;
   std::vector<Message> sends;
   std::vector<Message> receives;
+  std::vector<Range> arrivals;  // rows of other ranks
   std::int64_t first = 0;
   for (std::int32_t peer = 0; peer < transport.size(); ++peer) {
     const std::vector<std::int64_t>& mine = rows_for_[static_cast<std::size_t>(peer)];
     const std::int64_t theirs = std::ssize(slots_from_[static_cast<std::size_t>(peer)]);
-    const KvRows into = {slice(kept.k_THD.view(), first, theirs, 0, shape.kv_heads),
-                         slice(kept.v_THD.view(), first, theirs, 0, shape.kv_heads)};
     const bool is_me = Rank(peer) == transport.rank();
-    if (!is_me) packed.emplace_back(shape, std::ssize(mine), shape.kv_heads);
-    const KvRows from = is_me ? into : packed.back().rows(0, std::ssize(mine));
+    if (!is_me) packed.emplace_back(shape, std::ssize(mine), shape.kv_heads, wire);
+    const KvRows from = is_me ? kept_rows(first, theirs) : packed.back().rows(0, std::ssize(mine));
     for (std::size_t n = 0; n < mine.size(); ++n) {
       copy_row(from.k_MHD, static_cast<std::int64_t>(n), k_THD, mine[n]);
       copy_row(from.v_MHD, static_cast<std::int64_t>(n), v_THD, mine[n]);
     }
     if (!is_me) {
       sends.push_back(message_of(Rank(peer), from));
-      receives.push_back(message_of(Rank(peer), into));
+      receives.push_back(message_of(Rank(peer), wire == shape.dtype
+                                                    ? kept_rows(first, theirs)
+                                                    : arriving.rows(first, theirs)));
+      arrivals.push_back({first, first + theirs});
     }
     first += theirs;
   }
   transport.wait(transport.launch(sends, receives));
+  if (wire == shape.dtype) return kept;
+  for (const Range& range : arrivals) {
+    const KvRows to = kept_rows(range.begin, range.size());
+    const KvRows from = arriving.rows(range.begin, range.size());
+    for (std::int64_t n = 0; n < range.size(); ++n) {
+      copy_row(to.k_MHD, n, from.k_MHD, n);
+      copy_row(to.v_MHD, n, from.v_MHD, n);
+    }
+  }
   return kept;
 }
 

@@ -18,8 +18,9 @@ class CacheExchange {
 
   // Throws InvalidArgument unless the tables have places for all new tokens.
   void check_tables() const;
+  // wire: of rows that are sent.
   [[nodiscard]] NewKv run(Transport& transport, const AttentionShape& shape,
-                          const TensorView& k_THD, const TensorView& v_THD) const;
+                          const TensorView& k_THD, const TensorView& v_THD, Dtype wire) const;
 
  private:
   std::optional<std::string> short_table_;

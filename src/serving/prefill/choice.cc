@@ -24,8 +24,13 @@ void check_rates(const PrefillRates& rates) {
 class LayerTimes {
  public:
   LayerTimes(const PrefillWork& work, const AttentionShape& shape, const PrefillRates& rates,
-             Dtype wire)
-      : work_(work), shape_(shape), rates_(rates), wire_(wire), ranks_(work.num_ranks) {}
+             Dtype wire, Dtype kv_wire)
+      : work_(work),
+        shape_(shape),
+        rates_(rates),
+        wire_(wire),
+        kv_wire_(kv_wire),
+        ranks_(work.num_ranks) {}
 
   // A rank starts step j when it has block j and has computed block j - 1. The rank that has a
   // block hands it on when the block before has gone.
@@ -119,7 +124,7 @@ class LayerTimes {
   }
   [[nodiscard]] std::int64_t kv_bytes(std::int32_t rank) const {
     return work_.kv_rows[at(rank)] * shape_.kv_heads * (shape_.head_dim + shape_.value_dim) *
-           bytes_per_element(shape_.dtype);
+           bytes_per_element(kv_wire_);
   }
   [[nodiscard]] std::int64_t row_bytes() const {  // of a result, all heads
     return shape_.q_heads * (shape_.value_dim * bytes_per_element(wire_) + 4);
@@ -135,6 +140,7 @@ class LayerTimes {
   const AttentionShape& shape_;
   const PrefillRates& rates_;
   Dtype wire_;
+  Dtype kv_wire_;
   std::int32_t ranks_;
 };
 
@@ -197,9 +203,9 @@ PrefillMode choose_prefill_mode(std::int64_t new_tokens, std::int64_t cached_tok
 }
 
 double simulate_prefill_s(PrefillMode mode, const PrefillWork& work, const AttentionShape& shape,
-                          const PrefillRates& rates, Dtype wire) {
+                          const PrefillRates& rates, Dtype wire, std::optional<Dtype> kv_wire) {
   check_rates(rates);
-  const LayerTimes times(work, shape, rates, wire);
+  const LayerTimes times(work, shape, rates, wire, kv_wire.value_or(shape.dtype));
   switch (mode) {
     case PrefillMode::kPassKv:
       return times.pass_kv();
@@ -215,10 +221,10 @@ double simulate_prefill_s(PrefillMode mode, const PrefillWork& work, const Atten
 
 PrefillMode simulated_prefill_mode(std::span<const PrefillMode> modes, const PrefillWork& work,
                                    const AttentionShape& shape, const PrefillRates& rates,
-                                   Dtype wire) {
+                                   Dtype wire, std::optional<Dtype> kv_wire) {
   CONTEXTILE_CHECK(!modes.empty(), "prefill: expected at least one mode, found none");
   return *std::ranges::min_element(modes, {}, [&](PrefillMode mode) {
-    return simulate_prefill_s(mode, work, shape, rates, wire);
+    return simulate_prefill_s(mode, work, shape, rates, wire, kv_wire);
   });
 }
 

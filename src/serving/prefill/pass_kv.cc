@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernel/row_ops.h"
 #include "serving/prefill/algorithm.h"
 
 namespace contextile {
@@ -19,23 +20,28 @@ class PassKv : public PrefillAlgorithm {
       most = std::max(most, context.geometry.num_kv_rows(Rank(r)));
     }
     for (std::int32_t i = 0; i < std::min(context.num_ranks() - 1, 2); ++i) {
-      visiting_.emplace_back(context.shape, most, context.shape.kv_heads);
+      visiting_.emplace_back(context.shape, most, context.shape.kv_heads, context.kv_wire);
     }
   }
 
   void attend(const TensorView& q_THD, const KvRows& kv, const PartialOutput& out) override {
     Transport& transport = context_.transport;
     const std::int32_t last = context_.num_ranks() - 1;
+    const RowOps& row_ops = context_.kernel.row_ops();
     KvRows block = kv;
+    KvRows sent = last > 0 ? packed(row_ops, kv, context_.kv_wire, own_) : kv;
     for (std::int32_t step = 0; step < last; ++step) {
-      const KvRows next = visiting_[static_cast<std::size_t>(step % 2)].rows(
-          0, context_.geometry.num_kv_rows(context_.rank_after(-step - 1)));
-      const Message send = message_of(context_.rank_after(1), block);
+      TravellingKv& visitor = visiting_[static_cast<std::size_t>(step % 2)];
+      const std::int64_t rows = context_.geometry.num_kv_rows(context_.rank_after(-step - 1));
+      const KvRows next = visitor.travelling(0, rows);
+      const Message send = message_of(context_.rank_after(1), sent);
       const Message receive = message_of(context_.rank_after(-1), next);
       const std::int64_t ticket = transport.launch({&send, 1}, {&receive, 1});
       compute(step, q_THD, block, out);
       transport.wait(ticket);
-      block = next;
+      visitor.unpack(row_ops, 0, rows);
+      block = visitor.rows(0, rows);
+      sent = next;
     }
     compute(last, q_THD, block, out);
   }
@@ -51,7 +57,8 @@ class PassKv : public PrefillAlgorithm {
 
   PrefillContext context_;
   PrefillTiles tiles_;
-  std::vector<KvBuffer> visiting_;
+  std::optional<KvBuffer> own_;  // as it travels
+  std::vector<TravellingKv> visiting_;
 };
 
 }  // namespace

@@ -66,13 +66,15 @@ std::string text_of(std::span<const PrefillSequence> sequences) {
 
 void check_same_calls(Transport& transport, const PrefillBatch& batch, const AttentionShape& shape,
                       const PrefillOptions& options) {
-  const std::array<Setting, 7> settings = {{{"layout", text_of(batch.layout)},
+  const Dtype kv_wire = options.kv_wire.value_or(shape.dtype);
+  const std::array<Setting, 8> settings = {{{"layout", text_of(batch.layout)},
                                             {"sequences", text_of(batch.sequences)},
                                             {"chunks", std::string(to_string(batch.chunks))},
                                             {"mask", to_string(batch.mask)},
                                             {"shape", text_of(shape)},
                                             {"mode", std::string(to_string(options.mode))},
-                                            {"wire", std::string(to_string(options.wire))}}};
+                                            {"wire", std::string(to_string(options.wire))},
+                                            {"kv_wire", std::string(to_string(kv_wire))}}};
   check_same_settings(transport, "prefill", settings);
 }
 
@@ -113,7 +115,7 @@ PrefillMode parse_prefill_mode(std::string_view text) {
 }
 
 std::int64_t prefill_bytes(PrefillMode mode, const PrefillWork& work, Rank rank,
-                           const AttentionShape& shape, Dtype wire) {
+                           const AttentionShape& shape, Dtype wire, std::optional<Dtype> kv_wire) {
   const std::int64_t peers = work.num_ranks - 1;
   const std::size_t next = (rank.index() + 1) % static_cast<std::size_t>(work.num_ranks);
   const std::int64_t all_q = std::accumulate(work.q_rows.begin(), work.q_rows.end(), 0LL);
@@ -122,7 +124,8 @@ std::int64_t prefill_bytes(PrefillMode mode, const PrefillWork& work, Rank rank,
   const std::int64_t kv = work.kv_rows[rank.index()];
   const std::int64_t element = bytes_per_element(shape.dtype);
   const std::int64_t q_bytes = shape.head_dim * element;  // of a head
-  const std::int64_t kv_bytes = (shape.head_dim + shape.value_dim) * element;
+  const std::int64_t kv_bytes =
+      (shape.head_dim + shape.value_dim) * bytes_per_element(kv_wire.value_or(shape.dtype));
   const std::int64_t o_bytes = shape.value_dim * bytes_per_element(wire) + 4;
   switch (mode) {
     case PrefillMode::kPassKv:
@@ -153,8 +156,9 @@ struct PreparedPrefill {
         block(shape, geometry.num_kv_rows(transport.rank()), shape.kv_heads),
         num_rows(geometry.num_q_rows(transport.rank())),
         cache_exchange(geometry, transport.rank(), batch),
-        algorithm(entry_of(options.mode).make({transport, kernel, geometry, shape, options.wire})) {
-  }
+        kv_wire(options.kv_wire.value_or(shape.dtype)),
+        algorithm(entry_of(options.mode)
+                      .make({transport, kernel, geometry, shape, options.wire, kv_wire})) {}
 
   KvLayout layout;
   AttentionShape shape;
@@ -163,6 +167,7 @@ struct PreparedPrefill {
   KvBuffer block;  // this rank's keys and values
   std::int64_t num_rows;
   CacheExchange cache_exchange;
+  Dtype kv_wire;
   std::unique_ptr<PrefillAlgorithm> algorithm;
 };
 
@@ -245,7 +250,7 @@ NewKv PrefillGroup::to_cache(const TensorView& k_THD, const TensorView& v_THD) {
   PreparedPrefill& batch = state_->batch();
   batch.cache_exchange.check_tables();
   check_new_kv(batch.shape, batch.num_rows, k_THD, v_THD);
-  return batch.cache_exchange.run(state_->transport, batch.shape, k_THD, v_THD);
+  return batch.cache_exchange.run(state_->transport, batch.shape, k_THD, v_THD, batch.kv_wire);
 }
 
 }  // namespace contextile

@@ -285,7 +285,7 @@ NewKv PlannedPrefill::to_cache(const TensorView& k_THD, const TensorView& v_THD)
   CONTEXTILE_CHECK(state.cache_exchange, "prefill plan: expected a batch (prepare), found none");
   state.cache_exchange->check_tables();
   check_new_kv(state.shape, state.rows.num_fresh, k_THD, v_THD);
-  return state.cache_exchange->run(state.transport, state.shape, k_THD, v_THD);
+  return state.cache_exchange->run(state.transport, state.shape, k_THD, v_THD, state.shape.dtype);
 }
 
 ExecutionStats PlannedPrefill::last_stats() const { return state_->executor.last_stats(); }

@@ -24,7 +24,7 @@ class Ulysses : public PrefillAlgorithm {
                context.ranks(), context.ranks()),
         own_q_(context.shape.dtype, num_rows(), context.shape.q_heads, context.shape.head_dim),
         all_q_(context.shape.dtype, first_q_row_.back(), q_heads_, context.shape.head_dim),
-        all_kv_(context.shape, first_kv_row_.back(), kv_heads_),
+        all_kv_(context.shape, first_kv_row_.back(), kv_heads_, context.kv_wire),
         all_out_(first_q_row_.back(), q_heads_, context.shape.value_dim, context.wire),
         own_out_(num_rows(), context.shape.q_heads, context.shape.value_dim, context.wire) {}
 
@@ -88,17 +88,25 @@ class Ulysses : public PrefillAlgorithm {
       message.segments.push_back(segment_of(q));
       return message;
     };
+    const KvRows sent =
+        context_.num_ranks() > 1 ? packed(row_ops, kv, context_.kv_wire, own_kv_) : kv;
     for (std::int32_t step = 1; step < context_.num_ranks(); ++step) {
       const Rank to = context_.rank_after(step);
       const Rank from = context_.rank_after(-step);
-      sends.push_back(message(to, heads_for(to, own_q_.view()), heads_for(to, kv)));
-      receives.push_back(message(from, queries_of(from), keys_of(from)));
+      sends.push_back(message(to, heads_for(to, own_q_.view()), heads_for(to, sent)));
+      receives.push_back(message(
+          from, queries_of(from),
+          all_kv_.travelling(first_kv_row_[from.index()], context_.geometry.num_kv_rows(from))));
     }
     const std::int64_t ticket = context_.transport.launch(sends, receives);
     row_ops.convert(queries_of(me), heads_for(me, q_THD));
     row_ops.convert(keys_of(me).k_MHD, heads_for(me, kv).k_MHD);
     row_ops.convert(keys_of(me).v_MHD, heads_for(me, kv).v_MHD);
     context_.transport.wait(ticket);
+    for (std::int32_t step = 1; step < context_.num_ranks(); ++step) {
+      const Rank from = context_.rank_after(-step);
+      all_kv_.unpack(row_ops, first_kv_row_[from.index()], context_.geometry.num_kv_rows(from));
+    }
   }
 
   void exchange_outputs() {
@@ -134,7 +142,8 @@ class Ulysses : public PrefillAlgorithm {
   PrefillTiles tiles_;
   HostTensor own_q_;
   HostTensor all_q_;
-  KvBuffer all_kv_;
+  TravellingKv all_kv_;
+  std::optional<KvBuffer> own_kv_;  // as it travels
   PartialBuffer all_out_;
   PartialBuffer own_out_;
 };

@@ -285,20 +285,26 @@ TEST(SharedPrompt, SendsWhatTheModeSays) {
   shape.kv_heads = config.kv_heads;
   shape.head_dim = shape.value_dim = config.head_dim;
   shape.dtype = Dtype::kF32;
-  for (const PrefillMode mode :
-       {PrefillMode::kPassKv, PrefillMode::kPassQ, PrefillMode::kAllGather}) {
+  const auto check = [&](PrefillMode mode, KvDtype dtype, Dtype kv_wire) {
     DecoderOptions options;
     options.prefill.mode = mode;
+    options.kv_dtype = dtype;
     const Ran ran = run(config, {4, 4, 4}, options, tokens, chunks);
     for (std::int32_t r = 0; r < 4; ++r) {
       // A rank has 16 rows, in chunks of 8 of which each rank keeps 2: 12 go to others.
-      const std::int64_t to_cache = 12 * 2 * 2 * 8 * 4;
+      const std::int64_t to_cache = 12 * 2 * 2 * 8 * bytes_per_element(dtype);
       const std::int64_t sent = ran.traffic[static_cast<std::size_t>(r)].prefill_bytes;
-      const std::int64_t layer = prefill_bytes(mode, work, Rank(r), shape) + to_cache;
+      const std::int64_t layer =
+          prefill_bytes(mode, work, Rank(r), shape, Dtype::kF32, kv_wire) + to_cache;
       EXPECT_GE(sent, config.num_layers * layer);
       EXPECT_LT(sent, config.num_layers * layer + 4096) << "beside the comparison of calls";
       EXPECT_EQ(ran.traffic[static_cast<std::size_t>(r)].reduction_bytes, 0);
     }
+  };
+  for (const PrefillMode mode : {PrefillMode::kPassKv, PrefillMode::kPassQ, PrefillMode::kAllGather,
+                                 PrefillMode::kUlysses}) {
+    check(mode, KvDtype::kF32, Dtype::kF32);
+    check(mode, KvDtype::kBf16, Dtype::kBf16);
   }
 }
 

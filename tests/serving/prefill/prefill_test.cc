@@ -31,7 +31,8 @@ bool ulysses_fits(std::int32_t kv_heads, std::int32_t ranks) {
 }
 
 // Compares every mode with fp64, and its bytes with the formulas.
-void check_modes(const TestBatch& test, double bound, Dtype wire = Dtype::kF32) {
+void check_modes(const TestBatch& test, double bound, Dtype wire = Dtype::kF32,
+                 std::optional<Dtype> kv_wire = {}) {
   const TestBatch::Result expected = test.expected();
   const PrefillWork work = prefill_work(test.batch());
   const std::int32_t ranks = work.num_ranks;
@@ -41,13 +42,17 @@ void check_modes(const TestBatch& test, double bound, Dtype wire = Dtype::kF32) 
     SCOPED_TRACE(fmt::format("{} ranks, interleave {}, {} KV heads, {}, {}", ranks,
                              test.batch().layout.interleave, test.shape().kv_heads,
                              to_string(test.batch().mask), to_string(mode)));
-    const PrefillFound found = prefill(test, {mode, wire});
+    const PrefillFound found = prefill(test, {mode, wire, kv_wire});
     EXPECT_LT(difference(found.result, expected), bound);
+    const bool rounds = kv_wire && *kv_wire != test.shape().dtype && mode != PrefillMode::kPassQ;
+    if (rounds && ranks > 1) {
+      EXPECT_GT(difference(found.result, expected), 0x1p-14);
+    }
     if (!first) first = found.result;
     EXPECT_LT(difference(found.result, *first), 2 * bound);
     for (std::int32_t r = 0; r < ranks; ++r) {
       EXPECT_EQ(found.sent_bytes[static_cast<std::size_t>(r)],
-                prefill_bytes(mode, work, Rank(r), test.shape(), wire));
+                prefill_bytes(mode, work, Rank(r), test.shape(), wire, kv_wire));
     }
   }
 }
@@ -92,6 +97,13 @@ TEST(Prefill, HalfPrecision) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const double bound = 2e-6 + 2 * weight_rounding(preferred_kernel(dtype).weight_dtype(dtype));
     check_modes(TestBatch({4, 1, 4}, shape_of(2, dtype), kUnevenLengths), bound);
+  }
+}
+
+TEST(Prefill, KeysThatTravelInHalfPrecision) {
+  for (const std::int32_t kv_heads : {2, 24}) {
+    check_modes(TestBatch({4, 1, 4}, shape_of(kv_heads), kUnevenLengths), 0x1p-6, Dtype::kF32,
+                Dtype::kBf16);
   }
 }
 
