@@ -138,7 +138,11 @@ std::int64_t longest_first_max(std::vector<std::int64_t> sizes, std::int32_t par
 }
 
 std::int64_t work_bound(std::vector<std::int64_t> weights, std::int32_t parts, double eps) {
-  const std::int64_t share = share_with(eps, sum_of(weights), parts);
+  const std::int64_t sum = sum_of(weights);
+  const std::int64_t share = share_with(eps, sum, parts);
+  if (weights.empty()) return share;
+  // A weight joins the part with the least load, at most the mean, so packing stays below this sum.
+  if (sum / parts + std::ranges::max(weights) <= share) return share;
   return std::max(share, longest_first_max(std::move(weights), parts));
 }
 

@@ -18,6 +18,15 @@ using GridVertexId = Id<struct GridVertexTag>;  // the blocks in their order, th
 // node_weight times as much for every node beyond the first.
 class PinnedGrid {
  public:
+  using NetId = Id<struct PinnedNetTag>;
+  // A tile with what it takes to find the change of cost of its moves.
+  struct TileOfNets {
+    GridVertexId vertex;
+    NetId row;
+    NetId column;
+    std::int64_t weight = 0;
+  };
+
   // The partition must fit the grid. Both must outlive this object, which moves vertices in the
   // partition.
   PinnedGrid(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition);
@@ -34,28 +43,44 @@ class PinnedGrid {
   // Returns the change of cost, in weighted bytes, if the vertex moved to another device.
   // O(its nets).
   [[nodiscard]] std::int64_t delta(GridVertexId v, Rank to) const;
+  // Returns the same for a tile on `from`, without looking up its nets and its device.
+  [[nodiscard]] std::int64_t delta(const TileOfNets& tile, Rank from, Rank to) const {
+    return delta(tile.row, from, to) + delta(tile.column, from, to);
+  }
+  [[nodiscard]] TileOfNets with_nets(GridVertexId tile) const;
   // Returns the same for each of `to`, in their order.
   void find_deltas(GridVertexId v, std::span<const Rank> to,
                    std::vector<std::int64_t>& deltas) const;
   void move(GridVertexId v, Rank to);
-  // Appends the devices that have pins of the vertex's nets, with repetitions.
-  // O(nodes + devices of the nodes that have pins) per net.
+  // Returns true if a move of the vertex may lower the cost: it is the only pin of a net on its
+  // device.
+  [[nodiscard]] bool can_gain(GridVertexId v) const;
+  // Appends the devices that have pins of the vertex's nets, with repetitions, ascending per net.
   void append_devices(GridVertexId v, std::vector<Rank>& devices) const;
 
  private:
-  using NetId = Id<struct PinnedNetTag>;
+  // The pins of a net on 64 consecutive devices, as bits: `any` has the devices with pins, `single`
+  // those with only one.
+  struct Lanes {
+    std::uint64_t any = 0;
+    std::uint64_t single = 0;
+  };
 
   [[nodiscard]] bool is_block(GridVertexId v) const { return v.value < num_blocks(); }
   [[nodiscard]] const GridTile& tile(GridVertexId v) const {
     return grid_.tiles[TileId{v.value - num_blocks()}];
   }
-  [[nodiscard]] std::int32_t node(Rank device) const {
-    return device.value / spec_.devices_per_node;
+  [[nodiscard]] std::int32_t node(Rank device) const { return node_of_[device]; }
+  [[nodiscard]] static std::uint64_t bit(Rank device) {
+    return std::uint64_t{1} << (static_cast<std::uint32_t>(device.value) % 64);
+  }
+  [[nodiscard]] Lanes& lanes(NetId net, Rank device) {
+    return lanes_[net.index() * num_words_ + device.index() / 64];
+  }
+  [[nodiscard]] const Lanes& lanes(NetId net, Rank device) const {
+    return lanes_[net.index() * num_words_ + device.index() / 64];
   }
   [[nodiscard]] std::int32_t& pins(NetId net, Rank device) {
-    return pins_[net.index() * num_devices_ + device.index()];
-  }
-  [[nodiscard]] std::int32_t pins(NetId net, Rank device) const {
     return pins_[net.index() * num_devices_ + device.index()];
   }
   [[nodiscard]] std::int32_t& reached(NetId net, std::int32_t node) {
@@ -66,8 +91,19 @@ class PinnedGrid {
   }
   template <typename Visit>
   void for_each_net(GridVertexId v, const Visit& visit) const;
-  template <typename Visit>
-  void for_each_delta(NetId net, Rank from, std::span<const Rank> to, const Visit& visit) const;
+  // Returns the change of the net's cost if a vertex moved. If the vertex is the only one of the
+  // device it leaves, that device counts as one without pins.
+  [[nodiscard]] std::int64_t delta(NetId net, Rank from, Rank to) const {
+    const bool leaves = (lanes(net, from).single & bit(from)) != 0;
+    const bool joins = to == from || (lanes(net, to).any & bit(to)) == 0;
+    std::int64_t units = static_cast<int>(joins) - static_cast<int>(leaves);
+    if (const std::int32_t new_node = node(to); new_node != node(from)) {
+      const bool joins_node = reached(net, new_node) == 0;
+      const bool leaves_node = leaves && reached(net, node(from)) == 1;
+      units += spec_.node_weight * (static_cast<int>(joins_node) - static_cast<int>(leaves_node));
+    }
+    return bytes_[net] * units;
+  }
   void add_pin(NetId net, Rank device);
   void remove_pin(NetId net, Rank device);
 
@@ -79,9 +115,13 @@ class PinnedGrid {
   IdVector<NetId, std::int64_t> bytes_;  // rows of group 0, 1, …, then columns, each in the order
                                          // of blocks
   // Dense tables make the cost of a move a few look-ups: the pins of each net on each device, and
-  // the devices of each node that have any.
+  // the devices of each node that have any. The lanes say what a change of cost needs to know of
+  // the pins in a small part of their memory.
   std::vector<std::int32_t> pins_;
   std::vector<std::int32_t> reached_;
+  std::vector<Lanes> lanes_;
+  std::size_t num_words_;  // lanes of a net
+  IdVector<Rank, std::int32_t> node_of_;
 };
 
 }  // namespace contextile

@@ -28,9 +28,12 @@ Rebalance::Rebalance(PinnedGrid& grid, std::vector<GridVertexId> vertices, const
       parts_(parts),
       load_(parts.ids()),
       device_load_(IdRange<Rank>(parts.count * parts.devices)) {
+  for (const Rank device : device_load_.ids()) {
+    part_of_.push_back(GridPartId{device.value / parts.devices});
+  }
   for (const GridVertexId v : vertices_) {
     const Rank device = grid_.device(v);
-    load_[parts_.of(device)] += grid_.weight(v);
+    load_[part_of(device)] += grid_.weight(v);
     device_load_[Rank{device.value - parts_.first_device.value}] += grid_.weight(v);
   }
 }
@@ -58,12 +61,16 @@ std::vector<GridPartId> Rebalance::above_limit() const {
   return above;
 }
 
-Rebalance::PartLists Rebalance::by_part() const {
-  PartLists lists(parts_.ids());
-  for (const GridVertexId v : vertices_) lists[parts_.of(grid_.device(v))].push_back(v);
-  for (std::vector<GridVertexId>& list : lists) {
-    std::ranges::stable_sort(list, {}, [this](GridVertexId v) { return grid_.weight(v); });
+Rebalance::PartLists Rebalance::by_part() {
+  if (lightest_first_.empty()) {
+    std::vector<std::pair<std::int64_t, GridVertexId>> weighed;
+    weighed.reserve(vertices_.size());
+    for (const GridVertexId v : vertices_) weighed.emplace_back(grid_.weight(v), v);
+    std::ranges::stable_sort(weighed, {}, [](const auto& one) { return one.first; });
+    for (const auto& [weight, v] : weighed) lightest_first_.push_back(v);
   }
+  PartLists lists(parts_.ids());
+  for (const GridVertexId v : lightest_first_) lists[part_of(grid_.device(v))].push_back(v);
   return lists;
 }
 
@@ -71,8 +78,8 @@ void Rebalance::move(GridVertexId v, Rank to) {
   const std::int64_t weight = grid_.weight(v);
   const std::int32_t first = parts_.first_device.value;
   const Rank from = grid_.device(v);
-  load_[parts_.of(from)] -= weight;
-  load_[parts_.of(to)] += weight;
+  load_[part_of(from)] -= weight;
+  load_[part_of(to)] += weight;
   device_load_[Rank{from.value - first}] -= weight;
   device_load_[Rank{to.value - first}] += weight;
   grid_.move(v, to);
@@ -108,19 +115,19 @@ void Rebalance::find_targets(GridVertexId v, GridPartId from) {
   }
   const std::int64_t most = limit_ - grid_.weight(v);
   std::erase_if(targets_, [&](Rank d) {
-    return !parts_.holds(d) || parts_.of(d) == from || load_[parts_.of(d)] > most;
+    return !parts_.holds(d) || part_of(d) == from || load_[part_of(d)] > most;
   });
 }
 
 Rebalance::Move Rebalance::best_move(GridVertexId v) {
-  const GridPartId from = parts_.of(grid_.device(v));
+  const GridPartId from = part_of(grid_.device(v));
   Move best{.vertex = v};
   find_targets(v, from);
   grid_.find_deltas(v, targets_, deltas_);
   std::tuple<std::int64_t, std::int64_t, std::int64_t, Rank> least;
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     const Rank to = targets_[i];
-    const std::tuple candidate(deltas_[i], load_[parts_.of(to)],
+    const std::tuple candidate(deltas_[i], load_[part_of(to)],
                                device_load_[Rank{to.value - parts_.first_device.value}], to);
     if (best.to.valid() && candidate >= least) continue;
     least = candidate;
@@ -197,7 +204,7 @@ bool Rebalance::swap_out(GridPartId part, PartLists& lists) {
     move(swap.out, to);
     move(swap.in, from);
     relist(swap.out, part, lists);
-    relist(swap.in, parts_.of(to), lists);
+    relist(swap.in, part_of(to), lists);
     progress = true;
   }
   return progress;
@@ -209,11 +216,21 @@ void Rebalance::relist(GridVertexId v, GridPartId from, PartLists& lists) const 
   const auto order = [this](GridVertexId u) { return std::pair(grid_.weight(u), u); };
   std::vector<GridVertexId>& left = lists[from];
   left.erase(std::ranges::lower_bound(left, order(v), {}, order));
-  std::vector<GridVertexId>& joined = lists[parts_.of(grid_.device(v))];
+  std::vector<GridVertexId>& joined = lists[part_of(grid_.device(v))];
   joined.insert(std::ranges::lower_bound(joined, order(v), {}, order), v);
 }
 
 // ------------------------------------------------------------------------------------- polish
+
+Rebalance::TileLists Rebalance::tiles_by_part() {
+  const PartLists lists = by_part();
+  TileLists tiles(parts_.ids());
+  for (const GridPartId p : parts_.ids()) {
+    tiles[p].reserve(lists[p].size());
+    for (const GridVertexId v : lists[p]) tiles[p].push_back(grid_.with_nets(v));
+  }
+  return tiles;
+}
 
 void Rebalance::lower_cost() {
   constexpr int kPasses = 6;
@@ -221,12 +238,13 @@ void Rebalance::lower_cost() {
   for (int pass = 0; pass < kPasses && progress; ++pass) {
     progress = false;
     for (const GridVertexId v : vertices_) progress = move_if_cheaper(v) || progress;
-    const PartLists lists = by_part();
+    const TileLists lists = tiles_by_part();
     for (const GridVertexId v : vertices_) progress = swap_if_cheaper(v, lists) || progress;
   }
 }
 
 bool Rebalance::move_if_cheaper(GridVertexId v) {
+  if (!grid_.can_gain(v)) return false;
   const Move best = best_move(v);
   if (!best.to.valid() || best.cost >= 0) return false;
   move(v, best.to);
@@ -235,8 +253,10 @@ bool Rebalance::move_if_cheaper(GridVertexId v) {
 
 // Swaps the vertex with one of a part in which it costs less. Returns false if no swap lowers the
 // cost.
-bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
+bool Rebalance::swap_if_cheaper(GridVertexId v, const TileLists& lists) {
+  if (!grid_.can_gain(v)) return false;
   const Rank from = grid_.device(v);
+  const std::int64_t weight = grid_.weight(v);
   targets_.clear();
   for (const GridPartId p : parts_.ids()) {
     targets_.push_back(Rank{parts_.first_device.value + p.value * parts_.devices});
@@ -246,14 +266,16 @@ bool Rebalance::swap_if_cheaper(GridVertexId v, const PartLists& lists) {
     const Rank to = targets_[p.index()];
     const std::int64_t gain = deltas_[p.index()];
     if (to == from || gain >= 0) continue;
-    for (const GridVertexId other : lists[p]) {
-      const std::int64_t more = grid_.weight(v) - grid_.weight(other);
-      if (grid_.device(other) != to || load_[p] + more > limit_ ||
-          load_[parts_.of(from)] - more > limit_ || gain + grid_.delta(other, from) >= 0) {
+    for (const PinnedGrid::TileOfNets& other : lists[p]) {
+      // Most candidates cost too much. They are on `to` unless they have moved since the lists.
+      if (gain + grid_.delta(other, to, from) >= 0) continue;
+      const std::int64_t more = weight - other.weight;
+      if (grid_.device(other.vertex) != to || load_[p] + more > limit_ ||
+          load_[part_of(from)] - more > limit_) {
         continue;
       }
       move(v, to);
-      move(other, from);
+      move(other.vertex, from);
       return true;
     }
   }
@@ -275,6 +297,7 @@ Rank Rebalance::cheapest_device(GridVertexId v, GridPartId part) const {
 void Rebalance::pack_longest_first() {
   std::ranges::stable_sort(vertices_, std::ranges::greater{},
                            [this](GridVertexId v) { return grid_.weight(v); });
+  lightest_first_.clear();
   IdVector<GridPartId, std::int64_t> packed(parts_.ids());
   for (const GridVertexId v : vertices_) {
     const std::int64_t least = *std::ranges::min_element(packed);
@@ -284,7 +307,7 @@ void Rebalance::pack_longest_first() {
       const Rank device = cheapest_device(v, p);
       if (!best.valid() || grid_.delta(v, device) < grid_.delta(v, best)) best = device;
     }
-    packed[parts_.of(best)] += grid_.weight(v);
+    packed[part_of(best)] += grid_.weight(v);
     move(v, best);
   }
 }
@@ -307,7 +330,7 @@ Rebalance::Counts Rebalance::packed_counts() const {
 Rebalance::Counts Rebalance::current_counts() const {
   Counts counts;
   for (const GridVertexId v : vertices_) {
-    ++counts.try_emplace(grid_.weight(v), parts_.ids()).first->second[parts_.of(grid_.device(v))];
+    ++counts.try_emplace(grid_.weight(v), parts_.ids()).first->second[part_of(grid_.device(v))];
   }
   return counts;
 }
@@ -339,7 +362,7 @@ void Rebalance::move_cheapest(std::int64_t weight, IdVector<GridPartId, std::int
   while (true) {
     Move best;
     for (const GridVertexId v : vertices_) {
-      if (grid_.weight(v) != weight || surplus[parts_.of(grid_.device(v))] <= 0) continue;
+      if (grid_.weight(v) != weight || surplus[part_of(grid_.device(v))] <= 0) continue;
       for (const GridPartId p : parts_.ids()) {
         if (surplus[p] >= 0) continue;
         const Rank to = cheapest_device(v, p);
@@ -348,8 +371,8 @@ void Rebalance::move_cheapest(std::int64_t weight, IdVector<GridPartId, std::int
       }
     }
     if (!best.to.valid()) return;
-    --surplus[parts_.of(grid_.device(best.vertex))];
-    ++surplus[parts_.of(best.to)];
+    --surplus[part_of(grid_.device(best.vertex))];
+    ++surplus[part_of(best.to)];
     move(best.vertex, best.to);
   }
 }

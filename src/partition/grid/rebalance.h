@@ -20,9 +20,6 @@ struct DeviceParts {
   std::int32_t devices = 1;  // per part
 
   [[nodiscard]] IdRange<GridPartId> ids() const { return IdRange<GridPartId>(count); }
-  [[nodiscard]] GridPartId of(Rank device) const {
-    return GridPartId{(device.value - first_device.value) / devices};
-  }
   [[nodiscard]] bool holds(Rank device) const {
     return device.value >= first_device.value &&
            device.value < first_device.value + count * devices;
@@ -45,8 +42,8 @@ class Rebalance {
   // Makes the moves that leave every part with as many vertices of each weight as packing them
   // longest first does, cheapest first. The fullest part then has longest_first_max.
   void match_packing();
-  // Makes moves and swaps that lower the cost and keep the last limit. Parts must have one device
-  // each.
+  // Makes moves and swaps that lower the cost and keep the last limit. Vertices must be tiles, and
+  // parts must have one device each.
   void lower_cost();
   [[nodiscard]] bool changed() const { return changed_; }  // true if anything has moved
 
@@ -64,10 +61,15 @@ class Rebalance {
     GridVertexId in;
   };
   using PartLists = IdVector<GridPartId, std::vector<GridVertexId>>;
+  using TileLists = IdVector<GridPartId, std::vector<PinnedGrid::TileOfNets>>;
 
+  [[nodiscard]] GridPartId part_of(Rank device) const {
+    return part_of_[Rank{device.value - parts_.first_device.value}];
+  }
   [[nodiscard]] std::int64_t over(GridPartId part) const { return load_[part] - limit_; }
   [[nodiscard]] std::vector<GridPartId> above_limit() const;
-  [[nodiscard]] PartLists by_part() const;  // lightest first
+  [[nodiscard]] PartLists by_part();  // lightest first
+  [[nodiscard]] TileLists tiles_by_part();
   void find_emptiest();
   void find_targets(GridVertexId v, GridPartId from);
   [[nodiscard]] Move best_move(GridVertexId v);
@@ -78,7 +80,7 @@ class Rebalance {
   bool swap_out(GridPartId part, PartLists& lists);
   void relist(GridVertexId v, GridPartId from, PartLists& lists) const;
   bool move_if_cheaper(GridVertexId v);
-  bool swap_if_cheaper(GridVertexId v, const PartLists& lists);
+  bool swap_if_cheaper(GridVertexId v, const TileLists& lists);
   void move(GridVertexId v, Rank to);
   // Numbers of vertices of each weight in every part, heaviest weights first.
   using Counts = std::map<std::int64_t, IdVector<GridPartId, std::int32_t>, std::greater<>>;
@@ -96,6 +98,8 @@ class Rebalance {
   bool changed_ = false;
   IdVector<GridPartId, std::int64_t> load_;
   IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
+  IdVector<Rank, GridPartId> part_of_;        // of the same devices
+  std::vector<GridVertexId> lightest_first_;  // vertices_ by weight; empty: not yet sorted
   std::vector<GridPartId> emptiest_;  // parts with the least load; empty: loads have changed since
   std::vector<Rank> targets_;         // scratch: devices that a vertex may move to
   std::vector<std::int64_t> deltas_;  // scratch: change of cost there

@@ -171,6 +171,7 @@ TEST(NestedBounds, AreThoseOfLongestFirstPackingWhereTilesAreCoarse) {
   EXPECT_EQ(work_bound({10, 1, 1}, 3, 0.1), 10);
   EXPECT_EQ(work_bound(std::vector<std::int64_t>(100, 10), 10, 0.1), 110);
   EXPECT_EQ(work_bound({}, 4, 0.1), 0);
+  EXPECT_EQ(work_bound({11, 10, 10, 10}, 2, 0.02), 21);  // the share is 20
 }
 
 TEST(PartitionGrid, IsTheSameForTheSameSeed) {

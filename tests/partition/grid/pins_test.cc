@@ -69,6 +69,10 @@ TEST(PinnedGrid, DeltasAreWhatTheCostChangesByWhileVerticesMove) {
       const Rank from = pinned.device(v);
       for (std::size_t d = 0; d < all.size(); ++d) {
         EXPECT_EQ(found[d], pinned.delta(v, all[d]));
+        EXPECT_TRUE(found[d] >= 0 || pinned.can_gain(v));
+        if (v.value >= pinned.num_blocks()) {
+          EXPECT_EQ(found[d], pinned.delta(pinned.with_nets(v), from, all[d]));
+        }
         if (all[d] == from) continue;
         pinned.move(v, all[d]);
         EXPECT_EQ(found[d], cost_of(grid, spec, partition) - before);
@@ -76,6 +80,36 @@ TEST(PinnedGrid, DeltasAreWhatTheCostChangesByWhileVerticesMove) {
       }
       pinned.move(v, any_device());
     }
+  }
+}
+
+TEST(PinnedGrid, KnowsTheDevicesOfMoreThanOneWord) {
+  Rng rng(4);
+  const AttentionGrid grid = random_grid(rng, 12);
+  GridSpec spec;
+  spec.nodes = 11;
+  spec.devices_per_node = 13;
+  GridPartition partition;
+  const auto any_device = [&] {
+    return Rank{static_cast<std::int32_t>(random_between(rng, 0, 11 * 13 - 1))};
+  };
+  for (std::size_t b = 0; b < grid.blocks.size(); ++b) partition.owner.push_back(any_device());
+  for (std::size_t t = 0; t < grid.tiles.size(); ++t) partition.device.push_back(any_device());
+  PinnedGrid pinned(grid, spec, partition);
+  for (int step = 0; step < 50; ++step) {
+    const TileId t{static_cast<std::int32_t>(random_between(rng, 0, std::ssize(grid.tiles) - 1))};
+    const GridVertexId v{pinned.num_blocks() + t.value};
+    const GridTile& tile = grid.tiles[t];
+    std::set<Rank> expected = {partition.owner[tile.row], partition.owner[tile.column]};
+    for (const TileId u : grid.tiles.ids()) {
+      const GridTile& other = grid.tiles[u];
+      const bool meets = other.row == tile.row || other.column == tile.column;
+      if (other.group == tile.group && meets) expected.insert(partition.device[u]);
+    }
+    std::vector<Rank> found;
+    pinned.append_devices(v, found);
+    EXPECT_EQ(std::set<Rank>(found.begin(), found.end()), expected);
+    pinned.move(v, any_device());
   }
 }
 
