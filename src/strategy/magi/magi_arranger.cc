@@ -137,7 +137,11 @@ class ChunkArranger {
   }
 
  private:
-  using Receivers = std::map<Rank, std::int32_t>;  // → the stage that needs the block
+  struct Receiver {
+    Rank device;
+    std::int32_t stage = 0;  // that needs the block
+  };
+  using Receivers = std::vector<Receiver>;  // by device
   // The keys that a mask's tiles need, in both directions, and the queries they use.
   struct Casts {
     std::vector<bool> attends;         // of each block: its queries have a tile
@@ -205,8 +209,11 @@ class ChunkArranger {
       const std::size_t at = tile.kv_block.index() * num_devices + tile.device.index();
       if (is_cast[at]) continue;
       is_cast[at] = true;
-      casts.receivers[tile.kv_block.index()].emplace(tile.device, tile.stage);
+      casts.receivers[tile.kv_block.index()].push_back({tile.device, tile.stage});
       ++casts.num_receivers;
+    }
+    for (Receivers& receivers : casts.receivers) {
+      std::ranges::sort(receivers, {}, &Receiver::device);
     }
     return casts;
   }
@@ -230,14 +237,18 @@ class ChunkArranger {
   [[nodiscard]] std::map<Rank, Receivers> by_relay(BlockId block,
                                                    const Receivers& receivers) const {
     std::map<Rank, Receivers> result;
+    if (!relays_) {
+      result.emplace(kInvalidRank, receivers);
+      return result;
+    }
     const Rank from = owner(block);
     for (const auto& [device, stage] : receivers) {
       Rank relay = kInvalidRank;
-      if (relays_ && node_of(device) != node_of(from)) {
+      if (node_of(device) != node_of(from)) {
         relay = Rank{node_of(device) * cluster_.devices_per_node +
                      from.value % cluster_.devices_per_node};
       }
-      result[relay][device] = stage;
+      result[relay].push_back({device, stage});
     }
     return result;
   }
@@ -255,7 +266,7 @@ class ChunkArranger {
       Rank src = owner(block);
       std::int32_t at_src = first_stage_;
       if (relay.valid()) {
-        std::int32_t first_need = served.begin()->second;
+        std::int32_t first_need = served.front().stage;
         for (const auto& [device, stage] : served) first_need = std::min(first_need, stage);
         at_src = first_need - 1;
         send(src, relay, first_stage_, at_src);
@@ -282,8 +293,8 @@ class ChunkArranger {
         hops.insert(stage + 2);
       }
       if (!relay.valid()) continue;
-      const auto own = served.find(relay);
-      if (own != served.end() && !hops.contains(own->second + 1)) hops.insert(own->second + 2);
+      const auto own = std::ranges::find(served, relay, &Receiver::device);
+      if (own != served.end() && !hops.contains(own->stage + 1)) hops.insert(own->stage + 2);
       for (const std::int32_t launch : hops) send(relay, owner(block), launch);
     }
   }

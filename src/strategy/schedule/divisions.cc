@@ -23,13 +23,23 @@ class DivisionScheduler {
         index_(problem),
         options_(options),
         stage_(problem.tiles.size(), kNotYet) {
-    for (const UnitRoute& route : problem.routes) {
+    index_.require_all();
+    std::unordered_map<std::int64_t, std::uint32_t> pairs;
+    routes_.resize(problem.routes.size());
+    for (std::size_t r = 0; r < routes_.size(); ++r) {
+      const UnitRoute& route = problem.routes[r];
       if (is_result(route.kind)) continue;
-      pair_bytes_[pair(route)] += bytes(route);
-      relayed_ = relayed_ || route.via != owner(route.block);
+      const bool by_relay = route.via != owner(route.block);
+      const auto pair =
+          pairs.try_emplace(pair_key(route), static_cast<std::uint32_t>(pairs.size())).first;
+      routes_[r] = {bytes(route), pair->second, by_relay};
+      pair_bytes_.resize(pairs.size());
+      pair_bytes_[pair->second] += routes_[r].bytes;
+      relayed_ = relayed_ || by_relay;
     }
     first_use_.assign(problem.routes.size(), kNotYet);
     last_use_.assign(problem.routes.size(), kNotYet);
+    moved_bytes_.assign(pair_bytes_.size(), 0);
   }
 
   ArrangedDirection run() {
@@ -49,8 +59,15 @@ class DivisionScheduler {
   }
 
  private:
+  // An input's route: its bytes, and the pair of devices that moves them.
+  struct InputRoute {
+    std::int64_t bytes = 0;
+    std::uint32_t pair = 0;
+    bool by_relay = false;
+  };
+
   [[nodiscard]] Rank owner(BlockId block) const { return problem_.owners[block.index()]; }
-  [[nodiscard]] std::int64_t pair(const UnitRoute& route) const {
+  [[nodiscard]] std::int64_t pair_key(const UnitRoute& route) const {
     return std::int64_t{route.via.value} * problem_.num_devices + route.device.value;
   }
   [[nodiscard]] std::int64_t bytes(const UnitRoute& route) const {
@@ -61,26 +78,24 @@ class DivisionScheduler {
     for (std::size_t t = 0; t < problem_.tiles.size(); ++t) {
       waiting_[problem_.tiles[t].device.index()].push_back(t);
     }
+    const auto place_of = [&](std::size_t t) {
+      const PlacedTile& tile = problem_.tiles[t];
+      return std::tuple(tile.q_block, tile.kv_block, tile.group);
+    };
     for (auto& mine : waiting_) {
-      std::sort(mine.begin(), mine.end(), [&](std::size_t a, std::size_t b) {
-        const PlacedTile& x = problem_.tiles[a];
-        const PlacedTile& y = problem_.tiles[b];
-        return std::tuple(x.q_block, x.kv_block, x.group) <
-               std::tuple(y.q_block, y.kv_block, y.group);
-      });
+      if (!std::ranges::is_sorted(mine, {}, place_of)) std::ranges::sort(mine, {}, place_of);
     }
   }
 
   void place(std::size_t t, std::int32_t division) {
     stage_[t] = division;
-    const PlacedTile& tile = problem_.tiles[t];
-    index_.for_each_required(tile, false, [&](std::size_t r) {
+    index_.for_each(t, false, [&](std::size_t r) {
       if (first_use_[r] != kNotYet) return;
       first_use_[r] = division;
-      moved_bytes_[pair(problem_.routes[r])] += bytes(problem_.routes[r]);
+      moved_bytes_[routes_[r].pair] += routes_[r].bytes;
     });
-    index_.for_each_required(
-        tile, true, [&](std::size_t r) { last_use_[r] = std::max(last_use_[r], division); });
+    index_.for_each(t, true,
+                    [&](std::size_t r) { last_use_[r] = std::max(last_use_[r], division); });
   }
 
   // Division 0 has the tiles that receive nothing.
@@ -88,7 +103,7 @@ class DivisionScheduler {
     for (auto& mine : waiting_) {
       std::erase_if(mine, [&](std::size_t t) {
         bool local = true;
-        index_.for_each_required(problem_.tiles[t], false, [&](std::size_t) { local = false; });
+        index_.for_each(t, false, [&](std::size_t) { local = false; });
         if (local) place(t, 0);
         return local;
       });
@@ -99,20 +114,18 @@ class DivisionScheduler {
   [[nodiscard]] bool fits(std::size_t t, std::int32_t division) {
     bool ok = true;
     added_.clear();
-    index_.for_each_required(problem_.tiles[t], false, [&](std::size_t r) {
-      const UnitRoute& needed = problem_.routes[r];
+    index_.for_each(t, false, [&](std::size_t r) {
       if (first_use_[r] != kNotYet) return;
-      if (division < 2 && needed.via != owner(needed.block)) ok = false;
-      added_.emplace_back(pair(needed), bytes(needed));
+      if (division < 2 && routes_[r].by_relay) ok = false;
+      added_.emplace_back(routes_[r].pair, routes_[r].bytes);
     });
     return ok && std::ranges::all_of(added_, [&](const auto& one) { return has_room(one.first); });
   }
 
   // Returns true if the pair may move what added_ has for it.
-  [[nodiscard]] bool has_room(std::int64_t pair) const {
-    const auto found = moved_bytes_.find(pair);
-    std::int64_t moved = found == moved_bytes_.end() ? 0 : found->second;
-    const std::int64_t total = pair_bytes_.at(pair);
+  [[nodiscard]] bool has_room(std::uint32_t pair) const {
+    std::int64_t moved = moved_bytes_[pair];
+    const std::int64_t total = pair_bytes_[pair];
     if (options_.share == PairShare::kReached) return moved * options_.divisions < total;
     for (const auto& [other, size] : added_) moved += other == pair ? size : 0;
     return moved * options_.divisions <= total;
@@ -128,7 +141,7 @@ class DivisionScheduler {
       }
       return;
     }
-    moved_bytes_.clear();
+    moved_bytes_.assign(pair_bytes_.size(), 0);
     using Load = std::pair<std::int64_t, std::size_t>;  // (pairs in the division, device)
     std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
     for (std::size_t d = 0; d < waiting_.size(); ++d) least.emplace(0, d);
@@ -194,11 +207,12 @@ class DivisionScheduler {
   const ScheduleProblem& problem_;
   RouteIndex index_;
   const DivisionOptions& options_;
-  std::vector<std::int32_t> stage_;                             // of every tile
-  std::unordered_map<std::int64_t, std::int64_t> pair_bytes_;   // total of each pair of devices
-  std::unordered_map<std::int64_t, std::int64_t> moved_bytes_;  // in the division being filled
-  std::vector<std::pair<std::int64_t, std::int64_t>> added_;    // scratch: pairs and their bytes
-  std::vector<std::vector<std::size_t>> waiting_;               // tiles of every device, in order
+  std::vector<std::int32_t> stage_;        // of every tile
+  std::vector<InputRoute> routes_;         // of the problem's input routes
+  std::vector<std::int64_t> pair_bytes_;   // total of each pair of devices
+  std::vector<std::int64_t> moved_bytes_;  // of each pair, in the division being filled
+  std::vector<std::pair<std::uint32_t, std::int64_t>> added_;  // scratch: pairs and their bytes
+  std::vector<std::vector<std::size_t>> waiting_;              // tiles of every device, in order
   std::vector<std::int32_t> first_use_;  // of every input route: the division that needs it
   std::vector<std::int32_t> last_use_;   // of every result route
   bool relayed_ = false;

@@ -43,10 +43,22 @@ void RouteIndex::index_tiles() {
     for (const bool results : {false, true}) {
       for_each_unit(tile, results, [&](Kind kind, BlockId block) {
         const std::size_t r = find(kind, block, tile.group, tile.device);
+        complete_ = complete_ && r != kNoRoute;
         if (r == kNoRoute) return;
         all.routes[static_cast<std::size_t>(all.num_inputs + all.num_results)] =
             static_cast<std::uint32_t>(r);
         ++(results ? all.num_results : all.num_inputs);
+      });
+    }
+  }
+}
+
+void RouteIndex::require_all() const {
+  if (complete_) return;
+  for (const PlacedTile& tile : problem_.tiles) {
+    for (const bool results : {false, true}) {
+      for_each_unit(tile, results, [&](Kind kind, BlockId block) {
+        static_cast<void>(at(kind, block, tile.group, tile.device));
       });
     }
   }

@@ -39,13 +39,8 @@ class RouteIndex {
       visit(static_cast<std::size_t>(all.routes[static_cast<std::size_t>(i)]));
     }
   }
-  // Does the same for any tile. Throws if a unit that the device does not own has no route.
-  template <typename Visit>
-  void for_each_required(const PlacedTile& tile, bool results, const Visit& visit) const {
-    for_each_unit(tile, results, [&](Kind kind, BlockId block) {
-      visit(at(kind, block, tile.group, tile.device));
-    });
-  }
+  // Throws if a tile needs a unit that its device neither owns nor has a route for.
+  void require_all() const;
 
  private:
   // Routes of one tile, inputs first.
@@ -73,6 +68,7 @@ class RouteIndex {
   std::vector<std::size_t> order_;
   std::vector<Rank> devices_;
   std::vector<RoutesOfTile> of_tiles_;
+  bool complete_ = true;  // every unit that a tile needs is on its device or has a route
 };
 
 // Sorts the tiles of one device, given as indices: first those that others wait for (`rank_of` 0),

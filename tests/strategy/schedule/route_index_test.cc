@@ -116,6 +116,13 @@ TEST(RouteIndex, KnowsTheRoutesOfEveryTilesInputsAndResults) {
   }
 }
 
+TEST(RouteIndex, RefusesTilesWithoutARouteOnlyIfAllAreRequired) {
+  RandomProblem random(1, Direction::kForward);
+  EXPECT_NO_THROW(RouteIndex(random.problem).require_all());
+  random.problem.routes.pop_back();
+  EXPECT_THROW(RouteIndex(random.problem).require_all(), InvalidArgument);
+}
+
 TEST(RouteIndex, RefusesTwoRoutesOfAUnitToOneDevice) {
   RandomProblem random(1, Direction::kForward);
   random.problem.routes.push_back(random.problem.routes.front());
