@@ -190,6 +190,7 @@ void FluidNetwork::find_reached() {
 // Fixes the rates at a port that is full: each of its flows without a rate gets this share.
 void FluidNetwork::fix(std::size_t port, double share) {
   for (const std::int32_t id : listed_[port]) {
+    if (waiting_[port] == 0) return;  // the rest have their rates
     std::int64_t& shared_in = shared_in_[static_cast<std::size_t>(id)];
     if (shared_in == num_share_outs_) continue;
     shared_in = num_share_outs_;

@@ -51,11 +51,13 @@ void PartRuns::add_in_any_order(std::size_t run, Range q, double computed_pairs)
   if (2 * runs_.size() >= slots_.size()) fill_slots(2 * slots_.size());
   Slot& slot = slot_of(run, q);
   if (slot.call == call_) {
+    next_ = slot.index + 1;
     runs_[slot.index].computed_pairs += computed_pairs;
     return;
   }
   slot = {call_, static_cast<std::uint32_t>(runs_.size())};
   append(run, q, computed_pairs);
+  next_ = runs_.size();
 }
 
 std::span<const PartRun> PartRuns::sorted() {

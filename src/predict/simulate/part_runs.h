@@ -33,6 +33,10 @@ class PartRuns {
         append(run, q, computed_pairs);
         return;
       }
+    } else if (next_ < runs_.size() && runs_[next_].run == run && runs_[next_].q == q) {
+      // The tiles of a query block list its ranges in the same order, one tile after another.
+      runs_[next_++].computed_pairs += computed_pairs;
+      return;
     }
     add_elsewhere(run, q, computed_pairs);
   }
@@ -59,6 +63,7 @@ class PartRuns {
   void fill_slots(std::size_t num_slots);
 
   std::vector<PartRun> runs_;
+  std::size_t next_ = 0;     // behind the run found last, unless runs came in order
   bool ascending_ = true;    // runs came in order, so slots_ has none of them
   std::vector<Slot> slots_;  // a hash table of indices into runs_
   std::uint32_t call_ = 1;
