@@ -120,6 +120,10 @@ RoundLayout layout_of(const ArrangedRound& round, std::int32_t num_devices) {
         layout.local_blocks[round.owners[static_cast<std::size_t>(b)].index()];
     layout.position.push_back(static_cast<std::int32_t>(local.size()));
     local.emplace_back(b);
+    for (std::int32_t g = 0; g < round.head_groups; ++g) {
+      layout.owner_of_unit.push_back(round.owners[static_cast<std::size_t>(b)]);
+      layout.slot_of_unit.emplace_back(layout.position.back() * round.head_groups + g);
+    }
   }
   return layout;
 }

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/parallel_for.h"
 #include "plan/lower/staging_buffers.h"
+#include "plan/lower/unit_table.h"
 
 namespace contextile {
 namespace {
@@ -36,30 +37,6 @@ struct Group {
   std::int32_t need_stage = 0;
   std::vector<std::int32_t> sends;  // indices of transfers
   std::vector<std::int32_t> recvs;
-};
-
-// For every kind and unit, the index of this device's InputCopy or Gathered. All devices share it.
-// Only touched entries are wiped, so the cost of a device depends on the units it uses.
-class UnitTable {
- public:
-  explicit UnitTable(std::size_t num_units) {
-    for (auto& of_kind : index_) of_kind.assign(num_units, -1);
-  }
-  [[nodiscard]] std::int32_t find(Kind kind, std::size_t unit) const {
-    return index_[static_cast<std::size_t>(kind)][unit];
-  }
-  void set(Kind kind, std::size_t unit, std::size_t value) {
-    index_[static_cast<std::size_t>(kind)][unit] = static_cast<std::int32_t>(value);
-    touched_.emplace_back(kind, unit);
-  }
-  void wipe() {
-    for (const auto& [kind, unit] : touched_) index_[static_cast<std::size_t>(kind)][unit] = -1;
-    touched_.clear();
-  }
-
- private:
-  std::array<std::vector<std::int32_t>, kNumKinds> index_;
-  std::vector<std::pair<Kind, std::size_t>> touched_;
 };
 
 // Lowers the tiles and transfers of one device to its program.
@@ -136,13 +113,17 @@ class DeviceLowering {
   // stage for their waits.
   void group_transfers(std::span<const std::int32_t> sends, std::span<const std::int32_t> recvs) {
     std::map<std::pair<std::int32_t, std::int32_t>, Group> groups;
+    Group* last = nullptr;
     for (const bool sending : {true, false}) {
       for (const std::int32_t i : sending ? sends : recvs) {
         const Transfer& t = transfer(i);
-        Group& group = groups[{t.launch_stage, t.need_stage}];
-        group.launch_stage = t.launch_stage;
-        group.need_stage = t.need_stage;
-        (sending ? group.sends : group.recvs).push_back(i);
+        if (last == nullptr || last->launch_stage != t.launch_stage ||
+            last->need_stage != t.need_stage) {
+          last = &groups[{t.launch_stage, t.need_stage}];
+          last->launch_stage = t.launch_stage;
+          last->need_stage = t.need_stage;
+        }
+        (sending ? last->sends : last->recvs).push_back(i);
       }
     }
     groups_.reserve(groups.size());
@@ -318,6 +299,7 @@ class DeviceLowering {
     result.holds = true;
     if (sources.size() == 1 && sources.front().slot == result.place.slot) return;  // adopted
     ReduceOp reduce{kind, layout_.block_of(unit), layout_.group_of(unit), result.place.slot, {}};
+    reduce.srcs.reserve(sources.size());
     for (const Place& source : sources) {
       reduce.srcs.push_back(source.slot);
       if (source.slot != result.place.slot) buffers_.give_back(kind, source);
@@ -329,6 +311,8 @@ class DeviceLowering {
     const Group& group = groups_[g];
     LaunchOp launch;
     launch.id = static_cast<std::int32_t>(g);
+    launch.sends.reserve(group.sends.size());
+    launch.recvs.reserve(group.recvs.size());
     for (const std::int32_t i : group.sends) launch.sends.push_back(send(i));
     for (const std::int32_t i : group.recvs) launch.recvs.push_back(receive(i));
     program_.instructions.emplace_back(std::move(launch));
@@ -448,6 +432,9 @@ template <typename RankOf>
 std::vector<std::vector<std::int32_t>> by_rank(std::size_t count, std::int32_t num_devices,
                                                RankOf rank_of) {
   std::vector<std::vector<std::int32_t>> buckets(static_cast<std::size_t>(num_devices));
+  std::vector<std::size_t> sizes(buckets.size());
+  for (std::size_t i = 0; i < count; ++i) ++sizes[rank_of(i).index()];
+  for (std::size_t r = 0; r < sizes.size(); ++r) buckets[r].reserve(sizes[r]);
   for (std::size_t i = 0; i < count; ++i) {
     buckets[rank_of(i).index()].push_back(static_cast<std::int32_t>(i));
   }
@@ -468,6 +455,9 @@ LoweredDirection lower_direction(const LoweringRequest& request) {
   const std::int32_t num_devices = request.layout->num_devices();
   const ArrangedDirection& arranged = *request.arranged;
   std::vector<std::vector<const PlacedTile*>> tiles(static_cast<std::size_t>(num_devices));
+  std::vector<std::size_t> num_tiles(tiles.size());
+  for (const PlacedTile& tile : arranged.tiles) ++num_tiles[tile.device.index()];
+  for (std::size_t r = 0; r < tiles.size(); ++r) tiles[r].reserve(num_tiles[r]);
   for (const PlacedTile& tile : arranged.tiles) tiles[tile.device.index()].push_back(&tile);
   const auto sends = by_rank(arranged.transfers.size(), num_devices,
                              [&](std::size_t i) { return arranged.transfers[i].src; });
@@ -483,7 +473,9 @@ LoweredDirection lower_direction(const LoweringRequest& request) {
     UnitTable table(static_cast<std::size_t>(request.layout->num_units()));
     for (std::int32_t r = s * share; r < std::min(num_devices, (s + 1) * share); ++r) {
       const auto at = static_cast<std::size_t>(r);
-      std::ranges::stable_sort(tiles[at], {}, &PlacedTile::stage);
+      if (!std::ranges::is_sorted(tiles[at], {}, &PlacedTile::stage)) {
+        std::ranges::stable_sort(tiles[at], {}, &PlacedTile::stage);
+      }
       DeviceLowering device(request, Rank{r}, tiles[at], table);
       lowered.programs[at] = device.run(sends[at], recvs[at], retained[at], lowered.retained_slots);
     }

@@ -17,6 +17,8 @@ struct RoundLayout {
   const ArrangedRound* round = nullptr;
   std::vector<std::vector<BlockId>> local_blocks;  // by rank, ascending
   std::vector<std::int32_t> position;              // of every block among its owner's local blocks
+  std::vector<Rank> owner_of_unit;
+  std::vector<SlotId> slot_of_unit;  // at its owner, the same for every kind
 
   [[nodiscard]] std::int32_t num_devices() const {
     return static_cast<std::int32_t>(local_blocks.size());
@@ -33,13 +35,8 @@ struct RoundLayout {
   [[nodiscard]] GroupId group_of(std::size_t unit) const {
     return GroupId{static_cast<std::int32_t>(unit % static_cast<std::size_t>(round->head_groups))};
   }
-  [[nodiscard]] Rank owner_of(std::size_t unit) const {
-    return round->owners[block_of(unit).index()];
-  }
-  // The slot of a unit at its owner, the same for every kind.
-  [[nodiscard]] SlotId owned_slot(std::size_t unit) const {
-    return SlotId{position[block_of(unit).index()] * round->head_groups + group_of(unit).value};
-  }
+  [[nodiscard]] Rank owner_of(std::size_t unit) const { return owner_of_unit[unit]; }
+  [[nodiscard]] SlotId owned_slot(std::size_t unit) const { return slot_of_unit[unit]; }
 };
 
 struct LoweringRequest {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <queue>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -47,32 +47,32 @@ class StagingBuffers {
   void give_back(Kind kind, const Place& place) {
     arenas_[static_cast<std::size_t>(kind)].release(place.offset, place.size);
   }
+  // Places that are given back for the same stage come in the order of these calls.
   void give_back_at(std::int32_t stage, Kind kind, const Place& place) {
-    if (stage != kNever) later_.push({stage, sequence_++, kind, place});
+    if (stage != kNever) later_[stage].emplace_back(kind, place);
   }
   void give_back_until(std::int32_t stage) {
-    while (!later_.empty() && later_.top().stage <= stage) {
-      give_back(later_.top().kind, later_.top().place);
-      later_.pop();
+    while (!later_.empty() && later_.begin()->first <= stage) {
+      for (const auto& [kind, place] : later_.begin()->second) give_back(kind, place);
+      later_.erase(later_.begin());
     }
   }
 
  private:
-  struct Later {
-    std::int32_t stage;
-    std::int64_t sequence;
-    Kind kind;
-    Place place;
-    bool operator<(const Later& other) const {  // the queue's top is the earliest
-      return std::pair(stage, sequence) > std::pair(other.stage, other.sequence);
+  using Extent = std::pair<std::int64_t, std::int64_t>;  // offset and size
+  struct HashOfExtent {
+    std::size_t operator()(const Extent& extent) const {
+      const auto offset = static_cast<std::uint64_t>(extent.first);
+      const auto size = static_cast<std::uint64_t>(extent.second);
+      return static_cast<std::size_t>(
+          ((offset * 0x9E3779B97F4A7C15U) ^ size) * 0xC2B2AE3D27D4EB4FU >> 16U);
     }
   };
   std::int32_t num_owned_;
   Program& program_;
   std::array<Arena, kNumKinds> arenas_;
-  std::array<std::map<std::pair<std::int64_t, std::int64_t>, std::size_t>, kNumKinds> slot_of_;
-  std::priority_queue<Later> later_;
-  std::int64_t sequence_ = 0;
+  std::array<std::unordered_map<Extent, std::size_t, HashOfExtent>, kNumKinds> slot_of_;
+  std::map<std::int32_t, std::vector<std::pair<Kind, Place>>> later_;  // by stage
 };
 
 }  // namespace contextile

@@ -43,16 +43,32 @@ void check_home(const RoundFacts& facts, Findings& findings) {
   }
 }
 
-// The index at which the tiles of each block pair begin in a list of all head groups' tiles, and
-// the end of the list.
-std::vector<std::size_t> first_tiles(const PlanRound& round, std::span<const Tile> tiles) {
-  std::vector<std::size_t> first{0};
-  first.reserve(tiles.size() + 1);
-  for (const Tile& tile : tiles) {
-    first.push_back(first.back() + static_cast<std::size_t>(round.groups_of(tile.q_block)));
+// A list of all head groups' tiles: those of each block pair together, in the order of the pairs.
+class TilesOfGroups {
+ public:
+  TilesOfGroups(const PlanRound& round, std::span<const Tile> tiles)
+      : groups_(round.block_head_groups.empty() ? static_cast<std::size_t>(round.head_groups) : 0),
+        size_(tiles.size() * groups_) {
+    if (groups_ > 0) return;
+    first_.reserve(tiles.size() + 1);
+    first_.push_back(0);
+    for (const Tile& tile : tiles) {
+      first_.push_back(first_.back() + static_cast<std::size_t>(round.groups_of(tile.q_block)));
+    }
+    size_ = first_.back();
   }
-  return first;
-}
+
+  [[nodiscard]] std::size_t size() const { return size_; }
+  // The index at which the tiles of the pair begin.
+  [[nodiscard]] std::size_t first(std::size_t pair) const {
+    return groups_ > 0 ? pair * groups_ : first_[pair];
+  }
+
+ private:
+  std::size_t groups_;  // of every pair; 0: they differ
+  std::size_t size_;
+  std::vector<std::size_t> first_;  // if they differ
+};
 
 }  // namespace
 
@@ -131,8 +147,8 @@ void check_mask_facts(const RoundFacts& facts, const MaskFacts& mask, std::int64
 
 bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const DirectionPrograms& programs,
                  const PlanPlace& place, Findings& findings) {
-  const std::vector<std::size_t> first = first_tiles(facts.round, mask.tiles());
-  const std::size_t num_wanted = first.back();
+  const TilesOfGroups wanted(facts.round, mask.tiles());
+  const std::size_t num_wanted = wanted.size();
   const auto num_listed = static_cast<std::size_t>(
       facts.round.num_tiles(static_cast<std::size_t>(place.mask), *place.direction));
   if (num_wanted > 4 * num_listed + (std::size_t{1} << 20)) {
@@ -155,7 +171,7 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
                          tile.q_block.value, tile.kv_block.value, tile.group.value, tile.pairs,
                          mask.tiles()[n].pairs);
     }
-    ++times[first[n] + tile.group.index()];
+    ++times[wanted.first(n) + tile.group.index()];
   };
   for (std::size_t r = 0; r < programs.size(); ++r) {
     const std::vector<Instruction>& instructions = programs[r]->instructions;
@@ -170,15 +186,16 @@ bool check_cover(const RoundFacts& facts, const MaskFacts& mask, const Direction
   }
   for (std::size_t n = 0; n < mask.tiles().size(); ++n) {
     const Tile& tile = mask.tiles()[n];
-    for (std::size_t i = first[n]; i < first[n + 1]; ++i) {
+    const std::size_t first = wanted.first(n);
+    for (std::size_t i = first; i < wanted.first(n + 1); ++i) {
       if (times[i] == 1) continue;
       once = false;
       if (times[i] == 0) {
         findings.cause(place, "tile ({}, {}) of group {} is never computed", tile.q_block.value,
-                       tile.kv_block.value, i - first[n]);
+                       tile.kv_block.value, i - first);
       } else {
         findings.cause(place, "tile ({}, {}) of group {} is computed {} times", tile.q_block.value,
-                       tile.kv_block.value, i - first[n], times[i]);
+                       tile.kv_block.value, i - first, times[i]);
       }
     }
   }

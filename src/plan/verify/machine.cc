@@ -74,11 +74,11 @@ void PlanMachine::run_rank(Rank rank) {
   const std::vector<Instruction>& instructions = programs_[rank.index()]->instructions;
   cursor.blocked = false;
   rank_ = rank;
+  here_ = place_.at_rank(rank.value);
   for (; cursor.instruction < instructions.size(); ++cursor.instruction) {
     const Instruction& instruction = instructions[cursor.instruction];
-    here_ =
-        place_.at_rank(rank.value)
-            .at_instruction(static_cast<std::int64_t>(cursor.instruction), op_name(instruction));
+    here_.instruction = static_cast<std::int64_t>(cursor.instruction);
+    here_.op = op_name(instruction);
     if (!std::visit([this](const auto& op) { return execute(op); }, instruction)) {
       cursor.blocked = true;
       return;

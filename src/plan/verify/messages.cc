@@ -4,7 +4,6 @@
 #include <limits>
 #include <map>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 namespace contextile {
@@ -86,12 +85,14 @@ class SideCollector {
     }
     // All units for one peer are one message: sort them together, in the order of the launch.
     const auto begin = plan_.units.begin() + static_cast<std::ptrdiff_t>(first);
-    std::stable_sort(begin, plan_.units.end(),
-                     [](const TransferEnd* a, const TransferEnd* b) { return a->peer < b->peer; });
+    const auto peer_of = [](const TransferEnd* end) { return end->peer; };
+    const auto units = std::ranges::subrange(begin, plan_.units.end());
+    if (!std::ranges::is_sorted(units, {}, peer_of)) std::ranges::stable_sort(units, {}, peer_of);
     for (std::size_t n = first; n < plan_.units.size(); ++n) {
       const Rank peer = plan_.units[n]->peer;
       if (n == first || plan_.units[n - 1]->peer != peer) {
-        plan_.sides.push_back({launch, -1, rank_, peer, is_send, n, 0});
+        plan_.sides.push_back(
+            {.launch = launch, .rank = rank_, .peer = peer, .is_send = is_send, .first = n});
       }
       ++plan_.sides.back().count;
     }
@@ -111,19 +112,42 @@ std::pair<Rank, Rank> route(const MessageSide& side) {
   return side.is_send ? std::pair(side.rank, side.peer) : std::pair(side.peer, side.rank);
 }
 
+// Returns the sides by source, then destination: the sends of a route, then its receives, each in
+// program order. It sorts by counting, first by destination and then by source, because sides are
+// many and ranks are few.
+std::vector<std::int32_t> order_by_route(const MessagePlan& plan) {
+  struct Item {
+    std::int32_t side = 0;
+    Rank src;
+  };
+  const std::size_t num_ranks = plan.events.size();
+  const auto by_dst = [](const MessageSide& side) {
+    return 2 * route(side).second.index() + (side.is_send ? 0 : 1);
+  };
+  std::vector<std::size_t> next_of_dst(2 * num_ranks + 1);
+  std::vector<std::size_t> next_of_src(num_ranks + 1);
+  for (const MessageSide& side : plan.sides) {
+    ++next_of_dst[by_dst(side) + 1];
+    ++next_of_src[route(side).first.index() + 1];
+  }
+  std::partial_sum(next_of_dst.begin(), next_of_dst.end(), next_of_dst.begin());
+  std::partial_sum(next_of_src.begin(), next_of_src.end(), next_of_src.begin());
+  std::vector<Item> items(plan.sides.size());
+  for (std::size_t n = 0; n < plan.sides.size(); ++n) {
+    const MessageSide& side = plan.sides[n];
+    items[next_of_dst[by_dst(side)]++] = {static_cast<std::int32_t>(n), route(side).first};
+  }
+  std::vector<std::int32_t> order(items.size());
+  for (const Item& item : items) order[next_of_src[item.src.index()]++] = item.side;
+  return order;
+}
+
 // Pairs the n-th message sent with the n-th expected on every route.
 void pair_sides(MessagePlan& plan) {
-  std::vector<std::int32_t> order(plan.sides.size());
-  std::iota(order.begin(), order.end(), 0);
+  const std::vector<std::int32_t> order = order_by_route(plan);
   const auto side = [&](std::int32_t n) -> MessageSide& {
     return plan.sides[static_cast<std::size_t>(n)];
   };
-  // Sides of one route come together, its sends first. The sort is stable, so each part stays in
-  // program order.
-  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-    return std::tuple(route(side(a)), !side(a).is_send) <
-           std::tuple(route(side(b)), !side(b).is_send);
-  });
   for (std::size_t begin = 0; begin < order.size();) {
     const auto [src, dst] = route(side(order[begin]));
     std::size_t middle = begin;

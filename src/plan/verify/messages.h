@@ -19,9 +19,9 @@ struct MessageSide {
   std::int32_t message = -1;  // index into MessagePlan::messages
   Rank rank;
   Rank peer;
+  std::uint32_t count = 0;  // its units in MessagePlan::units, from `first` on
   bool is_send = false;
-  std::size_t first = 0;  // its units in MessagePlan::units
-  std::size_t count = 0;
+  std::size_t first = 0;
 };
 
 struct PlannedMessage {

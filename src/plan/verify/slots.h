@@ -34,6 +34,7 @@ class SlotPool {
     std::int32_t num_sending = 0;  // transfers under way that read it
     bool receiving = false;        // a transfer under way writes it
     bool in_use = false;           // since it was written, no slot that overlaps it was written
+    bool apart = false;            // its range overlaps that of no other slot
     Gone gone = Gone::kNever;
     std::int32_t gone_at = 0;  // instruction
 
@@ -56,14 +57,18 @@ class SlotPool {
   [[nodiscard]] bool overlap(SlotId a, SlotId b) const;
 
   // Marks a staging slot's range as in use; appends the other slots that were in use on a part of
-  // it and no longer are. O(1) if the slot's own range was in use, else O(log + pushed out).
+  // it and no longer are. O(1) if the slot's own range was in use or overlaps no other, else
+  // O(log + pushed out).
   void occupy(SlotId slot, std::vector<SlotId>& pushed_out);
 
  private:
+  void find_apart();
+
   std::size_t num_owned_ = 0;
   const std::vector<StagingSlot>* staging_ = nullptr;
   std::vector<Slot> slots_;
-  std::map<std::int64_t, SlotId> in_use_;  // staging ranges in use, disjoint, by first token
+  // Staging ranges in use, disjoint, by first token; without those that overlap no other.
+  std::map<std::int64_t, SlotId> in_use_;
 };
 
 }  // namespace contextile
