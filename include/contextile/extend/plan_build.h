@@ -21,8 +21,9 @@ struct BuildOptions {
 // Lowers an arrangement: places and reuses buffers, resolves relays and travelling results, and
 // emits both directions. The digest is set unless options say otherwise. Deterministic. Throws
 // InvalidArgument naming round, mask, direction and unit when the arrangement contradicts itself (a
-// tile whose input never arrives, a transfer whose source has nothing to send, …). O(tiles +
-// transfers · log).
+// tile whose input never arrives, a transfer whose source has nothing to send, …). Throws
+// std::bad_alloc, with an estimate as its text, if the plan does not fit into the available memory.
+// O(tiles + transfers · log).
 [[nodiscard]] Plan build_plan(const Workload& workload, const Cluster& cluster,
                               const Arrangement& arrangement, const BuildOptions& options = {});
 

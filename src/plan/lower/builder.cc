@@ -5,11 +5,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/available_memory.h"
 #include "base/check.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "plan/lower/lowering.h"
+#include "plan/lower/plan_size.h"
 #include "plan/lower/wires.h"
 
 namespace contextile {
@@ -222,6 +224,7 @@ Plan build_plan(const Workload& workload, const Cluster& cluster, const Arrangem
   CONTEXTILE_CHECK(!arrangement.rounds.empty(),
                    "strategy {}: expected at least one round, found none", arrangement.strategy);
   check_partition(workload, arrangement);
+  check_memory_for_plan(arrangement, cluster.num_devices(), available_memory_bytes());
   Plan plan;
   plan.strategy = arrangement.strategy;
   plan.options = arrangement.options;
