@@ -63,6 +63,11 @@ Arrangement arrange_timed(const Strategy& strategy, const Workload& workload,
                           const Cluster& cluster, const StrategyRequest& request) {
   const std::vector<std::int64_t> sizes = timed_sizes(strategy, workload, request);
   if (sizes.empty()) return strategy.arrange(workload, cluster, request);
+  if (sizes.size() == 1) {  // there is nothing to compare
+    StrategyRequest sized = request;
+    sized.block_size = sizes.front();
+    return strategy.arrange(workload, cluster, sized);
+  }
   struct Candidate {
     Arrangement arrangement;
     double time_us = std::numeric_limits<double>::infinity();
