@@ -37,7 +37,6 @@ FluidNetwork::FluidNetwork(std::vector<double> capacity)
 std::int32_t FluidNetwork::add_stream(const FlowPath& path) {
   streams_.push_back({.path = path});
   members_.emplace_back();
-  shared_in_.push_back(0);
   reached_in_.push_back(0);
   return static_cast<std::int32_t>(streams_.size()) - 1;
 }
@@ -144,13 +143,25 @@ void FluidNetwork::note_end(std::int32_t id, std::int32_t tag, double now_us) {
   }
 }
 
+// Calls visit(id, stream) until it returns false. It prefetches the streams that come later.
+template <typename Visit>
+void FluidNetwork::for_each_stream(const std::vector<std::int32_t>& ids, const Visit& visit) {
+  constexpr std::size_t kAhead = 12;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (i + kAhead < ids.size()) {
+      __builtin_prefetch(&streams_[static_cast<std::size_t>(ids[i + kAhead])], 1);
+    }
+    if (!visit(ids[i], streams_[static_cast<std::size_t>(ids[i])])) return;
+  }
+}
+
 // Records the bytes that have moved since the last share-out.
 void FluidNetwork::advance(double now_us) {
-  for (const std::int32_t id : active_) {
-    Stream& stream = streams_[static_cast<std::size_t>(id)];
+  for_each_stream(active_, [&](std::int32_t id, Stream& stream) {
     stream.served += stream.rate * (now_us - since_us_);
     if (tracks_ports_) members_[static_cast<std::size_t>(id)].bound_us = bound_us(id, now_us);
-  }
+    return true;
+  });
 }
 
 // Adds the port to the reached ones, once per share-out and only if it has flows.
@@ -189,12 +200,9 @@ void FluidNetwork::find_reached() {
 
 // Fixes the rates at a port that is full: each of its flows without a rate gets this share.
 void FluidNetwork::fix(std::size_t port, double share) {
-  for (const std::int32_t id : listed_[port]) {
-    if (waiting_[port] == 0) return;  // the rest have their rates
-    std::int64_t& shared_in = shared_in_[static_cast<std::size_t>(id)];
-    if (shared_in == num_share_outs_) continue;
-    shared_in = num_share_outs_;
-    Stream& stream = streams_[static_cast<std::size_t>(id)];
+  for_each_stream(listed_[port], [&](std::int32_t id, Stream& stream) {
+    if (stream.fixed_in == num_share_outs_) return true;
+    stream.fixed_in = num_share_outs_;
     if (tracks_ports_) note_port(id, static_cast<std::int32_t>(port));
     stream.rate = share;
     const double taken = share * stream.num_flows;
@@ -203,7 +211,8 @@ void FluidNetwork::fix(std::size_t port, double share) {
       left_[crossed] -= taken;
       waiting_[crossed] -= stream.num_flows;
     }
-  }
+    return waiting_[port] > 0;  // all other flows have their rates
+  });
 }
 
 std::int32_t& FluidNetwork::alike_of(std::size_t port) {
@@ -300,14 +309,14 @@ void FluidNetwork::fill() {
 void FluidNetwork::collect_ends() {
   ends_.clear();
   double earliest_us = kNever;
-  for (const std::int32_t id : active_) {
-    const Stream& stream = streams_[static_cast<std::size_t>(id)];
+  for_each_stream(active_, [&](std::int32_t id, const Stream& stream) {
     const double end = end_us(stream);
     earliest_us = std::min(earliest_us, end);
     if (end <= std::max(limit_us_, earliest_us)) {
       ends_.push_back({end, stream.first_end.second, id});
     }
-  }
+    return true;
+  });
   limit_us_ = std::max(limit_us_, earliest_us);
   std::erase_if(ends_, [this](const End& end) { return end.time_us > limit_us_; });
   std::make_heap(ends_.begin(), ends_.end(), std::greater<>());

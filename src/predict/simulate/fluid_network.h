@@ -59,12 +59,14 @@ class FluidNetwork {
 
  private:
   using FlowEnd = std::pair<double, std::int32_t>;  // (bytes served when it ends, tag)
-  struct Stream {
+  // One cache line: a share-out visits most streams in no order of memory.
+  struct alignas(64) Stream {
     FlowPath path;
     std::int32_t num_flows = 0;
     double rate = 0;         // of each flow, bytes per µs
     double served = 0;       // bytes of each flow since the stream was last empty, at `since_us_`
     FlowEnd first_end = {};  // of the first flow to end
+    std::int64_t fixed_in = 0;  // the last share-out that fixed the rate
   };
   using PortTimes = std::array<double, kMaxPortsOfFlow>;  // by place in the path
   struct Members {
@@ -107,11 +109,12 @@ class FluidNetwork {
   void note_port(std::int32_t stream, std::int32_t port);
   void note_end(std::int32_t stream, std::int32_t tag, double now_us);
   [[nodiscard]] double end_us(const Stream& stream) const;
+  template <typename Visit>
+  void for_each_stream(const std::vector<std::int32_t>& ids, const Visit& visit);
 
   std::vector<double> capacity_;
   std::vector<Stream> streams_;
   std::vector<Members> members_;                   // by stream
-  std::vector<std::int64_t> shared_in_;            // by stream: the last share-out that fixed it
   std::vector<std::int64_t> reached_in_;           // by stream: the last share-out that reached it
   std::vector<std::vector<std::int32_t>> listed_;  // streams with flows, by port
   std::vector<std::int32_t> active_;               // streams with flows
