@@ -47,7 +47,7 @@ class StagingBuffers {
   void give_back(Kind kind, const Place& place) {
     arenas_[static_cast<std::size_t>(kind)].release(place.offset, place.size);
   }
-  // Places that are given back for the same stage come in the order of these calls.
+  // Returns the places of a stage in the order of these calls.
   void give_back_at(std::int32_t stage, Kind kind, const Place& place) {
     if (stage != kNever) later_[stage].emplace_back(kind, place);
   }
