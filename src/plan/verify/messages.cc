@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <span>
 #include <utility>
 
 namespace contextile {
@@ -84,9 +85,8 @@ class SideCollector {
       }
     }
     // All units for one peer are one message: sort them together, in the order of the launch.
-    const auto begin = plan_.units.begin() + static_cast<std::ptrdiff_t>(first);
     const auto peer_of = [](const TransferEnd* end) { return end->peer; };
-    const auto units = std::ranges::subrange(begin, plan_.units.end());
+    const auto units = std::span(plan_.units).subspan(first);
     if (!std::ranges::is_sorted(units, {}, peer_of)) std::ranges::stable_sort(units, {}, peer_of);
     for (std::size_t n = first; n < plan_.units.size(); ++n) {
       const Rank peer = plan_.units[n]->peer;
