@@ -1,13 +1,15 @@
-// Attention of a decoding step compared with the rate at which memory can be read.
+// Attention of a decoding step compared with what one core can do.
 //
-//   paged_bench [--keys 131072] [--repeats 9] [--kernel NAME] [--only TEXT]
+//   paged_bench [--keys 131072] [--repeats 9] [--kernel NAME] [--only TEXT] [--cores all]
 //
-// One query of 32 heads, 8 KV heads, dim 128 (GQA), or of 128 heads and latent keys of 576 (MLA),
-// to keys in pages of 16 tokens in random order. It is checked against fp64 first (exit 1 if it
-// differs). Then the kernel and the dot product of the same bytes (the fastest plain loop that
-// reads them once) run in turn: on one core by CPU time of the thread, on all cores by wall time.
-// Rate is bytes of keys and values over time; a number is the median of kernel / stream. The goal
-// is 0.85.
+// One request's queries attend keys in pages of 16 tokens in random order: 32 or 64 query heads on
+// 8 KV heads of 128 dims (GQA), with up to eight drafts; 16 heads on 4 KV heads of 64 dims; 16 or
+// 128 heads on latent keys of 576 (MLA). Each setting is checked against fp64 first (exit 1 if it
+// differs). Then three things run in turn: the kernel, the dot product of the same bytes (the
+// fastest plain loop that reads them once: the stream), and independent multiply-adds in registers
+// (the peak). The roofline is the larger one of the stream's time and of the FLOPs over the peak; a
+// number is the median of roofline / kernel. The goal is 0.85. Times are CPU times of one thread;
+// with --cores all, wall times of all cores, without a peak.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
@@ -17,7 +19,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -27,12 +31,13 @@
 #include "kernel/cached_element.h"
 #include "kernel_peaks.h"
 #include "kernel_streams.h"
+#include "read_options.h"
 
 namespace contextile {
 namespace {
 
 struct Setting {
-  const char* name;
+  std::string name;
   std::int32_t q_heads;
   std::int32_t kv_heads;
   std::int32_t head_dim;
@@ -118,6 +123,12 @@ class Step {
   }
 
   [[nodiscard]] double bytes() const { return static_cast<double>(k_.size() + v_.size()); }
+  // Multiplications and additions of scores and outputs; no key is left out for a draft.
+  [[nodiscard]] double flops() const {
+    return 2.0 * static_cast<double>(num_keys_) *
+           static_cast<double>(setting_.num_rows * setting_.q_heads) *
+           static_cast<double>(setting_.head_dim + setting_.value_dim);
+  }
   // Reads the same bytes once.
   [[nodiscard]] float stream(std::size_t begin, std::size_t end) const {
     if (setting_.is_latent) {
@@ -190,15 +201,18 @@ double wall_s() {
 }
 
 struct Rates {
-  double ratio = 0;
+  double of_roofline = 0;
+  double of_stream = 0;
   double kernel = 0;  // GB/s
   double stream = 0;
+  double flops = 0;  // GFLOP/s
+  double peak = 0;
 };
 
-// Measures kernel and stream in turn, by a clock.
+// Measures kernel, stream and peak in turn, by a clock; `peak` is in FLOP/s.
 Rates measure(Step& step, const PagedKernel& kernel, int repeats, const auto& clock,
-              const auto& read) {
-  std::vector<double> ratios, mine, streams;
+              const auto& read, const auto& peak) {
+  std::vector<double> of_roofline, of_stream, mine, streams, flops, peaks;
   for (int i = 0; i < repeats; ++i) {
     double start = clock();
     step.run(kernel);
@@ -206,29 +220,62 @@ Rates measure(Step& step, const PagedKernel& kernel, int repeats, const auto& cl
     start = clock();
     read();
     const double stream_s = clock() - start;
-    ratios.push_back(stream_s / kernel_s);
+    peaks.push_back(peak());
+    of_roofline.push_back(std::max(stream_s, step.flops() / peaks.back()) / kernel_s);
+    of_stream.push_back(stream_s / kernel_s);
     mine.push_back(step.bytes() / kernel_s / 1e9);
     streams.push_back(step.bytes() / stream_s / 1e9);
+    flops.push_back(step.flops() / kernel_s / 1e9);
   }
-  return {median(ratios), median(mine), median(streams)};
+  return {median(of_roofline), median(of_stream), median(mine),
+          median(streams),     median(flops),     median(peaks) / 1e9};
 }
 
 Rates on_one_core(Step& step, const PagedKernel& kernel, int repeats) {
   const tbb::global_control one(tbb::global_control::max_allowed_parallelism, 1);
   volatile float sink = 0;
-  return measure(step, kernel, repeats, thread_cpu_s,
-                 [&] { sink = step.stream(0, step.stream_end()); });
+  const Peak unit = kernel.name() == "avx512" ? Peak::kFma512 : Peak::kFma256;
+  return measure(
+      step, kernel, repeats, thread_cpu_s, [&] { sink = step.stream(0, step.stream_end()); },
+      [&] {
+        return has_peak(unit) ? measure_peak(unit) : std::numeric_limits<double>::infinity();
+      });
 }
 
 Rates on_all_cores(Step& step, const PagedKernel& kernel, int repeats) {
   volatile float sink = 0;
   constexpr std::size_t kParts = 64;
-  return measure(step, kernel, repeats, wall_s, [&] {
-    tbb::parallel_for(std::size_t{0}, kParts, [&](std::size_t part) {
-      const std::size_t size = step.stream_end() / kParts / 512 * 512;
-      sink = step.stream(part * size, (part + 1) * size);
-    });
-  });
+  return measure(
+      step, kernel, repeats, wall_s,
+      [&] {
+        tbb::parallel_for(std::size_t{0}, kParts, [&](std::size_t part) {
+          const std::size_t size = step.stream_end() / kParts / 512 * 512;
+          sink = step.stream(part * size, (part + 1) * size);
+        });
+      },
+      [] { return std::numeric_limits<double>::infinity(); });
+}
+
+std::vector<Setting> all_settings() {
+  std::vector<Setting> settings;
+  for (const KvDtype dtype :
+       {KvDtype::kF32, KvDtype::kBf16, KvDtype::kFp8, KvDtype::kInt8, KvDtype::kF16}) {
+    const auto add = [&](const char* shape, std::int32_t q_heads, std::int32_t kv_heads,
+                         std::int32_t dim, std::int32_t value_dim, std::int64_t num_rows) {
+      settings.push_back({fmt::format("{} {}", shape, to_string(dtype)), q_heads, kv_heads, dim,
+                          value_dim, dim != value_dim, dtype, num_rows});
+    };
+    add("GQA 32/8", 32, 8, 128, 128, 1);
+    add("GQA 64/8", 64, 8, 128, 128, 1);
+    add("GQA 32/8, 2 queries", 32, 8, 128, 128, 2);
+    add("GQA 32/8, 4 queries", 32, 8, 128, 128, 4);
+    add("GQA 32/8, 8 queries", 32, 8, 128, 128, 8);
+    add("GQA 16/4 of 64, 4 queries", 16, 4, 64, 64, 4);
+    add("MHA 8/8", 8, 8, 128, 128, 1);
+    add("MLA 16/1", 16, 1, 576, 512, 1);
+    add("MLA 128/1", 128, 1, 576, 512, 1);
+  }
+  return settings;
 }
 
 int main_of(int argc, char** argv) {
@@ -236,39 +283,32 @@ int main_of(int argc, char** argv) {
   int repeats = 9;
   std::string name;
   std::string only;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string word = argv[i];
-    if (word == "--keys") num_keys = std::atoll(argv[i + 1]) / 16 * 16;
-    if (word == "--repeats") repeats = std::atoi(argv[i + 1]);
-    if (word == "--kernel") name = argv[i + 1];
-    if (word == "--only") only = argv[i + 1];
-  }
+  std::string cores = "one";
+  bench::read_options(
+      argc, argv,
+      {{"--keys", [&](const char* value) { num_keys = std::atoll(value) / 16 * 16; }},
+       {"--repeats", [&](const char* value) { repeats = std::atoi(value); }},
+       {"--kernel", [&](const char* value) { name = value; }},
+       {"--only", [&](const char* value) { only = value; }},
+       {"--cores", [&](const char* value) { cores = value; }}});
   const PagedKernel& kernel = find_paged_kernel(name);
-  const std::vector<Setting> settings = {
-      {"GQA 32/8 f32", 32, 8, 128, 128, false, KvDtype::kF32, 1},
-      {"GQA 32/8 bf16", 32, 8, 128, 128, false, KvDtype::kBf16, 1},
-      {"GQA 32/8 f16", 32, 8, 128, 128, false, KvDtype::kF16, 1},
-      {"GQA 32/8 fp8", 32, 8, 128, 128, false, KvDtype::kFp8, 1},
-      {"GQA 32/8 int8", 32, 8, 128, 128, false, KvDtype::kInt8, 1},
-      {"MHA 8/8 bf16", 8, 8, 128, 128, false, KvDtype::kBf16, 1},
-      {"GQA 32/8 bf16, 4 drafts", 32, 8, 128, 128, false, KvDtype::kBf16, 4},
-      {"MLA 16/1 bf16", 16, 1, 576, 512, true, KvDtype::kBf16, 1},
-      {"MLA 128/1 bf16", 128, 1, 576, 512, true, KvDtype::kBf16, 1},
-  };
-  fmt::print("kernel {}, {} keys\n{:26}{:>10}{:>28}{:>28}\n", kernel.name(), num_keys, "", "error",
-             "one core: of stream, GB/s", "all cores: of stream, GB/s");
+  fmt::print(
+      "kernel {}, {} keys, {} core\n\n| setting | error | of the roofline | of the stream | GB/s "
+      "| GFLOP/s |\n|---|---|---|---|---|---|\n",
+      kernel.name(), num_keys, cores);
   bool is_right = true;
-  for (const Setting& setting : settings) {
-    if (std::string_view(setting.name).find(only) == std::string_view::npos) continue;
+  for (const Setting& setting : all_settings()) {
+    if (setting.name.find(only) == std::string::npos) continue;
     Step step(setting, num_keys);
     step.run(kernel);
     const double error = step.error();
     is_right = is_right && error < 1e-4;
-    const Rates one = on_one_core(step, kernel, repeats);
-    const Rates all = on_all_cores(step, kernel, repeats);
-    fmt::print("{:26}{:>10.1e}{:>14.2f}{:>6.1f} of{:>5.1f}{:>14.2f}{:>6.1f} of{:>5.1f}\n",
-               setting.name, error, one.ratio, one.kernel, one.stream, all.ratio, all.kernel,
-               all.stream);
+    const Rates its =
+        cores == "all" ? on_all_cores(step, kernel, repeats) : on_one_core(step, kernel, repeats);
+    fmt::print("| {} | {:.1e} | {:.2f} | {:.2f} | {:.1f} of {:.1f} | {:.0f} of {:.0f} |\n",
+               setting.name, error, its.of_roofline, its.of_stream, its.kernel, its.stream,
+               its.flops, its.peak);
+    std::fflush(stdout);
   }
   return is_right ? 0 : 1;
 }
