@@ -6,6 +6,8 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/parallel_for.h"
@@ -15,6 +17,7 @@
 #include "kernel/paged/paged_target.h"
 #include "kernel/paged/paged_tasks.h"
 #include "kernel/paged/row_tiles.h"
+#include "kernel/paged/task_keys.h"
 #include "kernel/row_ops.h"
 #include "kernel/tensor.h"
 
@@ -36,6 +39,33 @@ std::int32_t padded(std::int32_t count, std::int32_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
+// Rows of several heads up to this number are computed by fours on vectors of 16 lanes: each key is
+// read once, and widening it again for the next rows costs less than keeping it as floats.
+constexpr std::int32_t kMostByFours = 16;
+
+// Cuts rows into panels of two vectors, one vector, or a part of one.
+std::vector<PagedPanel> panels_of(const PagedShape& shape, std::int32_t lanes) {
+  const bool by_fours = lanes == 16 && shape.padded_rows <= kMostByFours && !shape.is_shared;
+  std::vector<PagedPanel> panels;
+  std::int32_t lane = 0;
+  for (std::int32_t first = 0; first < shape.padded_rows;) {
+    std::int32_t size = by_fours ? kPagedRows : 2 * lanes;
+    while (size > shape.padded_rows - first) size /= 2;
+    panels.push_back({first, size, std::max(1, lanes / size), lane});
+    first += size;
+    lane += panels.back().lanes();
+  }
+  return panels;
+}
+
+bool is_shared(const PagedKv& kv) {
+  const PagedTensor& k = kv.k;
+  const PagedTensor& v = kv.v;
+  return kv.kv_heads == 1 && k.data == v.data && k.page_stride == v.page_stride &&
+         k.token_stride == v.token_stride && k.head_stride == v.head_stride && v.dim <= k.dim &&
+         (v.dim == k.dim || v.dim % kPagedGroup == 0);
+}
+
 // One run of a task: its memory and the sums so far.
 class TaskRun {
  public:
@@ -45,49 +75,41 @@ class TaskRun {
     group_ = q_NHD.heads / kv.kv_heads;
     shape_.kv_heads = kv.kv_heads;
     shape_.rows_of_head = static_cast<std::int32_t>(task.num_rows) * group_;
-    shape_.padded_rows = padded(shape_.rows_of_head, target.row_tile);
+    shape_.padded_rows = padded(shape_.rows_of_head, kPagedRows);
     shape_.padded_head_dim = padded(kv.k.dim, 16);
     shape_.padded_value_dim = padded(kv.v.dim, 16);
-    shape_.k_scale = kv.k.scale_H.empty() ? nullptr : kv.k.scale_H.data();
+    shape_.is_shared = is_shared(kv);
+    panels_ = panels_of(shape_, target.lanes);
+    shape_.panels = panels_.data();
+    shape_.num_panels = static_cast<std::int32_t>(panels_.size());
+    shape_.lanes_of_head = panels_.back().first_lane + panels_.back().lanes();
     const auto rows =
         static_cast<std::size_t>(kv.kv_heads) * static_cast<std::size_t>(shape_.padded_rows);
-    const auto head_dim = static_cast<std::size_t>(shape_.padded_head_dim);
-    const auto value_dim = static_cast<std::size_t>(shape_.padded_value_dim);
-    q_.assign(rows * head_dim, 0);
+    const auto lanes = static_cast<std::size_t>(shape_.lanes_of_head);
+    q_.assign(rows * static_cast<std::size_t>(shape_.padded_head_dim), 0);
     scores_.assign(rows * kPagedChunk, 0);
-    tile_.assign(static_cast<std::size_t>(
-                     paged_tile(std::max(shape_.padded_head_dim, shape_.padded_value_dim))),
-                 0);
-    out_.assign(rows * value_dim, 0);
-    top_.assign(rows, kEmpty);
-    sum_.assign(rows, 0);
+    tile_.assign(static_cast<std::size_t>(paged_tile(shape_)), 0);
+    out_.assign(rows * static_cast<std::size_t>(shape_.padded_value_dim), 0);
+    top_.assign(static_cast<std::size_t>(kv.kv_heads) * lanes, kEmpty);
+    sum_.assign(static_cast<std::size_t>(kv.kv_heads) * lanes, 0);
+    shrink_.assign(static_cast<std::size_t>(kv.kv_heads) * lanes, 0);
     read_queries(q_NHD);
   }
 
-  // Takes all keys of the task, kPagedChunk at a time.
+  // Takes all keys of the task. The keys of the next chunk are known ahead so that they can be
+  // fetched into the cache.
   void run() {
-    std::vector<std::int64_t> all;
-    for (const Range& range : task_.keys) {
-      for (std::int64_t key = range.begin; key < range.end; ++key) all.push_back(key);
-    }
-    for (std::size_t first = 0; first < all.size(); first += kPagedChunk) {
-      const std::size_t end = std::min(first + kPagedChunk, all.size());
-      PagedKeys keys;
-      keys.num_queries = static_cast<int>(task_.num_rows);
-      for (std::size_t i = first; i < end; ++i, ++keys.count) {
-        keys.k[keys.count] = at(kv_.k, all[i]);
-        keys.v[keys.count] = at(kv_.v, all[i]);
-      }
-      // The first keys of the next chunk are known ahead so that they can be fetched into the
-      // cache.
-      for (std::size_t j = 0; j < kPagedKeys; ++j) {
-        keys.next[j] = at(kv_.k, all[std::min(end + j, all.size() - 1)]);
-      }
-      const std::span<const std::int64_t> indices = std::span(all).subspan(first, end - first);
-      keys.seen = find_seen(indices) ? seen_.data() : nullptr;
+    TaskKeys keys(kv_, request_, task_);
+    KeyChunk chunk;
+    KeyChunk next;
+    for (bool is_any = keys.next(chunk); is_any; std::swap(chunk, next)) {
+      is_any = keys.next(next);
       target_.take(
-          params_, kv_, shape_, keys,
-          {q_.data(), scores_.data(), tile_.data(), out_.data(), top_.data(), sum_.data()});
+          params_, kv_, shape_,
+          {&chunk.keys, is_any ? &next.keys : &chunk.keys,
+           chunk.seen.empty() ? nullptr : chunk.seen.data(), static_cast<int>(task_.num_rows)},
+          {q_.data(), scores_.data(), tile_.data(), out_.data(), top_.data(), sum_.data(),
+           shrink_.data()});
     }
   }
 
@@ -96,18 +118,31 @@ class TaskRun {
     std::vector<float> row(static_cast<std::size_t>(kv_.v.dim));
     for (std::int32_t head = 0; head < kv_.kv_heads; ++head) {
       const float scale =
-          kv_.v.scale_H.empty() ? 1.0F : kv_.v.scale_H[static_cast<std::size_t>(head)];
-      for (std::int32_t r = 0; r < shape_.rows_of_head; ++r) {
-        const std::size_t from = index(head, r);
-        const float sum = sum_[from];
-        const bool is_empty = top_[from] == kEmpty;
-        const float* o = out_.data() + from * static_cast<std::size_t>(shape_.padded_value_dim);
-        for (std::size_t d = 0; d < row.size(); ++d) row[d] = is_empty ? 0.0F : o[d] / sum * scale;
-        const std::int64_t n = first_row + r / group_;
-        const std::int32_t h = head * group_ + r % group_;
-        write_row(out.o_NHD, n, h, row);
-        stat_at(out.lse_NH, n, h) =
-            is_empty ? kEmpty : (top_[from] + std::log2(sum)) * 0.69314718055994531F;
+          target_.factor(kv_.dtype) *
+          (kv_.v.scale_H.empty() ? 1.0F : kv_.v.scale_H[static_cast<std::size_t>(head)]);
+      for (const PagedPanel& panel : panels_) {
+        for (std::int32_t r = panel.first;
+             r < std::min(panel.first + panel.rows, shape_.rows_of_head); ++r) {
+          const auto lane = static_cast<std::size_t>(
+              head * shape_.lanes_of_head + panel.first_lane + (r - panel.first) * panel.keys);
+          float sum = 0;
+          for (std::int32_t i = 0; i < panel.keys; ++i)
+            sum += sum_[lane + static_cast<std::size_t>(i)];
+          // A row that sees NaN only has no largest score, but it is not empty.
+          const bool is_empty = top_[lane] == kEmpty && sum == 0;
+          const float* o =
+              out_.data() + index(head, r) * static_cast<std::size_t>(shape_.padded_value_dim);
+          for (std::int32_t d = 0; d < shape_.padded_value_dim; ++d) {
+            const std::int32_t element = value_elements_[static_cast<std::size_t>(d)];
+            if (element >= kv_.v.dim) continue;
+            row[static_cast<std::size_t>(element)] = is_empty ? 0.0F : o[d] / sum * scale;
+          }
+          const std::int64_t n = first_row + r / group_;
+          const std::int32_t h = head * group_ + r % group_;
+          write_row(out.o_NHD, n, h, row);
+          stat_at(out.lse_NH, n, h) =
+              is_empty ? kEmpty : (top_[lane] + std::log2(sum)) * 0.69314718055994531F;
+        }
       }
     }
   }
@@ -120,43 +155,44 @@ class TaskRun {
 
   // Copies the queries, scaled so that scores are exponents of 2.
   void read_queries(const TensorView& q_NHD) {
-    const auto dim = static_cast<std::size_t>(shape_.padded_head_dim);
-    const float scale = params_.scale * 1.4426950408889634F;
-    for (std::int32_t head = 0; head < kv_.kv_heads; ++head) {
-      for (std::int32_t r = 0; r < shape_.rows_of_head; ++r) {
-        const std::span<float> row =
-            std::span(q_).subspan(index(head, r) * dim, static_cast<std::size_t>(q_NHD.dim));
-        read_row(q_NHD, request_.first_row + task_.first_row + r / group_,
-                 head * group_ + r % group_, row);
-        for (float& x : row) x *= scale;
+    const auto elements_of = [&](std::int32_t dim, std::int32_t padded_dim) {
+      std::vector<std::int32_t> elements;
+      for (std::int32_t d = 0; d < padded_dim; ++d) {
+        elements.push_back(target_.element(kv_.dtype, dim, d));
       }
-    }
-  }
-
-  [[nodiscard]] const std::byte* at(const PagedTensor& tensor, std::int64_t key) const {
-    const PageId page = request_.table[static_cast<std::size_t>(key / kv_.page_size)];
-    const std::int64_t element =
-        page.value * tensor.page_stride + key % kv_.page_size * tensor.token_stride;
-    return static_cast<const std::byte*>(tensor.data) + element * bytes_per_element(kv_.dtype);
-  }
-
-  // Notes which row sees which key. Returns false if all rows see all keys.
-  bool find_seen(std::span<const std::int64_t> indices) {
-    if (task_.num_rows == 1) return false;  // it has only keys that its row sees
-    const auto rows = static_cast<std::size_t>(task_.num_rows);
-    seen_.assign(indices.size() * rows, 0);
-    std::size_t count = 0;
-    for (std::size_t row = 0; row < rows; ++row) {
-      for (const Range& keys :
-           keys_of_row(request_, task_.first_row + static_cast<std::int64_t>(row))) {
-        const auto begin = std::lower_bound(indices.begin(), indices.end(), keys.begin);
-        const auto end = std::lower_bound(begin, indices.end(), keys.end);
-        for (auto it = begin; it != end; ++it, ++count) {
-          seen_[static_cast<std::size_t>(it - indices.begin()) * rows + row] = 1;
+      return elements;
+    };
+    const auto elements = elements_of(kv_.k.dim, shape_.padded_head_dim);
+    value_elements_ =
+        elements_of(shape_.is_shared ? kv_.k.dim : kv_.v.dim, shape_.padded_value_dim);
+    std::vector<float> row(static_cast<std::size_t>(shape_.padded_head_dim), 0);
+    for (std::int32_t head = 0; head < kv_.kv_heads; ++head) {
+      const float scale =
+          params_.scale * 1.4426950408889634F * target_.factor(kv_.dtype) *
+          (kv_.k.scale_H.empty() ? 1.0F : kv_.k.scale_H[static_cast<std::size_t>(head)]);
+      for (const PagedPanel& panel : panels_) {
+        const bool is_plain = target_.lanes == 16 && panel.keys == 4;
+        float* to = q_.data() + index(head, panel.first) * row.size();
+        for (std::int32_t r = panel.first;
+             r < std::min(panel.first + panel.rows, shape_.rows_of_head); ++r) {
+          read_row(q_NHD, request_.first_row + task_.first_row + r / group_,
+                   head * group_ + r % group_,
+                   std::span(row).first(static_cast<std::size_t>(q_NHD.dim)));
+          for (std::size_t d = 0; d < row.size(); ++d) {
+            if (is_plain) {
+              to[static_cast<std::size_t>(r - panel.first) * row.size() + d] =
+                  row[static_cast<std::size_t>(elements[d])] * scale;
+              continue;
+            }
+            const std::size_t place =
+                d / static_cast<std::size_t>(panel.keys) * static_cast<std::size_t>(panel.lanes()) +
+                static_cast<std::size_t>((r - panel.first) * panel.keys) +
+                d % static_cast<std::size_t>(panel.keys);
+            to[place] = row[static_cast<std::size_t>(elements[d])] * scale;
+          }
         }
       }
     }
-    return count < seen_.size();
   }
 
   const PagedTarget& target_;
@@ -166,13 +202,15 @@ class TaskRun {
   const PagedTask& task_;
   std::int32_t group_ = 1;
   PagedShape shape_;
+  std::vector<PagedPanel> panels_;
+  std::vector<std::int32_t> value_elements_;  // of the positions of out_
   std::vector<float> q_;
   std::vector<float> scores_;
   std::vector<float> tile_;
   std::vector<float> out_;
   std::vector<float> top_;
   std::vector<float> sum_;
-  std::vector<std::uint8_t> seen_;
+  std::vector<float> shrink_;
 };
 
 class SimdPagedKernel final : public PagedKernel {

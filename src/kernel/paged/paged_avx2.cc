@@ -3,13 +3,13 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
-#include "kernel/cpu/vector_avx2.h"
+#include "kernel/paged/lanes_avx2.h"
 #include "kernel/paged/take_keys.h"
 
 namespace contextile {
 
 const PagedTarget* paged_avx2() {
-  static constexpr PagedTarget kTarget = make_paged_target<VectorAvx2>("avx2");
+  static constexpr PagedTarget kTarget = make_paged_target<LanesAvx2>("avx2");
   return &kTarget;
 }
 

@@ -4,13 +4,13 @@
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && defined(__AVX512BW__)
 
-#include "kernel/cpu/vector_avx512.h"
+#include "kernel/paged/lanes_avx512.h"
 #include "kernel/paged/take_keys.h"
 
 namespace contextile {
 
 const PagedTarget* paged_avx512() {
-  static constexpr PagedTarget kTarget = make_paged_target<VectorAvx512>("avx512");
+  static constexpr PagedTarget kTarget = make_paged_target<LanesAvx512>("avx512");
   return &kTarget;
 }
 

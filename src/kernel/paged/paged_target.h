@@ -1,4 +1,4 @@
-// A table of the code for attention to gathered keys, compiled for one instruction set.
+// A table of the code for attention to keys in pages, compiled for one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,25 @@
 
 namespace contextile {
 
-// Number of keys whose scores are computed together, and number of keys in one tile of products.
+// Number of keys whose scores are computed together.
 inline constexpr int kPagedChunk = 64;
-inline constexpr int kPagedKeys = 4;
+// Number of keys whose values are added to a head's sums together.
+inline constexpr int kPagedValues = 32;
+// The elements of a cache are widened in groups of as many.
+inline constexpr int kPagedGroup = 64;
+// The rows of a head are padded to a multiple of this.
+inline constexpr int kPagedRows = 4;
+
+// Rows of a head that share vectors: `rows` rows and `keys` keys of each, kLanes lanes, or twice as
+// many if a row tile is two vectors wide. Lane r·keys + i belongs to row r and the i-th key.
+struct PagedPanel {
+  std::int32_t first = 0;  // row
+  std::int32_t rows = 0;
+  std::int32_t keys = 1;
+  std::int32_t first_lane = 0;  // of the head's lanes
+
+  [[nodiscard]] constexpr std::int32_t lanes() const { return rows * keys; }
+};
 
 // The shape of a task. Its rows are grouped by KV head, [kv_heads][rows of a head]. `rows_of_head`
 // of them count; the others up to `padded_rows` are zero queries.
@@ -19,42 +35,58 @@ struct PagedShape {
   std::int32_t padded_rows = 1;
   std::int32_t padded_head_dim = 0;  // multiples of 16
   std::int32_t padded_value_dim = 0;
-  const float* k_scale = nullptr;  // [kv_heads]; null: 1
+  const PagedPanel* panels = nullptr;
+  std::int32_t num_panels = 0;
+  std::int32_t lanes_of_head = 0;
+  bool is_shared = false;  // values are the first elements of the keys of a single head
 };
 
 // Memory of one task, all of it padded. The caller allocates it, because code of one instruction
-// set must not instantiate templates that other files share.
+// set must not instantiate templates that other files share. Queries and outputs have the elements
+// of their dims in the order of PagedTarget::element.
 struct PagedWorkspace {
-  const float* q = nullptr;  // [kv_heads][padded_rows][padded_head_dim], times scale·log2(e)
-  float* scores = nullptr;   // [kv_heads][padded_rows][kPagedChunk]
-  float* tile = nullptr;     // [paged_tile(the larger padded dim)]: keys or values as floats
+  const float* q = nullptr;  // [kv_heads][panels][head_dim / keys][rows][keys], times scale·log2(e)
+  float* scores = nullptr;   // [kv_heads][panels][kPagedChunk / keys][rows][keys]
+  float* tile = nullptr;     // [paged_tile]: keys or values as floats
   float* out = nullptr;      // [kv_heads][padded_rows][padded_value_dim]
-  float* top = nullptr;      // [kv_heads][padded_rows]: largest score so far, in powers of 2
-  float* sum = nullptr;      // [kv_heads][padded_rows]
+  float* top = nullptr;      // [kv_heads][lanes_of_head]: largest score so far, in powers of 2
+  float* sum = nullptr;      // [kv_heads][lanes_of_head]: parts of the sum of a row's weights
+  float* shrink = nullptr;   // [kv_heads][lanes_of_head]
 };
 
-// Up to kPagedChunk keys.
+// Up to kPagedChunk keys, at the elements of head 0.
 struct PagedKeys {
-  const std::byte* k[kPagedChunk];  // head 0
+  const std::byte* k[kPagedChunk];
   const std::byte* v[kPagedChunk];
-  const std::byte* next[kPagedKeys];  // keys that come after these; the last ones if none do
   int count = 0;
+};
+
+struct PagedChunk {
+  const PagedKeys* keys = nullptr;
+  const PagedKeys* next = nullptr;     // keys that come after these; the same ones if none do
   const std::uint8_t* seen = nullptr;  // [count][num_queries], 1: is seen, 0: is not; null: all are
   int num_queries = 1;  // row r of a head belongs to query r / (rows_of_head / num_queries)
 };
 
 // Number of floats of PagedWorkspace::tile.
-[[nodiscard]] constexpr std::int64_t paged_tile(std::int64_t padded_dim) {
-  return kPagedKeys * padded_dim > kPagedChunk * 64 ? kPagedKeys * padded_dim : kPagedChunk * 64;
+[[nodiscard]] constexpr std::int64_t paged_tile(const PagedShape& shape) {
+  const std::int64_t keys = shape.is_shared ? kPagedChunk : 16;
+  const std::int64_t of_keys = keys * shape.padded_head_dim;
+  const std::int64_t of_values = kPagedChunk * kPagedGroup;
+  const std::int64_t most = of_keys > of_values ? of_keys : of_values;
+  return most > shape.padded_value_dim ? most : shape.padded_value_dim;
 }
 
 struct PagedTarget {
   const char* name = nullptr;
-  // The rows of a head are padded to a multiple of this.
-  int row_tile = 1;
+  int lanes = 4;
+  // Returns the element of a row of `dim` elements that is at a position of its floats.
+  std::int32_t (*element)(KvDtype dtype, std::int32_t dim, std::int32_t position) = nullptr;
+  // The floats that cached elements become are to be multiplied by this.
+  float (*factor)(KvDtype dtype) = nullptr;
   // Adds the keys to out, top and sum.
   void (*take)(const PagedParams& params, const PagedKv& kv, const PagedShape& shape,
-               const PagedKeys& keys, const PagedWorkspace& workspace) = nullptr;
+               const PagedChunk& chunk, const PagedWorkspace& workspace) = nullptr;
 };
 
 // Null if the compiler or the processor's family has no such instructions. The caller must check
