@@ -2,14 +2,14 @@
 //
 //   paged_bench [--keys 131072] [--repeats 9] [--kernel NAME] [--only TEXT] [--cores all]
 //
-// One request's queries attend keys in pages of 16 tokens in random order: 32 or 64 query heads on
-// 8 KV heads of 128 dims (GQA), with up to eight drafts; 16 heads on 4 KV heads of 64 dims; 16 or
-// 128 heads on latent keys of 576 (MLA). Each setting is checked against fp64 first (exit 1 if it
-// differs). Then three things run in turn: the kernel, the dot product of the same bytes (the
-// fastest plain loop that reads them once: the stream), and independent multiply-adds in registers
-// (the peak). The roofline is the larger one of the stream's time and of the FLOPs over the peak; a
-// number is the median of roofline / kernel. The goal is 0.85. Times are CPU times of one thread;
-// with --cores all, wall times of all cores, without a peak.
+// One request's queries attend keys in pages of 16 tokens in random order. There are 32 or 64 query
+// heads on 8 KV heads of 128 dims (GQA), with up to eight queries; 16 heads on 4 KV heads of 64
+// dims; and 16 or 128 heads on latent keys of 576 (MLA). Each setting is checked against fp64 first
+// (exit 1 if it differs). Then three things run in turn: the kernel, the dot product of the same
+// bytes (the fastest plain loop that reads them once: the stream), and independent multiply-adds in
+// registers (the peak). The roofline is the larger one of the stream's time and of the FLOPs over
+// the peak; a number is the median of roofline / kernel. The goal is 0.85. Times are CPU times of
+// one thread; with --cores all, wall times of all cores, without a peak.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
