@@ -242,6 +242,29 @@ TEST(PagedAttention, ANanThatIsSeenIsThere) {
   }
 }
 
+// Elements of fp8 are widened in groups, and by other instructions after the last group.
+TEST(PagedAttention, ANanOfFp8IsThere) {
+  for (const int place : {0, 1, 31, 32, 63, 64, 70}) {
+    SCOPED_TRACE(place);
+    Shape shape;
+    shape.kv_heads = shape.q_heads = 1;
+    shape.head_dim = shape.value_dim = 72;
+    shape.dtype = KvDtype::kFp8;
+    Case one(shape, {causal(10, 1)}, 5);
+    const PagedKv kv = one.kv();
+    const PageId page = one.requests()[0].table[0];
+    auto* value = static_cast<std::uint8_t*>(const_cast<void*>(kv.v.data)) +
+                  page.value * kv.v.page_stride + place;
+    *value = 0xff;
+    for (const PagedKernel* kernel : paged_kernels()) {
+      const Result result = run(*kernel, one, shape);
+      for (int d = 0; d < shape.value_dim; ++d) {
+        EXPECT_EQ(std::isnan(result.out.values<float>()[static_cast<std::size_t>(d)]), d == place);
+      }
+    }
+  }
+}
+
 TEST(PagedAttention, SaysWhatDoesNotFit) {
   const Shape shape;
   const Case one(shape, {causal(10, 2), causal(5, 1)}, 1);

@@ -1,5 +1,5 @@
-// What attention to pages needs of vectors of 8 floats. Include this only from files compiled for
-// AVX2, FMA and F16C.
+// The operations that attention to pages needs of vectors of 8 floats. Include this only from files
+// compiled for AVX2, FMA and F16C.
 #pragma once
 
 #include "contextile/extend/paged_attention.h"

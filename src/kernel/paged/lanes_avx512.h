@@ -1,5 +1,5 @@
-// What attention to pages needs of vectors of 16 floats. Include this only from files compiled for
-// AVX-512 F, BW, DQ, VL.
+// The operations that attention to pages needs of vectors of 16 floats. Include this only from
+// files compiled for AVX-512 F, BW, DQ, VL.
 #pragma once
 
 #include "contextile/extend/paged_attention.h"

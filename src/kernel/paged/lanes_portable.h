@@ -1,4 +1,4 @@
-// What attention to pages needs of vectors of four floats, for any processor.
+// The operations that attention to pages needs of vectors of four floats, for any processor.
 #pragma once
 
 #include "contextile/extend/paged_attention.h"
