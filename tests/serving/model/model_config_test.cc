@@ -118,9 +118,10 @@ TEST(ModelConfig, AbsentKeysHaveTheValuesOfTheFamily) {
   EXPECT_THAT(error_of(latent("deepseek_v2", {{"topk_method", "group_limited_greedy"}})),
               HasSubstr("expected a key n_group"));
   // Transformers takes the older one of two objects.
-  const DecoderConfig both = read(family(
-      "llama", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}},
-                {"rope_parameters", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 7}}}}));
+  const DecoderConfig both = read(
+      family("llama",
+             {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}},
+              {"rope_parameters", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 7}}}}));
   EXPECT_EQ(both.rope.factor, 2);
   EXPECT_EQ(both.rope.theta, 10'000);
 }
