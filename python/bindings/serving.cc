@@ -428,8 +428,7 @@ void bind_serving(nb::module_& module) {
            "stop_tokens"_a = std::vector<std::int32_t>(), "num_logprobs"_a = 0,
            "scores_prompt"_a = false, "temperature"_a = 0.0, "top_p"_a = 1.0, "top_k"_a = 0,
            "min_p"_a = 0.0, "seed"_a = 0, "repetition_penalty"_a = 1.0, "presence_penalty"_a = 0.0,
-           "frequency_penalty"_a = 0.0, "logit_bias"_a = Pairs(),
-           "allowed"_a = nb::none(),
+           "frequency_penalty"_a = 0.0, "logit_bias"_a = Pairs(), "allowed"_a = nb::none(),
            "Takes a request on the first rank, from any thread, and returns its number. With "
            "`allowed`, a bit for each token, its first token is one of these, and each further one "
            "needs an `allow` before the step that chooses it; else the request fails.")
@@ -469,7 +468,7 @@ void bind_serving(nb::module_& module) {
 
 NB_MODULE(_serving, module) {
   nanobind::module_::import_("contextile._core");  // has the transports and errors
-  nanobind::set_leak_warnings(false);  // an interpreter may end with engines
+  nanobind::set_leak_warnings(false);              // an interpreter may end with engines
   module.doc() = "The engine of contextile.serve, apart from _core because it loads OpenBLAS.";
   contextile::python::bind_serving(module);
 }

@@ -115,7 +115,9 @@ TEST(Guided, OnlyKeepsTheLogitsOfASet) {
   EXPECT_EQ(kept[3], 2);
   EXPECT_EQ(std::ranges::count(kept, kNone), 39);
   EXPECT_EQ(only(logits, {0, 1U << 2, ~0U})[34], 2);  // more words than there are tokens
-  EXPECT_EQ(message_of([&] { static_cast<void>(only(logits, {0, 1U << 31})); }),
+  EXPECT_EQ(message_of([&] {
+              static_cast<void>(only(logits, {0, 1U << 31}));
+            }),
             "request: expected a token that may come next, found none of 40");
 }
 
