@@ -333,7 +333,7 @@ struct EngineInput {
   std::vector<RequestId> cancelled;
   std::vector<std::pair<RequestId, TokenSet>> allowed;  // Engine::allow
   bool stop = false;                                    // no further step
-  StepLimit limit;    // of the step; set by the first rank's EngineRank
+  StepLimit limit;  // of the step; set by the first rank's EngineRank
 };
 
 // A request that was rejected.
