@@ -303,7 +303,7 @@ class Tests:
             ('{"prompt": "a", "temperature": -1}', 400, "temperature"), ('{"prompt": "a", "top_p": 0}', 400, "top_p"),
             ('{"prompt": "a", "n": 1000}', 400, "n: expected"), ('{"prompt": "a", "stop": [""]}', 400, "stop"),
             ('{"prompt": "a", "stream": "yes"}', 400, "stream"), ('{"prompt": "a", "best_of": 3}', 400, "best_of"),
-            ('{"prompt": "a", "tools": []}', 400, "tools"), ('{"prompt": "a", "logprobs": 21}', 400, "logprobs"),
+            ('{"prompt": "a", "tools": [{}]}', 400, "tools"), ('{"prompt": "a", "logprobs": 21}', 400, "logprobs"),
             ('{"prompt": "a", "logit_bias": {"256": 1}}', 400, "0 to 255, found '256'"),
             ('{"prompt": "a", "logit_bias": {"1": 101}}', 400, "-100 to 100, found '101'"),
             ('{"prompt": "a", "logit_bias": {"1": 1, "01": 1}}', 400, "different token ids"),
