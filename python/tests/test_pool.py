@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import contextile as ct
 import numpy as np
@@ -386,10 +387,12 @@ def test_a_rank_in_prepare_and_one_in_attention_say_so():
 
 @pytest.mark.parametrize("where", ["pre_attention", "post_attention", "x"])
 def test_ranks_hear_of_a_layer_that_raises(where):
+    prepared = threading.Barrier(4)  # of threads: one of the transport may be left early, too
+
     def body(transport):
         pool = make_pool(transport)
         batch = pool.prepare(REPLICAS)
-        transport.barrier()  # otherwise a peer may still be in prepare
+        prepared.wait(60)  # otherwise a peer may still be in prepare
         layers, rows = make_model(2).layers, len(batch.rows.tokens)
         if transport.rank == 2 and where == "x":
             rows -= 1
