@@ -8,11 +8,11 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "contextile/serving/engine.h"
+#include "serving/engine/random_requests.h"
 #include "serving/engine/small_decoder.h"
 #include "support/message_of.h"
 
@@ -21,38 +21,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::int32_t kVocabulary = 23;
 constexpr std::uint64_t kSeed = 7;  // of the model's weights
 
-using Requests = std::vector<GenerationRequest>;
-
-// Half of the prompts begin alike; greedy, sampled and with penalties.
+// Greedy, sampled and with penalties.
 Requests requests_of(std::int32_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto token = [&] {
-    return std::uniform_int_distribution<std::int32_t>(0, kVocabulary - 1)(random);
-  };
-  std::vector<std::int32_t> shared(40);
-  std::ranges::generate(shared, token);
-  Requests requests;
+  Requests requests = random_requests(count, seed, 60, 1);
   for (std::int32_t i = 0; i < count; ++i) {
-    GenerationRequest request;
-    request.id = RequestId(i);
-    if (i % 2 == 0) request.prompt = shared;
-    std::vector<std::int32_t> part(3 + random() % 60);
-    std::ranges::generate(part, token);
-    request.prompt.insert(request.prompt.end(), part.begin(), part.end());
-    request.max_tokens = 20 + static_cast<std::int32_t>(random() % 30);
+    GenerationRequest& request = requests[static_cast<std::size_t>(i)];
     if (i % 3 == 1) request.sampling = {0.8, 0.95, 8, static_cast<std::uint64_t>(i)};
     if (i % 4 == 3) request.sampling.repetition_penalty = 1.3;
     if (i % 4 == 0) request.stop_tokens = {7};
-    requests.push_back(std::move(request));
   }
   return requests;
 }
 
+// The same, which end by their lengths alone.
+Requests unstopped_requests(std::int32_t count, std::uint32_t seed) {
+  Requests requests = requests_of(count, seed);
+  for (GenerationRequest& request : requests) request.stop_tokens = {};
+  return requests;
+}
+
 struct Draft {
-  DecoderConfig config = small_decoder(kVocabulary);
+  DecoderConfig config = small_decoder(kRandomVocabulary);
   std::uint64_t seed = kSeed;
 };
 
@@ -73,7 +64,7 @@ struct Setting {
   std::int32_t context_parallel = 1;
   std::int32_t token_ranks = 1;
   std::int32_t pages = 400;
-  DecoderConfig config = small_decoder(kVocabulary);
+  DecoderConfig config = small_decoder(kRandomVocabulary);
   std::vector<std::int32_t> leaves = {};  // requests that are cancelled in their course
 };
 
@@ -199,16 +190,14 @@ TEST(DraftModel, ChangesNoTokenOfAnyRequest) {
 // Without a stop, every draft of an equal model is given out: a prefix that was found in the cache,
 // or pages that were used before, would show as a draft that is rejected.
 TEST(DraftModel, FindsItsOwnKeysInSharedPrefixes) {
-  Requests requests = requests_of(12, 2);
-  for (GenerationRequest& request : requests) request.stop_tokens = {};
+  const Requests requests = unstopped_requests(12, 2);
   const Served found = serve(requests, {}, 3);
   EXPECT_GT(found.stats.num_cached_tokens, 100);
   EXPECT_EQ(found.stats.num_accepted_tokens, found.stats.num_draft_tokens);
 }
 
 TEST(DraftModel, GivesTheSameTokensOnEveryLayoutOfRanks) {
-  Requests requests = requests_of(8, 3);
-  for (GenerationRequest& request : requests) request.stop_tokens = {};
+  const Requests requests = unstopped_requests(8, 3);
   const Served expected = serve(requests, {});
   for (const Setting& setting : {Setting{2, 1, 2}, {2, 2, 2}, {4, 1, 4}, {4, 2, 2}, {4, 1, 2}}) {
     SCOPED_TRACE(fmt::format("{} ranks, {} context-parallel, {} share tokens", setting.ranks,
@@ -222,8 +211,7 @@ TEST(DraftModel, GivesTheSameTokensOnEveryLayoutOfRanks) {
 }
 
 TEST(DraftModel, LosesNothingWhenPagesAreShort) {
-  Requests requests = requests_of(12, 4);
-  for (GenerationRequest& request : requests) request.stop_tokens = {};
+  const Requests requests = unstopped_requests(12, 4);
   const Served expected = serve(requests, {});
   for (const Setting& setting : {Setting{1, 1, 1, 45}, {4, 2, 2, 23}}) {
     const Served same = serve(requests, setting, 4);
@@ -238,8 +226,7 @@ TEST(DraftModel, LosesNothingWhenPagesAreShort) {
 }
 
 TEST(DraftModel, ForgetsRequestsThatLeave) {
-  Requests requests = requests_of(10, 5);
-  for (GenerationRequest& request : requests) request.stop_tokens = {};
+  const Requests requests = unstopped_requests(10, 5);
   const Served expected = serve(requests, {});
   Setting setting;
   setting.leaves = {1, 4, 6};
@@ -294,8 +281,8 @@ TEST(DraftModel, DraftsNothingBeyondItsOwnLength) {
 TEST(DraftModel, ComputesEveryTokenOnce) {
   const Served found = serve({alone(0)}, {}, 4);
   // 9 tokens of the prompt, and all of the output but the last token.
-  const DecoderConfig config = small_decoder(kVocabulary);
-  const std::int64_t flops = 2 * std::int64_t{config.hidden_size} * kVocabulary;
+  const DecoderConfig config = small_decoder(kRandomVocabulary);
+  const std::int64_t flops = 2 * std::int64_t{config.hidden_size} * kRandomVocabulary;
   EXPECT_EQ(found.draft_work.logits_flops, found.stats.num_draft_tokens * flops);
   const std::int64_t ffn = 6 * std::int64_t{config.hidden_size} * config.ffn_size;
   EXPECT_EQ(found.draft_work.feed_forward_flops, config.num_layers * ffn * (9 + 60));
@@ -304,7 +291,7 @@ TEST(DraftModel, ComputesEveryTokenOnce) {
 TEST(DraftModel, WithoutNumbersDraftsNothing) {
   const EngineOptions options = engine_options({}, 4);
   run_inproc(1, [&](Transport& transport) {
-    const DecoderConfig config = small_decoder(kVocabulary);
+    const DecoderConfig config = small_decoder(kRandomVocabulary);
     const DecoderPart part = {transport.rank(), 1, true};
     const DecoderOptions decoder = decoder_options(options.cache);
     DecoderRank model(transport, config, random_weights(config, part, kSeed), decoder);
@@ -367,7 +354,7 @@ TEST(DraftModel, IsRefusedByName) {
     const auto error = [&](std::int32_t vocab_size, std::int32_t num_drafts, bool has_model) {
       EngineOptions options = engine_options({}, num_drafts);
       options.speculation.from_model = !has_model;
-      const DecoderConfig config = small_decoder(kVocabulary);
+      const DecoderConfig config = small_decoder(kRandomVocabulary);
       const DecoderConfig draft = small_decoder(vocab_size);
       const DecoderPart part = {transport.rank(), 1, true};
       const DecoderOptions decoder = decoder_options(options.cache);

@@ -4,14 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
-#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "contextile/serving/engine.h"
+#include "serving/engine/random_requests.h"
 #include "serving/engine/small_decoder.h"
 #include "support/message_of.h"
 
@@ -56,28 +55,13 @@ TEST(LookupDrafts, GoOnWithARepetition) {
   EXPECT_THAT(drafts_of({1, 2, 1, 2, 1}), ElementsAre(2, 1, 2));
 }
 
-using Requests = std::vector<GenerationRequest>;
-
-// Prompts that repeat themselves, half of which begin alike, greedy and sampled.
+// Prompts that repeat themselves, greedy and sampled.
 Requests requests_of(std::int32_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto token = [&] { return std::uniform_int_distribution<std::int32_t>(0, 22)(random); };
-  std::vector<std::int32_t> shared(40);
-  std::ranges::generate(shared, token);
-  Requests requests;
+  Requests requests = random_requests(count, seed, 6, 3);
   for (std::int32_t i = 0; i < count; ++i) {
-    GenerationRequest request;
-    request.id = RequestId(i);
-    if (i % 2 == 0) request.prompt = shared;
-    std::vector<std::int32_t> part(3 + random() % 6);
-    std::ranges::generate(part, token);
-    for (int k = 0; k < 3; ++k) {
-      request.prompt.insert(request.prompt.end(), part.begin(), part.end());
-    }
-    request.max_tokens = 20 + static_cast<std::int32_t>(random() % 30);
+    GenerationRequest& request = requests[static_cast<std::size_t>(i)];
     if (i % 3 == 1) request.sampling = {0.3, 0.95, 8, static_cast<std::uint64_t>(i)};
     if (i % 4 == 0) request.stop_tokens = {7};
-    requests.push_back(std::move(request));
   }
   return requests;
 }
@@ -98,7 +82,7 @@ struct Ranks {
 // Serves all of the requests, which come one after the other, a few steps apart.
 Served serve(const Requests& requests, std::int32_t num_drafts, const Ranks& ranks = {},
              std::int32_t pages = 400) {
-  const DecoderConfig config = small_decoder(23);
+  const DecoderConfig config = small_decoder(kRandomVocabulary);
   EngineOptions options;
   options.cache.layout = {ranks.token_ranks, 1, 4};
   options.cache.num_pages = pages;
