@@ -148,7 +148,6 @@ class ServingEngine {
   void allow(std::int32_t request, TokenSet tokens) {
     const std::lock_guard lock(mutex_);
     input_.allowed.emplace_back(request, std::move(tokens));
-    changed_.notify_one();
   }
   void cancel(std::int32_t request) {
     const std::lock_guard lock(mutex_);

@@ -51,9 +51,12 @@ EngineEvent choose(std::span<const float> logits, const GenerationRequest& asked
   }
   const TokenLogprobs logprobs(logits);
   std::vector<float> changed;
-  if (!is_plain) changed = penalized(logits, asked.sampling, tokens, asked.prompt.size());
-  if (asked.is_guided) changed = only(changed, allowed);
-  event.token = sample(is_plain ? logits : changed, asked.sampling, number).token;
+  std::span<const float> row = logits;
+  if (has_penalties(asked.sampling)) {
+    row = changed = penalized(row, asked.sampling, tokens, asked.prompt.size());
+  }
+  if (asked.is_guided) row = changed = only(row, allowed);
+  event.token = sample(row, asked.sampling, number).token;
   event.logprob = logprobs.of(event.token);
   event.top = logprobs.likeliest(asked.num_logprobs);
   return event;
