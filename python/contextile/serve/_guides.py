@@ -63,14 +63,15 @@ class Guides:
         import llguidance
 
         words = self._words_of(param, vocab_size, end_tokens)
-        is_wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, words)
-        if is_wrong or said:
-            fail(param, "a grammar that llguidance takes without a warning", _line_of("; ".join(said)))
-        guide = Guide(llguidance.LLMatcher(words, grammar, log_level=0))
+        matcher = llguidance.LLMatcher(words, grammar, log_level=0)
+        guide = Guide(matcher)
         try:
             guide.allowed()
         except GuideError as error:
-            fail(param, "a grammar that llguidance takes", _line_of(str(error)))
+            fail(param, "a grammar that llguidance takes", str(error))
+        warnings = matcher.get_grammar_warnings()
+        if warnings:
+            fail(param, "a grammar that llguidance takes without a warning", _line_of("; ".join(warnings)))
         return guide
 
     def _words_of(self, param: str, vocab_size: int, end_tokens: list[int]) -> Any:
@@ -155,8 +156,9 @@ def _grammar(param: str, kind: str, given: Any) -> str:
     expected = {"json": dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}[kind]
     if not isinstance(given, expected):
         fail(param, f"{kind} as {_FORMS[kind]}", shown(given))
-    if len(json.dumps(given)) > _MOST_GRAMMAR_BYTES:
-        fail(param, f"at most {_MOST_GRAMMAR_BYTES} bytes", str(len(json.dumps(given))))
+    size = len(json.dumps(given))
+    if size > _MOST_GRAMMAR_BYTES:
+        fail(param, f"at most {_MOST_GRAMMAR_BYTES} bytes", str(size))
     if kind == "json_object":
         if not given:
             fail(param, "json_object true", shown(given))
