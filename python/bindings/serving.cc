@@ -41,7 +41,6 @@ struct RankOptions {
   std::string draft_model = {};  // empty: none
   std::optional<std::int32_t> draft_tokens;
 };
-constexpr std::int32_t kDraftTokens = 4;
 
 KvDtype kv_dtype_of(const std::string& name) {
   for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBf16, KvDtype::kF16}) {
@@ -212,7 +211,7 @@ class ServingEngine {
     engine.max_step_tokens = options.step_tokens;
     engine.pace = options.pace;
     if (!options.draft_model.empty()) {
-      engine.speculation.num_tokens = options.draft_tokens.value_or(kDraftTokens);
+      engine.speculation.num_tokens = options.draft_tokens.value_or(kDefaultDrafts);
     }
     return engine;
   }
@@ -225,15 +224,7 @@ class ServingEngine {
     }
     if (options.draft_tokens.value_or(1) < 1) fail("draft_tokens: expected at least 1");
     const DraftModel draft = {nullptr, read_decoder_config(options.draft_model)};
-    if (draft.config.vocab_size != config_.vocab_size) {
-      fail("draft_model: expected the model's vocabulary of " + std::to_string(config_.vocab_size) +
-           " tokens, found " + std::to_string(draft.config.vocab_size));
-    }
-    try {
-      check_decoder_part(draft.config, part);
-    } catch (const InvalidArgument& error) {
-      fail(std::string("draft_model: ") + error.what());
-    }
+    check_draft_config("draft_model", config_, draft.config, part);
     return draft;
   }
 

@@ -100,6 +100,8 @@ struct EngineEvent {
   PromptLogprobs prompt = {};          // of the first event of a request that scores its prompt
 };
 
+inline constexpr std::int32_t kDefaultDrafts = 4;  // where drafts are asked for without a number
+
 // Speculative decoding: drafts of a request's next tokens are computed together with its next
 // token. A draft is kept if it is the token that is chosen without it, so the tokens are the same,
 // and a step gives up to 1 + num_tokens of them. Drafts are looked up: where a request had its last
@@ -131,6 +133,10 @@ struct DraftModel {
   DecoderRank* rank = nullptr;  // outlives the engine; its layout and pages are those of the cache
   DecoderConfig config = {};    // has the model's vocabulary
 };
+// Throws InvalidArgument, which begins with `where`, if a draft model has another vocabulary than
+// the model or the ranks of `part` cannot compute it.
+void check_draft_config(std::string_view where, const DecoderConfig& config,
+                        const DecoderConfig& draft, const DecoderPart& part);
 
 struct EngineOptions {
   KvCacheOptions cache;

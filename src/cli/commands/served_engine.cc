@@ -58,12 +58,8 @@ ServedDecoder draft_of(const ServeCommandOptions& options, const Serving& servin
   ServedDecoder draft = {parse_served_model(options.draft.model, kOption), serving.part,
                          serving.decoder};
   const DecoderConfig& config = draft.model.config;
-  const std::int32_t vocabulary = serving.model.config.vocab_size;
-  CONTEXTILE_CHECK(config.vocab_size == vocabulary,
-                   "{}: expected the model's vocabulary of {} tokens, found {}", kOption,
-                   vocabulary, config.vocab_size);
+  check_draft_config(kOption, serving.model.config, config, draft.part);
   try {
-    check_decoder_part(config, draft.part);
     draft.decoder.prefill = prefill_policy(options.split, config, draft.part);
   } catch (const InvalidArgument& error) {
     fail_argument("{}: {}", kOption, error.what());

@@ -13,7 +13,6 @@ namespace contextile {
 namespace {
 
 constexpr std::string_view kNgram = "ngram";
-constexpr std::int32_t kTokens = 4;  // drafts, unless the option says otherwise
 
 void set_value(Speculation& speculation, std::string_view name, std::string_view value) {
   const auto whole = [&](std::int64_t least) {
@@ -42,7 +41,7 @@ Speculation parse_speculation(std::string_view text) {
   CONTEXTILE_CHECK(text == kNgram || text.starts_with("ngram:"),
                    "--speculate: expected off, ngram or ngram:NAME=NUMBER,..., found {}",
                    quote(text));
-  speculation.num_tokens = kTokens;
+  speculation.num_tokens = kDefaultDrafts;
   text.remove_prefix(std::min(text.size(), kNgram.size() + 1));
   while (!text.empty()) {
     const std::string_view pair = text.substr(0, text.find(','));
@@ -75,9 +74,9 @@ void add_draft_model_options(CLI::App& app, DraftOptions& draft) {
              "have --mode where the ranks divide them, else q_replicated",
              "none"},
             [&draft](const std::string& text) { draft.model = text; });
-  add_size_as<std::int32_t>(
-      app, "--draft-tokens", draft.tokens, 1,
-      {"N", "most drafts of a request and step by --draft-model", fmt::format("{}", kTokens)});
+  add_size_as<std::int32_t>(app, "--draft-tokens", draft.tokens, 1,
+                            {"N", "most drafts of a request and step by --draft-model",
+                             fmt::format("{}", kDefaultDrafts)});
 }
 
 Speculation speculation_of(const Speculation& lookups, const DraftOptions& draft) {
@@ -89,7 +88,7 @@ Speculation speculation_of(const Speculation& lookups, const DraftOptions& draft
   CONTEXTILE_CHECK(lookups.num_tokens == 0,
                    "--draft-model: expected without --speculate, found it with {}",
                    to_string(lookups));
-  return {.num_tokens = draft.tokens.value_or(kTokens), .from_model = true};
+  return {.num_tokens = draft.tokens.value_or(kDefaultDrafts), .from_model = true};
 }
 
 std::string to_string(const Speculation& speculation) {

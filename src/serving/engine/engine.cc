@@ -14,6 +14,13 @@ namespace {
 
 constexpr std::int64_t kMostScoredBytes = 64 << 20;  // of logits of a step
 
+void check_vocabulary(std::string_view where, const DecoderConfig& config,
+                      const DecoderConfig& draft) {
+  CONTEXTILE_CHECK(draft.vocab_size == config.vocab_size,
+                   "{}: expected the model's vocabulary of {} tokens, found {}", where,
+                   config.vocab_size, draft.vocab_size);
+}
+
 // The options with what the models set: the window of their cache, a bound on logits, and where
 // drafts come from.
 EngineOptions options_for(EngineOptions options, const DecoderConfig& config,
@@ -25,9 +32,7 @@ EngineOptions options_for(EngineOptions options, const DecoderConfig& config,
   CONTEXTILE_CHECK(draft.rank != nullptr || !options.speculation.from_model,
                    "engine: expected a draft model with drafts from one, found none");
   if (draft.rank == nullptr) return options;
-  CONTEXTILE_CHECK(draft.config.vocab_size == config.vocab_size,
-                   "draft model: expected the model's vocabulary of {} tokens, found {}",
-                   config.vocab_size, draft.config.vocab_size);
+  check_vocabulary("draft model", config, draft.config);
   CONTEXTILE_CHECK(options.speculation.num_tokens >= 1,
                    "draft model: expected at least 1 draft of a request and step, found {}",
                    options.speculation.num_tokens);
@@ -104,6 +109,16 @@ std::vector<StepRequest> step_requests(const Scheduler& scheduler,
 }
 
 }  // namespace
+
+void check_draft_config(std::string_view where, const DecoderConfig& config,
+                        const DecoderConfig& draft, const DecoderPart& part) {
+  check_vocabulary(where, config, draft);
+  try {
+    check_decoder_part(draft, part);
+  } catch (const InvalidArgument& error) {
+    fail_argument("{}: {}", where, error.what());
+  }
+}
 
 Engine::Engine(DecoderRank& model, const DecoderConfig& config, const EngineOptions& options,
                const DraftModel& draft)
