@@ -15,6 +15,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // share-outs that then go without a search.
 constexpr std::int64_t kSharedOutUnsearched = 16;
 
+// Streams ahead of the visited one that are prefetched.
+constexpr std::size_t kAhead = 12;
+
 }  // namespace
 
 FluidNetwork::FluidNetwork(std::vector<double> capacity)
@@ -35,10 +38,32 @@ FluidNetwork::FluidNetwork(std::vector<double> capacity)
 }
 
 std::int32_t FluidNetwork::add_stream(const FlowPath& path) {
-  streams_.push_back({.path = path});
-  members_.emplace_back();
-  reached_in_.push_back(0);
-  return static_cast<std::int32_t>(streams_.size()) - 1;
+  paths_.push_back(path);
+  slot_of_.push_back(-1);
+  return static_cast<std::int32_t>(paths_.size()) - 1;
+}
+
+std::int32_t FluidNetwork::take_slot(std::int32_t stream) {
+  if (free_slots_.empty()) {
+    free_slots_.push_back(static_cast<std::int32_t>(streams_.size()));
+    streams_.emplace_back();
+    members_.emplace_back();
+    reached_in_.push_back(0);
+    fixed_in_.push_back(0);
+  }
+  const std::int32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  streams_[static_cast<std::size_t>(slot)] = {.path = paths_[static_cast<std::size_t>(stream)]};
+  members_[static_cast<std::size_t>(slot)].stream = stream;
+  slot_of_[static_cast<std::size_t>(stream)] = slot;
+  list(slot);
+  return slot;
+}
+
+void FluidNetwork::give_back_slot(std::int32_t slot) {
+  unlist(slot);
+  slot_of_[static_cast<std::size_t>(members_[static_cast<std::size_t>(slot)].stream)] = -1;
+  free_slots_.push_back(slot);
 }
 
 void FluidNetwork::add(std::int32_t stream, double bytes, std::int32_t tag) {
@@ -47,29 +72,29 @@ void FluidNetwork::add(std::int32_t stream, double bytes, std::int32_t tag) {
 }
 
 // Adds the stream to the lists of its ports and to the streams with flows.
-void FluidNetwork::list(std::int32_t id) {
-  const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
-  Members& members = members_[static_cast<std::size_t>(id)];
+void FluidNetwork::list(std::int32_t slot) {
+  const FlowPath& path = streams_[static_cast<std::size_t>(slot)].path;
+  Members& members = members_[static_cast<std::size_t>(slot)];
   members.active_place = static_cast<std::int32_t>(active_.size());
-  active_.push_back(id);
+  active_.push_back(slot);
   for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {
     auto& list = listed_[static_cast<std::size_t>(path.port[i])];
     members.place[i] = static_cast<std::int32_t>(list.size());
-    list.push_back(id);
+    list.push_back(slot);
   }
 }
 
 // Removes the stream from all lists without moving others: the last one takes its place in each.
-void FluidNetwork::unlist(std::int32_t id) {
-  const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
-  const std::int32_t active_place = members_[static_cast<std::size_t>(id)].active_place;
+void FluidNetwork::unlist(std::int32_t slot) {
+  const FlowPath& path = streams_[static_cast<std::size_t>(slot)].path;
+  const std::int32_t active_place = members_[static_cast<std::size_t>(slot)].active_place;
   members_[static_cast<std::size_t>(active_.back())].active_place = active_place;
   active_[static_cast<std::size_t>(active_place)] = active_.back();
   active_.pop_back();
   for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {
     const std::int32_t port = path.port[i];
     auto& list = listed_[static_cast<std::size_t>(port)];
-    const std::int32_t place = members_[static_cast<std::size_t>(id)].place[i];
+    const std::int32_t place = members_[static_cast<std::size_t>(slot)].place[i];
     const auto last = static_cast<std::size_t>(list.back());
     list[static_cast<std::size_t>(place)] = list.back();
     list.pop_back();
@@ -81,8 +106,8 @@ void FluidNetwork::unlist(std::int32_t id) {
 }
 
 // Records flows that come or go.
-void FluidNetwork::count(std::int32_t id, std::int32_t flows) {
-  Stream& stream = streams_[static_cast<std::size_t>(id)];
+void FluidNetwork::count(std::int32_t slot, std::int32_t flows) {
+  Stream& stream = streams_[static_cast<std::size_t>(slot)];
   stream.num_flows += flows;
   for (std::size_t i = 0; i < static_cast<std::size_t>(stream.path.num_ports); ++i) {
     flows_of_port_[static_cast<std::size_t>(stream.path.port[i])] += flows;
@@ -91,11 +116,12 @@ void FluidNetwork::count(std::int32_t id, std::int32_t flows) {
 }
 
 void FluidNetwork::join(const Joining& flow, double now_us) {
-  Stream& stream = streams_[static_cast<std::size_t>(flow.stream)];
-  auto& flows = members_[static_cast<std::size_t>(flow.stream)].flows;
-  if (tracks_ports_) bound_at_join_[flow.tag] = bound_us(flow.stream, now_us);
-  if (stream.num_flows == 0) list(flow.stream);
-  count(flow.stream, 1);
+  std::int32_t slot = slot_of_[static_cast<std::size_t>(flow.stream)];
+  if (slot < 0) slot = take_slot(flow.stream);
+  Stream& stream = streams_[static_cast<std::size_t>(slot)];
+  auto& flows = members_[static_cast<std::size_t>(slot)].flows;
+  if (tracks_ports_) bound_at_join_[flow.tag] = bound_us(slot, now_us);
+  count(slot, 1);
   // The bytes that the stream has served are recorded only up to the last share-out.
   const double served = stream.served + stream.rate * (now_us - since_us_);
   flows.emplace_back(served + flow.bytes, flow.tag);
@@ -103,15 +129,16 @@ void FluidNetwork::join(const Joining& flow, double now_us) {
   stream.first_end = flows.front();
 }
 
-// The time at which the first flow of the stream ends at current rates.
-double FluidNetwork::end_us(const Stream& stream) const {
+// The time at which the first flow of the stream ends at current rates, if `served` is up to
+// `since_us`.
+double FluidNetwork::end_us(const Stream& stream, double since_us) {
   const double bytes_left = stream.first_end.first - stream.served;
-  if (bytes_left <= 0) return since_us_;
-  return stream.rate > 0 ? since_us_ + bytes_left / stream.rate : kNever;
+  if (bytes_left <= 0) return since_us;
+  return stream.rate > 0 ? since_us + bytes_left / stream.rate : kNever;
 }
 
-FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t id, double now_us) const {
-  const Members& members = members_[static_cast<std::size_t>(id)];
+FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t slot, double now_us) const {
+  const Members& members = members_[static_cast<std::size_t>(slot)];
   PortTimes times = members.bound_us;
   if (members.bound_by >= 0)
     times[static_cast<std::size_t>(members.bound_by)] += now_us - since_us_;
@@ -119,49 +146,34 @@ FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t id, double now_us) c
 }
 
 // Records that this port sets the stream's rate from now on.
-void FluidNetwork::note_port(std::int32_t id, std::int32_t port) {
-  Members& members = members_[static_cast<std::size_t>(id)];
-  const auto& ports = streams_[static_cast<std::size_t>(id)].path.port;
+void FluidNetwork::note_port(std::int32_t slot, std::int32_t port) {
+  Members& members = members_[static_cast<std::size_t>(slot)];
+  const auto& ports = streams_[static_cast<std::size_t>(slot)].path.port;
   members.bound_by =
       static_cast<std::int32_t>(std::find(ports.begin(), ports.end(), port) - ports.begin());
 }
 
 // Finds the port that set the rate of an ended flow for most of its time, by the difference of the
 // stream's times now and those when the flow joined.
-void FluidNetwork::note_end(std::int32_t id, std::int32_t tag, double now_us) {
-  Members& members = members_[static_cast<std::size_t>(id)];
-  PortTimes times = bound_us(id, now_us);
+void FluidNetwork::note_end(std::int32_t slot, std::int32_t tag, double now_us) {
+  Members& members = members_[static_cast<std::size_t>(slot)];
+  PortTimes times = bound_us(slot, now_us);
   const auto joined = bound_at_join_.find(tag);
   for (std::size_t i = 0; i < times.size(); ++i) times[i] -= joined->second[i];
   bound_at_join_.erase(joined);
   const auto longest = std::max_element(times.begin(), times.end()) - times.begin();
   ended_at_port_ =
-      streams_[static_cast<std::size_t>(id)].path.port[static_cast<std::size_t>(longest)];
-  if (streams_[static_cast<std::size_t>(id)].num_flows == 0) {
+      streams_[static_cast<std::size_t>(slot)].path.port[static_cast<std::size_t>(longest)];
+  if (streams_[static_cast<std::size_t>(slot)].num_flows == 0) {
     members.bound_us = {};
     members.bound_by = -1;
   }
 }
 
-// Calls visit(id, stream) until it returns false. It prefetches the streams that come later.
-template <typename Visit>
-void FluidNetwork::for_each_stream(const std::vector<std::int32_t>& ids, const Visit& visit) {
-  constexpr std::size_t kAhead = 12;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (i + kAhead < ids.size()) {
-      __builtin_prefetch(&streams_[static_cast<std::size_t>(ids[i + kAhead])], 1);
-    }
-    if (!visit(ids[i], streams_[static_cast<std::size_t>(ids[i])])) return;
-  }
-}
-
 // Records the bytes that have moved since the last share-out.
-void FluidNetwork::advance(double now_us) {
-  for_each_stream(active_, [&](std::int32_t id, Stream& stream) {
-    stream.served += stream.rate * (now_us - since_us_);
-    if (tracks_ports_) members_[static_cast<std::size_t>(id)].bound_us = bound_us(id, now_us);
-    return true;
-  });
+void FluidNetwork::advance(std::int32_t slot, Stream& stream, double now_us) {
+  stream.served += stream.rate * (now_us - since_us_);
+  if (tracks_ports_) members_[static_cast<std::size_t>(slot)].bound_us = bound_us(slot, now_us);
 }
 
 // Adds the port to the reached ones, once per share-out and only if it has flows.
@@ -184,12 +196,12 @@ void FluidNetwork::find_reached() {
   std::size_t streams = 0;
   // Breadth-first search; `reached_` is its queue.
   for (std::size_t next = 0; next < reached_.size(); ++next) {
-    for (const std::int32_t id : listed_[static_cast<std::size_t>(reached_[next])]) {
-      std::int64_t& reached_in = reached_in_[static_cast<std::size_t>(id)];
+    for (const std::int32_t slot : listed_[static_cast<std::size_t>(reached_[next])]) {
+      std::int64_t& reached_in = reached_in_[static_cast<std::size_t>(slot)];
       if (reached_in == num_share_outs_) continue;
       reached_in = num_share_outs_;
       ++streams;
-      const FlowPath& path = streams_[static_cast<std::size_t>(id)].path;
+      const FlowPath& path = streams_[static_cast<std::size_t>(slot)].path;
       for (std::size_t i = 0; i < static_cast<std::size_t>(path.num_ports); ++i) {
         reach(path.port[i]);
       }
@@ -199,20 +211,24 @@ void FluidNetwork::find_reached() {
 }
 
 // Fixes the rates at a port that is full: each of its flows without a rate gets this share.
-void FluidNetwork::fix(std::size_t port, double share) {
-  for_each_stream(listed_[port], [&](std::int32_t id, Stream& stream) {
-    if (stream.fixed_in == num_share_outs_) return true;
-    stream.fixed_in = num_share_outs_;
-    if (tracks_ports_) note_port(id, static_cast<std::int32_t>(port));
+void FluidNetwork::fix(std::size_t port, double share, double now_us) {
+  const std::vector<std::int32_t>& slots = listed_[port];
+  for (std::size_t i = 0; i < slots.size() && waiting_[port] > 0; ++i) {
+    if (i + kAhead < slots.size() && !is_fixed(slots[i + kAhead])) prefetch(slots[i + kAhead]);
+    const std::int32_t slot = slots[i];
+    if (is_fixed(slot)) continue;
+    fixed_in_[static_cast<std::size_t>(slot)] = num_share_outs_;
+    Stream& stream = streams_[static_cast<std::size_t>(slot)];
+    advance(slot, stream, now_us);
+    if (tracks_ports_) note_port(slot, static_cast<std::int32_t>(port));
     stream.rate = share;
     const double taken = share * stream.num_flows;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(stream.path.num_ports); ++i) {
-      const auto crossed = static_cast<std::size_t>(stream.path.port[i]);
+    for (std::size_t p = 0; p < static_cast<std::size_t>(stream.path.num_ports); ++p) {
+      const auto crossed = static_cast<std::size_t>(stream.path.port[p]);
       left_[crossed] -= taken;
       waiting_[crossed] -= stream.num_flows;
     }
-    return waiting_[port] > 0;  // all other flows have their rates
-  });
+  }
 }
 
 std::int32_t& FluidNetwork::alike_of(std::size_t port) {
@@ -273,7 +289,7 @@ void FluidNetwork::order_reached() {
 
 // Progressive filling: repeatedly takes the port with the least share for its flows without a rate
 // and fixes their rates at that share.
-void FluidNetwork::fill() {
+void FluidNetwork::fill(double now_us) {
   for (const std::int32_t port : reached_) {
     const auto p = static_cast<std::size_t>(port);
     left_[p] = capacity_[p];
@@ -283,40 +299,41 @@ void FluidNetwork::fill() {
   tightest_.clear();
   std::size_t next = 0;
   while (next < in_order_.size() || !tightest_.empty()) {
-    PortShare least;
-    // The least is at the front of the initial order or of the heap of updated shares.
-    if (tightest_.empty() || (next < in_order_.size() && in_order_[next] < tightest_.front())) {
-      least = in_order_[next++];
-    } else {
-      least = tightest_.front();
-      std::pop_heap(tightest_.begin(), tightest_.end(), std::greater<>());
-      tightest_.pop_back();
-    }
-    const auto [queued_share, p] = least;
-    if (waiting_[p] == 0) continue;
+    // The least is at the front of the initial order or of the queue of updated shares.
+    const bool is_first =
+        tightest_.empty() || (next < in_order_.size() && in_order_[next] < tightest_.least());
+    const auto [queued_share, p] = is_first ? in_order_[next] : tightest_.least();
     // Shares only grow while others are served: an outdated one is too small and is queued again.
-    const double share = std::max(0.0, left_[p]) / waiting_[p];
-    if (share > queued_share) {
-      tightest_.emplace_back(share, p);
-      std::push_heap(tightest_.begin(), tightest_.end(), std::greater<>());
-      continue;
+    const double share = waiting_[p] > 0 ? std::max(0.0, left_[p]) / waiting_[p] : 0;
+    const bool is_outdated = share > queued_share;
+    if (is_first) {
+      ++next;
+      if (is_outdated) tightest_.push({share, p});
+    } else if (is_outdated) {
+      tightest_.replace_least({share, p});
+    } else {
+      tightest_.pop();
     }
-    fix(p, share);
+    if (waiting_[p] > 0 && !is_outdated) fix(p, share, now_us);
   }
 }
 
 // Collects the next ends of flows. There are many, and only those up to the next share-out matter.
-void FluidNetwork::collect_ends() {
+void FluidNetwork::collect_ends(double now_us) {
   ends_.clear();
   double earliest_us = kNever;
-  for_each_stream(active_, [&](std::int32_t id, const Stream& stream) {
-    const double end = end_us(stream);
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (i + kAhead < active_.size()) prefetch(active_[i + kAhead]);
+    const std::int32_t slot = active_[i];
+    Stream& stream = streams_[static_cast<std::size_t>(slot)];
+    if (!is_fixed(slot)) advance(slot, stream, now_us);
+    const double end = end_us(stream, now_us);
     earliest_us = std::min(earliest_us, end);
     if (end <= std::max(limit_us_, earliest_us)) {
-      ends_.push_back({end, stream.first_end.second, id});
+      ends_.push_back({end, stream.first_end.second, slot});
     }
-    return true;
-  });
+  }
+  since_us_ = now_us;
   limit_us_ = std::max(limit_us_, earliest_us);
   std::erase_if(ends_, [this](const End& end) { return end.time_us > limit_us_; });
   std::make_heap(ends_.begin(), ends_.end(), std::greater<>());
@@ -327,38 +344,34 @@ void FluidNetwork::share_out(double now_us, double horizon_us) {
   joining_.clear();
   limit_us_ = horizon_us;
   ++num_share_outs_;
-  advance(now_us);
   find_reached();
   changed_.clear();
-  fill();
-  since_us_ = now_us;
-  collect_ends();
+  fill(now_us);
+  collect_ends(now_us);
 }
 
 double FluidNetwork::next_end_us() const { return ends_.empty() ? kNever : ends_.front().time_us; }
 
 std::int32_t FluidNetwork::pop_ended() {
-  const auto [time_us, tag, id] = ends_.front();
+  const auto [time_us, tag, slot] = ends_.front();
   std::pop_heap(ends_.begin(), ends_.end(), std::greater<>());
   ends_.pop_back();
-  Stream& stream = streams_[static_cast<std::size_t>(id)];
-  auto& flows = members_[static_cast<std::size_t>(id)].flows;
+  Stream& stream = streams_[static_cast<std::size_t>(slot)];
+  auto& flows = members_[static_cast<std::size_t>(slot)].flows;
   std::pop_heap(flows.begin(), flows.end(), std::greater<>());
   flows.pop_back();
   --num_flows_;
-  count(id, -1);
-  if (tracks_ports_) note_end(id, tag, time_us);
+  count(slot, -1);
+  if (tracks_ports_) note_end(slot, tag, time_us);
   if (stream.num_flows == 0) {
-    unlist(id);
-    stream.served = 0;
-    stream.rate = 0;
+    give_back_slot(slot);
     return tag;
   }
   stream.first_end = flows.front();
-  const double next_us = end_us(stream);
+  const double next_us = end_us(stream, since_us_);
   // The stream's next flow counts only if it ends before the next share-out.
   if (next_us <= limit_us_) {
-    ends_.push_back({next_us, stream.first_end.second, id});
+    ends_.push_back({next_us, stream.first_end.second, slot});
     std::push_heap(ends_.begin(), ends_.end(), std::greater<>());
   }
   return tag;

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "predict/simulate/port_queue.h"
+
 namespace contextile {
 
 inline constexpr std::int32_t kMaxPortsOfFlow = 4;
@@ -53,20 +55,23 @@ class FluidNetwork {
   [[nodiscard]] std::int64_t num_flows() const { return num_flows_; }
   // Bytes per µs of all flows of the stream together, since the last share-out.
   [[nodiscard]] double rate_of(std::int32_t stream) const {
-    const Stream& asked = streams_[static_cast<std::size_t>(stream)];
+    const std::int32_t slot = slot_of_[static_cast<std::size_t>(stream)];
+    if (slot < 0) return 0;
+    const Stream& asked = streams_[static_cast<std::size_t>(slot)];
     return asked.rate * asked.num_flows;
   }
 
  private:
   using FlowEnd = std::pair<double, std::int32_t>;  // (bytes served when it ends, tag)
-  // One cache line: a share-out visits most streams in no order of memory.
+  // A stream with flows, in a slot that it gives back when its last flow ends: few streams have
+  // flows at a time, so their slots are near each other. One cache line, because a share-out visits
+  // most of them in no order of memory.
   struct alignas(64) Stream {
     FlowPath path;
     std::int32_t num_flows = 0;
     double rate = 0;         // of each flow, bytes per µs
     double served = 0;       // bytes of each flow since the stream was last empty, at `since_us_`
     FlowEnd first_end = {};  // of the first flow to end
-    std::int64_t fixed_in = 0;  // the last share-out that fixed the rate
   };
   using PortTimes = std::array<double, kMaxPortsOfFlow>;  // by place in the path
   struct Members {
@@ -76,6 +81,7 @@ class FluidNetwork {
     std::int32_t bound_by = -1;
     std::array<std::int32_t, kMaxPortsOfFlow> place{};  // of the stream in its ports' lists
     std::int32_t active_place = 0;                      // in active_
+    std::int32_t stream = -1;                           // the one that has the slot
     std::vector<FlowEnd> flows;                         // a heap, the first to end on top
   };
   struct Joining {
@@ -86,49 +92,59 @@ class FluidNetwork {
   struct End {
     double time_us = 0;
     std::int32_t tag = 0;
-    std::int32_t stream = 0;
+    std::int32_t slot = 0;
     bool operator>(const End& other) const {
       return time_us != other.time_us ? time_us > other.time_us : tag > other.tag;
     }
   };
 
   void join(const Joining& flow, double now_us);
-  void list(std::int32_t stream);
-  void unlist(std::int32_t stream);
-  void count(std::int32_t stream, std::int32_t flows);
-  void advance(double now_us);
+  std::int32_t take_slot(std::int32_t stream);
+  void give_back_slot(std::int32_t slot);
+  void list(std::int32_t slot);
+  void unlist(std::int32_t slot);
+  void count(std::int32_t slot, std::int32_t flows);
+  void advance(std::int32_t slot, Stream& stream, double now_us);
   void find_reached();
   void reach(std::int32_t port);
   void order_reached();
   void find_alike();
   [[nodiscard]] std::int32_t& alike_of(std::size_t port);
-  void fill();
-  void fix(std::size_t port, double share);
-  void collect_ends();
-  [[nodiscard]] PortTimes bound_us(std::int32_t stream, double now_us) const;
-  void note_port(std::int32_t stream, std::int32_t port);
-  void note_end(std::int32_t stream, std::int32_t tag, double now_us);
-  [[nodiscard]] double end_us(const Stream& stream) const;
-  template <typename Visit>
-  void for_each_stream(const std::vector<std::int32_t>& ids, const Visit& visit);
+  void fill(double now_us);
+  void fix(std::size_t port, double share, double now_us);
+  void collect_ends(double now_us);
+  [[nodiscard]] PortTimes bound_us(std::int32_t slot, double now_us) const;
+  void note_port(std::int32_t slot, std::int32_t port);
+  void note_end(std::int32_t slot, std::int32_t tag, double now_us);
+  [[nodiscard]] static double end_us(const Stream& stream, double since_us);
+  [[nodiscard]] bool is_fixed(std::int32_t slot) const {
+    return fixed_in_[static_cast<std::size_t>(slot)] == num_share_outs_;
+  }
+  // Asks for a stream's memory before it is needed.
+  void prefetch(std::int32_t slot) const {
+    __builtin_prefetch(&streams_[static_cast<std::size_t>(slot)], 1);
+  }
 
   std::vector<double> capacity_;
-  std::vector<Stream> streams_;
-  std::vector<Members> members_;                   // by stream
-  std::vector<std::int64_t> reached_in_;           // by stream: the last share-out that reached it
-  std::vector<std::vector<std::int32_t>> listed_;  // streams with flows, by port
-  std::vector<std::int32_t> active_;               // streams with flows
+  std::vector<FlowPath> paths_;                    // by stream
+  std::vector<std::int32_t> slot_of_;              // by stream; -1: it has no flows
+  std::vector<Stream> streams_;                    // by slot
+  std::vector<Members> members_;                   // by slot
+  std::vector<std::int64_t> reached_in_;           // by slot: the last share-out that reached it
+  std::vector<std::int64_t> fixed_in_;             // by slot: the last share-out that set its rate
+  std::vector<std::int32_t> free_slots_;           // the next one to take is last
+  std::vector<std::vector<std::int32_t>> listed_;  // slots of streams with flows, by port
+  std::vector<std::int32_t> active_;               // all slots of streams with flows
   std::vector<std::int32_t> changed_;              // ports whose flows changed since share_out
   std::vector<std::int32_t> reached_;              // ports whose rates a share-out sets
   std::vector<std::int64_t> port_reached_in_;      // by port, like reached_in_
   std::int64_t next_search_ = 0;                   // earlier share-outs reach all ports
   std::vector<std::int32_t> flows_of_port_;
-  std::vector<Joining> joining_;                     // flows that move from the next share-out on
-  std::vector<double> left_;                         // capacity not given away yet, by port
-  std::vector<std::int32_t> waiting_;                // flows without a rate yet, by port
-  using PortShare = std::pair<double, std::size_t>;  // (share of a waiting flow, port)
-  std::vector<PortShare> in_order_;                  // of the reached ports at first, ascending
-  std::vector<PortShare> tightest_;                  // a heap: those whose share has grown since
+  std::vector<Joining> joining_;       // flows that move from the next share-out on
+  std::vector<double> left_;           // capacity not given away yet, by port
+  std::vector<std::int32_t> waiting_;  // flows without a rate yet, by port
+  std::vector<PortShare> in_order_;    // of the reached ports at first, ascending
+  PortQueue tightest_;                 // those whose share has grown since
   // Scratch of order_reached: ports with equal capacities and equally many flows are alike.
   struct Alike {
     double share = 0;
