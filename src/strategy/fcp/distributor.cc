@@ -228,13 +228,17 @@ std::vector<double> shard_costs(const TileIndex& index, const AttentionProfile* 
   }
   // A kernel goes through all keys of the same queries at once.
   std::map<std::tuple<std::size_t, std::int64_t, std::int64_t>, double> computed_of;
+  auto last = computed_of.end();  // mostly that of the next piece, too
   std::vector<TilePiece> pieces;
   for (const Tile& tile : index.tiles()) {
     pieces.clear();
     index.append_pieces(tile.q_block, tile.kv_block, pieces);
     for (const TilePiece& piece : pieces) {
-      computed_of[{tile.q_block.index(), piece.q.begin, piece.q.end}] +=
-          profile->computed_pairs(piece.q.size(), piece.keys, piece.pairs);
+      const std::tuple run(tile.q_block.index(), piece.q.begin, piece.q.end);
+      if (last == computed_of.end() || last->first != run) {
+        last = computed_of.try_emplace(run).first;
+      }
+      last->second += profile->computed_pairs(piece.q.size(), piece.keys, piece.pairs);
     }
   }
   const AttentionShares shares(*profile);

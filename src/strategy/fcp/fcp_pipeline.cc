@@ -77,6 +77,7 @@ FcpPipeline::FcpPipeline(const FcpLayout& layout, std::span<const Tile> tiles,
   find_readers();
   choose_casters();
   find_casts();
+  find_casts_of_tiles();
   find_moves();
   if (layout_.is_home) {
     assign_stages_by_bytes();
@@ -147,13 +148,34 @@ void FcpPipeline::choose_casters() {
 }
 
 void FcpPipeline::find_casts() {
-  first_.assign(readers_.size() + 1, 0);
   for (std::size_t b = 0; b < readers_.size(); ++b) {
     for (const std::int32_t position : readers_[b]) {
       if (position != casters_[b])
         casts_.push_back({BlockId{static_cast<std::int32_t>(b)}, position, 0});
     }
-    first_[b + 1] = casts_.size();
+  }
+}
+
+// Goes through the positions one by one, so that a table of the key blocks is all it needs.
+void FcpPipeline::find_casts_of_tiles() {
+  const auto num_positions = static_cast<std::size_t>(layout_.num_devices / layout_.head_parallel);
+  std::vector<std::vector<std::uint32_t>> tiles_at(num_positions);
+  for (std::size_t t = 0; t < tiles_.size(); ++t) {
+    const auto position = static_cast<std::size_t>(layout_.positions[tiles_[t].q_block.index()]);
+    tiles_at[position].push_back(static_cast<std::uint32_t>(t));
+  }
+  std::vector<std::vector<std::uint32_t>> casts_to(num_positions);
+  for (std::size_t c = 0; c < casts_.size(); ++c) {
+    casts_to[static_cast<std::size_t>(casts_[c].position)].push_back(static_cast<std::uint32_t>(c));
+  }
+  cast_of_tile_.resize(tiles_.size());
+  std::vector<std::uint32_t> cast_of_block(readers_.size(), kNoCast);
+  for (std::size_t p = 0; p < num_positions; ++p) {
+    for (const std::uint32_t c : casts_to[p]) cast_of_block[casts_[c].block.index()] = c;
+    for (const std::uint32_t t : tiles_at[p]) {
+      cast_of_tile_[t] = cast_of_block[tiles_[t].kv_block.index()];
+    }
+    for (const std::uint32_t c : casts_to[p]) cast_of_block[casts_[c].block.index()] = kNoCast;
   }
 }
 
@@ -187,24 +209,15 @@ std::vector<std::int32_t> FcpPipeline::cast_rounds() const {
 // Returns for every cast the first stage at which its receiver has queries that read it.
 std::vector<std::int32_t> FcpPipeline::first_uses() const {
   std::vector<std::int32_t> uses(casts_.size(), std::numeric_limits<std::int32_t>::max());
-  for (const Tile& tile : tiles_) {
-    const std::int32_t position = layout_.positions[tile.q_block.index()];
-    if (position == casters_[tile.kv_block.index()]) continue;
-    std::int32_t& use = uses[cast_of(tile.kv_block, position)];
+  for (std::size_t t = 0; t < tiles_.size(); ++t) {
+    if (cast_of_tile_[t] == kNoCast) continue;
+    const Tile& tile = tiles_[t];
+    std::int32_t& use = uses[cast_of_tile_[t]];
     for (std::int32_t g = 0; g < layout_.head_parallel; ++g) {
       use = std::min(use, q_arrival_[unit(tile.q_block, g)]);
     }
   }
   return uses;
-}
-
-std::size_t FcpPipeline::cast_of(BlockId block, std::int32_t position) const {
-  const auto begin = casts_.begin();
-  const auto it =
-      std::partition_point(begin + static_cast<std::ptrdiff_t>(first_[block.index()]),
-                           begin + static_cast<std::ptrdiff_t>(first_[block.index() + 1]),
-                           [&](const Cast& cast) { return cast.position < position; });
-  return static_cast<std::size_t>(it - begin);
 }
 
 void FcpPipeline::note_arrivals() {

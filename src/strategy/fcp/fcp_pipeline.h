@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -103,8 +104,7 @@ class FcpPipeline {
   void note_arrivals();
   [[nodiscard]] std::vector<std::int32_t> cast_rounds() const;
   [[nodiscard]] std::vector<std::int32_t> first_uses() const;
-  // Returns the index of the cast of a key block to a position that needs it.
-  [[nodiscard]] std::size_t cast_of(BlockId block, std::int32_t position) const;
+  void find_casts_of_tiles();
 
   const FcpLayout& layout_;
   std::span<const Tile> tiles_;
@@ -113,7 +113,9 @@ class FcpPipeline {
   std::vector<std::vector<std::int32_t>> readers_;  // positions that read a block's keys
   std::vector<std::int32_t> casters_;               // for each block: position
   std::vector<Cast> casts_;                         // ordered by (block, position)
-  std::vector<std::size_t> first_;                  // casts of block b: [first_[b], first_[b + 1])
+  static constexpr std::uint32_t kNoCast = std::numeric_limits<std::uint32_t>::max();
+  // For each of tiles_: the cast that brings its keys, or kNoCast if its position casts them.
+  std::vector<std::uint32_t> cast_of_tile_;
   std::vector<Move> moves_;
   std::vector<std::int32_t> q_arrival_;   // for each unit: stage of arrival at its worker; 0: there
   std::vector<std::int32_t> kv_arrival_;  // likewise at its caster

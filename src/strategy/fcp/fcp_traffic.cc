@@ -1,8 +1,8 @@
 #include "strategy/fcp/fcp_traffic.h"
 
-#include <numeric>
-#include <set>
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
@@ -15,34 +15,60 @@ ShardTraffic::ShardTraffic(const Workload& workload, std::span<const Shard> shar
       positions_(shards.size(), kNowhere),
       sent_(static_cast<std::size_t>(num_positions)),
       received_(static_cast<std::size_t>(num_positions)) {
-  Blocking rows;
-  for (const Shard& shard : shards) rows.add(shard.ranges);
-  std::vector<std::pair<std::size_t, std::size_t>> reads;  // (shard, column)
   for (const NamedMask& mask : workload.masks) {
-    const std::size_t first_column = key_bytes_.size();
-    for (const Tile& tile : TileIndex(mask.mask, rows).tiles()) {
-      reads.emplace_back(tile.q_block.index(), first_column + tile.kv_block.index());
-    }
     for (const Shard& shard : shards) {
-      key_bytes_.push_back(mask.layers * unit_bytes(Kind::kKv, shard.tokens, workload.shape, 1,
-                                                    workload.shape.dtype));
+      columns_.push_back(
+          {.key_bytes = mask.layers * unit_bytes(Kind::kKv, shard.tokens, workload.shape, 1,
+                                                 workload.shape.dtype),
+           .source = shard.home,
+           .has_home = shard.home != kNowhere});
     }
     query_bytes_ += mask.layers * unit_bytes(Kind::kQ, 1, workload.shape, 1, workload.shape.dtype);
     output_bytes_ += mask.layers * unit_bytes(Kind::kO, 1, workload.shape, 1, workload.shape.dtype);
   }
-  std::sort(reads.begin(), reads.end());
-  first_read_.assign(shards.size() + 1, 0);
-  for (const auto& [shard, column] : reads) {
-    ++first_read_[shard + 1];
-    reads_.push_back(column);
+  list_reads(workload);
+  count_.assign(columns_.size() * sent_.size(), 0);
+}
+
+// Lists the columns that every shard reads, ascending, as ranges.
+void ShardTraffic::list_reads(const Workload& workload) {
+  Blocking rows;
+  for (const Shard& shard : shards_) rows.add(shard.ranges);
+  const auto by_row = [](const Tile& a, const Tile& b) {
+    return std::pair(a.q_block, a.kv_block) < std::pair(b.q_block, b.kv_block);
+  };
+  std::vector<std::vector<Tile>> tiles;  // by mask
+  for (const NamedMask& mask : workload.masks) {
+    tiles.push_back(TileIndex(mask.mask, rows).tiles());
+    if (!std::ranges::is_sorted(tiles.back(), by_row)) std::ranges::sort(tiles.back(), by_row);
   }
-  std::partial_sum(first_read_.begin(), first_read_.end(), first_read_.begin());
-  readers_.assign(key_bytes_.size(), 0);
-  count_.assign(key_bytes_.size() * sent_.size(), 0);
+  std::vector<std::size_t> next(tiles.size());
+  std::size_t num_reads = 0;
+  for (std::size_t s = 0; s < shards_.size(); ++s) {
+    first_read_.push_back(num_reads);
+    first_range_.push_back(ranges_.size());
+    for (std::size_t m = 0; m < tiles.size(); ++m) {
+      for (; next[m] < tiles[m].size() && tiles[m][next[m]].q_block.index() == s; ++next[m]) {
+        add_read(m * shards_.size() + tiles[m][next[m]].kv_block.index());
+        ++num_reads;
+      }
+    }
+  }
+  first_read_.push_back(num_reads);
+  first_range_.push_back(ranges_.size());
+}
+
+// Adds a column to the reads of the shard that is being listed.
+void ShardTraffic::add_read(std::size_t column) {
+  if (ranges_.size() > first_range_.back() && ranges_.back().end == column) {
+    ++ranges_.back().end;
+  } else {
+    ranges_.push_back({column, column + 1});
+  }
 }
 
 void ShardTraffic::place(std::size_t shard, std::int32_t position) {
-  positions_[shard] = position;
+  set_source(shard, position);
   update_moves(shard, position, 1);
   update_source(shard, position, 1);
   update_reads(shard, position, 1);
@@ -53,19 +79,26 @@ void ShardTraffic::take(std::size_t shard) {
   update_reads(shard, position, -1);
   update_source(shard, position, -1);
   update_moves(shard, position, -1);
-  positions_[shard] = kNowhere;
+  set_source(shard, kNowhere);
 }
 
-void ShardTraffic::add(std::vector<std::int64_t>& bytes, std::int32_t position,
-                       std::int64_t change) {
+void ShardTraffic::set_source(std::size_t shard, std::int32_t position) {
+  positions_[shard] = position;
+  for (std::size_t c = shard; c < columns_.size(); c += shards_.size()) {
+    if (!columns_[c].has_home) columns_[c].source = position;
+  }
+}
+
+inline void ShardTraffic::add(std::vector<std::int64_t>& bytes, std::int32_t position,
+                              std::int64_t change, double& unevenness) {
   std::int64_t& value = bytes[static_cast<std::size_t>(position)];
   const auto fourth_power = [](std::int64_t x) {
     const double square = static_cast<double>(x) * static_cast<double>(x);
     return square * square;
   };
-  unevenness_ -= fourth_power(value);
+  unevenness -= fourth_power(value);
   value += change;
-  unevenness_ += fourth_power(value);
+  unevenness += fourth_power(value);
 }
 
 // Accounts for queries that are not worked on at home, and for their outputs.
@@ -73,38 +106,46 @@ void ShardTraffic::update_moves(std::size_t s, std::int32_t position, int sign) 
   const Shard& shard = shards_[s];
   if (shard.home == kNowhere) return;
   const std::int64_t here = position == shard.home ? shard.tokens_at_home : 0;
-  add(received_, position, sign * query_bytes_ * (shard.tokens - here));
-  add(sent_, position, sign * output_bytes_ * (shard.tokens - here));
-  add(sent_, shard.home, sign * query_bytes_ * (shard.tokens_at_home - here));
-  add(received_, shard.home, sign * output_bytes_ * (shard.tokens_at_home - here));
+  add(received_, position, sign * query_bytes_ * (shard.tokens - here), unevenness_);
+  add(sent_, position, sign * output_bytes_ * (shard.tokens - here), unevenness_);
+  add(sent_, shard.home, sign * query_bytes_ * (shard.tokens_at_home - here), unevenness_);
+  add(received_, shard.home, sign * output_bytes_ * (shard.tokens_at_home - here), unevenness_);
 }
 
 // Accounts for a shard's keys if it has no home. The keys then come from where the shard is placed,
 // and that position reads them without receiving anything.
 void ShardTraffic::update_source(std::size_t s, std::int32_t position, int sign) {
   if (shards_[s].home != kNowhere) return;
-  for (std::size_t column = s; column < key_bytes_.size(); column += shards_.size()) {
-    const int here = readers_at(column, position) > 0 ? 1 : 0;
-    add(sent_, position, sign * key_bytes_[column] * (readers_[column] - here));
-    if (here > 0) add(received_, position, -sign * key_bytes_[column]);
+  for (std::size_t c = s; c < columns_.size(); c += shards_.size()) {
+    const Column& column = columns_[c];
+    const int here = readers_at(position)[c] > 0 ? 1 : 0;
+    add(sent_, position, sign * column.key_bytes * (column.readers - here), unevenness_);
+    if (here > 0) add(received_, position, -sign * column.key_bytes, unevenness_);
+  }
+}
+
+inline void ShardTraffic::count_reader(Column& column, std::int32_t position, int sign,
+                                       double& unevenness) {
+  column.readers += sign;
+  if (column.source == position) return;
+  add(received_, position, sign * column.key_bytes, unevenness);
+  if (!column.has_home && column.source != kNowhere) {
+    add(sent_, column.source, sign * column.key_bytes, unevenness);
   }
 }
 
 void ShardTraffic::update_reads(std::size_t s, std::int32_t position, int sign) {
-  for (std::size_t r = first_read_[s]; r < first_read_[s + 1]; ++r) {
-    const std::size_t column = reads_[r];
-    std::int32_t& count = readers_at(column, position);
-    const bool is_only = sign > 0 ? count == 0 : count == 1;
-    count += sign;
-    if (!is_only) continue;
-    readers_[column] += sign;
-    const std::size_t keys = column % shards_.size();
-    const std::int32_t home = shards_[keys].home;
-    const std::int32_t source = home == kNowhere ? positions_[keys] : home;
-    if (source == position) continue;
-    add(received_, position, sign * key_bytes_[column]);
-    if (home == kNowhere && source != kNowhere) add(sent_, source, sign * key_bytes_[column]);
+  std::int32_t* const counts = readers_at(position);
+  const std::int32_t changing = sign > 0 ? 0 : 1;
+  double unevenness = unevenness_;  // in a register: every change waits for the last one
+  for (std::size_t r = first_range_[s]; r < first_range_[s + 1]; ++r) {
+    for (std::size_t c = ranges_[r].begin; c < ranges_[r].end; ++c) {
+      const std::int32_t before = counts[c];
+      counts[c] = before + sign;
+      if (before == changing) count_reader(columns_[c], position, sign, unevenness);
+    }
   }
+  unevenness_ = unevenness;
 }
 
 }  // namespace contextile

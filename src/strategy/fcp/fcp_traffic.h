@@ -43,27 +43,49 @@ class ShardTraffic {
   [[nodiscard]] double unevenness() const { return unevenness_; }
   // Returns the number of shard reads of all queries, which is the cost of updating every shard
   // once.
-  [[nodiscard]] std::size_t num_reads() const { return reads_.size(); }
+  [[nodiscard]] std::size_t num_reads() const { return first_read_.back(); }
   [[nodiscard]] std::size_t num_reads(std::size_t shard) const {
     return first_read_[shard + 1] - first_read_[shard];
   }
 
  private:
-  void add(std::vector<std::int64_t>& bytes, std::int32_t position, std::int64_t change);
+  // A shard's keys under one mask.
+  struct Column {
+    std::int64_t key_bytes = 0;
+    std::int32_t readers = 0;  // positions that read it
+    // The position where the keys are. Keys with a home are not charged to it.
+    std::int32_t source = kNowhere;
+    bool has_home = false;
+  };
+  struct ColumnRange {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+  };
+
+  void list_reads(const Workload& workload);
+  void add_read(std::size_t column);
+  static void add(std::vector<std::int64_t>& bytes, std::int32_t position, std::int64_t change,
+                  double& unevenness);
+  void set_source(std::size_t shard, std::int32_t position);
   void update_source(std::size_t shard, std::int32_t position, int sign);
   void update_reads(std::size_t shard, std::int32_t position, int sign);
   void update_moves(std::size_t shard, std::int32_t position, int sign);
-  [[nodiscard]] std::int32_t& readers_at(std::size_t column, std::int32_t position) {
-    return count_[column * sent_.size() + static_cast<std::size_t>(position)];
+  // Called when the first reader of a column comes to a position, or the last one goes.
+  void count_reader(Column& column, std::int32_t position, int sign, double& unevenness);
+  // Returns the counts of all columns at a position.
+  [[nodiscard]] std::int32_t* readers_at(std::int32_t position) {
+    return count_.data() + static_cast<std::size_t>(position) * columns_.size();
   }
 
   std::span<const Shard> shards_;
   std::vector<std::int32_t> positions_;  // of every shard
-  std::vector<std::int64_t> key_bytes_;  // of every column: a shard's keys under one mask
-  std::vector<std::int32_t> readers_;    // of every column: positions that read it
-  std::vector<std::int32_t> count_;      // column by position: shards there that read it
-  std::vector<std::size_t> first_read_;  // shard s reads columns reads_[first_read_[s], …[s + 1])
-  std::vector<std::size_t> reads_;
+  std::vector<Column> columns_;          // all shards of the first mask, then of the next
+  // Position by column: shards there that read it. A shard's counts are near each other, because
+  // it reads few ranges of columns.
+  std::vector<std::int32_t> count_;
+  std::vector<std::size_t> first_read_;   // by shard: reads of all earlier ones
+  std::vector<std::size_t> first_range_;  // shard s reads ranges_[first_range_[s], …[s + 1])
+  std::vector<ColumnRange> ranges_;
   std::vector<std::int64_t> sent_;
   std::vector<std::int64_t> received_;
   std::int64_t query_bytes_ = 0;  // of a token, all layers

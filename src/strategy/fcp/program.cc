@@ -76,12 +76,17 @@ class FcpPipeline::Arranging {
     return position_of(tile) != caster(tile.kv_block) && tile.device != owner(tile.kv_block);
   }
 
-  [[nodiscard]] std::int32_t earliest_stage(const PlacedTile& tile) const {
+  // Returns the cast of a tile of out_.tiles, which lists the pipeline's tiles for every group.
+  [[nodiscard]] std::size_t cast_of(std::size_t tile) const {
+    return pipeline_.cast_of_tile_[tile % pipeline_.tiles_.size()];
+  }
+
+  [[nodiscard]] std::int32_t earliest_stage(std::size_t t) const {
+    const PlacedTile& tile = out_.tiles[t];
     const std::int32_t g = tile.group.value;
     std::int32_t stage = std::max(first_compute(), query_arrival(tile.q_block, g));
     if (reads_cast(tile)) {
-      const Cast& cast = pipeline_.casts_[pipeline_.cast_of(tile.kv_block, position_of(tile))];
-      stage = std::max(stage, scale_ * cast.stage);
+      stage = std::max(stage, scale_ * pipeline_.casts_[cast_of(t)].stage);
     } else if (tile.device != owner(tile.kv_block)) {
       stage = std::max(stage, key_arrival(tile.kv_block, g));
     }
@@ -95,7 +100,7 @@ class FcpPipeline::Arranging {
         PlacedTile& placed =
             out_.tiles.emplace_back(PlacedTile{tile.q_block, tile.kv_block, GroupId{g},
                                                layout_.worker(tile.q_block, g), 0, tile.pairs});
-        placed.stage = earliest_stage(placed);
+        placed.stage = earliest_stage(out_.tiles.size() - 1);
       }
     }
   }
@@ -207,12 +212,13 @@ class FcpPipeline::Arranging {
     last_q_.assign(num_units, kNever);
     last_kv_.assign(num_units, kNever);
     last_cast_.assign(pipeline_.casts_.size() * static_cast<std::size_t>(groups_), kNever);
-    for (const PlacedTile& tile : out_.tiles) {
+    for (std::size_t t = 0; t < out_.tiles.size(); ++t) {
+      const PlacedTile& tile = out_.tiles[t];
       const std::int32_t g = tile.group.value;
       const auto note = [&](std::int32_t& last) { last = std::max(last, tile.stage); };
       note(last_q_[pipeline_.unit(tile.q_block, g)]);
       if (reads_cast(tile)) {
-        note(last_cast_[cast_index(pipeline_.cast_of(tile.kv_block, position_of(tile)), g)]);
+        note(last_cast_[cast_index(cast_of(t), g)]);
       } else if (position_of(tile) == caster(tile.kv_block)) {
         note(last_kv_[pipeline_.unit(tile.kv_block, g)]);
       }
