@@ -125,9 +125,10 @@ void run(const Case& c) {
   StrategyRequest request;
   request.max_roundings = kAnyRoundings;  // as the originals
   request.options = choice.options;
-  const Arrangement arrangement =
+  Arrangement arrangement =
       timed([&] { return arrange_timed(strategy, workload, cluster, request); });
   const Plan plan = timed([&] { return build_plan(workload, cluster, arrangement); });
+  arrangement = {};  // as plan_batch does
   const VerifyReport report = timed([&] { return verify(plan); });
   const Simulation simulation = timed([&] { return simulate(plan, cluster); });
   fmt::print("{:>10.2f}  {:016x} {:.17g}{}\n", peak_gib(), plan.digest, simulation.time_us(),

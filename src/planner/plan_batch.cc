@@ -14,6 +14,7 @@
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "contextile/verify.h"
+#include "plan/size_text.h"
 #include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
 
@@ -65,9 +66,9 @@ std::string size_text(const Arrangement& arrangement, const Cluster& cluster) {
   return fmt::format("a plan of {} tiles on {} devices", tiles, cluster.num_devices());
 }
 
-// plan_arrangement of a workload that is known to be valid.
-PlannedBatch plan_checked_arrangement(const Workload& workload, const Cluster& cluster,
-                                      const Arrangement& arrangement, const PlanOptions& options) {
+// Builds the plan of an arrangement whose workload is known to be valid.
+PlannedBatch build_checked(const Workload& workload, const Cluster& cluster,
+                           const Arrangement& arrangement, const PlanOptions& options) {
   PlannedBatch planned;
   with_memory_for([&] { return size_text(arrangement, cluster); },
                   [&] {
@@ -76,13 +77,19 @@ PlannedBatch plan_checked_arrangement(const Workload& workload, const Cluster& c
                     planned.plan = std::make_shared<const Plan>(
                         build_plan(workload, cluster, arrangement, {.limits = options.limits}));
                     planned.build_s = seconds_since(arranged);
+                  });
+  return planned;
+}
+
+void verify_built(const PlanOptions& options, PlannedBatch& planned) {
+  with_memory_for([&] { return size_text(*planned.plan); },
+                  [&] {
                     begin_step(options, "verifying", 2);
                     const Clock::time_point built = Clock::now();
                     planned.verified = verify(*planned.plan, {.progress = within_step(options, 2)});
                     planned.verify_s = seconds_since(built);
                     planned.statistics = statistics(*planned.plan);
                   });
-  return planned;
 }
 
 }  // namespace
@@ -111,11 +118,13 @@ PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster
   StrategyRequest request = request_of(choice, options);
   request.searched = [&](const SearchReport& report) { search = report; };
   const Clock::time_point started = Clock::now();
-  const Arrangement arrangement =
+  Arrangement arrangement =
       with_memory_for([&] { return size_text(workload, cluster, options); },
                       [&] { return arrange_timed(strategy, workload, cluster, request); });
   const double arrange_s = seconds_since(started);
-  PlannedBatch planned = plan_checked_arrangement(workload, cluster, arrangement, options);
+  PlannedBatch planned = build_checked(workload, cluster, arrangement, options);
+  arrangement = {};  // verifying a large plan needs the memory
+  verify_built(options, planned);
   planned.arrange_s = arrange_s;
   planned.search = std::move(search);
   return planned;
@@ -130,7 +139,9 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
 PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                               const Arrangement& arrangement, const PlanOptions& options) {
   check_workload(workload);
-  return plan_checked_arrangement(workload, cluster, arrangement, options);
+  PlannedBatch planned = build_checked(workload, cluster, arrangement, options);
+  verify_built(options, planned);
+  return planned;
 }
 
 PlannedBatch plan_and_check(const Workload& workload, const Cluster& cluster,
