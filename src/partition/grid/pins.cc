@@ -1,7 +1,5 @@
 #include "partition/grid/pins.h"
 
-#include <bit>
-
 namespace contextile {
 
 PinnedGrid::PinnedGrid(const AttentionGrid& grid, const GridSpec& spec, GridPartition& partition)
@@ -26,19 +24,6 @@ PinnedGrid::PinnedGrid(const AttentionGrid& grid, const GridSpec& spec, GridPart
   for (const GridVertexId v : IdRange<GridVertexId>(num_vertices())) {
     for_each_net(v, [&](NetId net) { add_pin(net, device(v)); });
   }
-}
-
-template <typename Visit>
-void PinnedGrid::for_each_net(GridVertexId v, const Visit& visit) const {
-  const std::int32_t blocks = num_blocks();
-  if (is_block(v)) {
-    const auto num_nets = static_cast<std::int32_t>(bytes_.size());
-    for (std::int32_t net = v.value; net < num_nets; net += blocks) visit(NetId{net});
-    return;
-  }
-  const GridTile& t = tile(v);
-  visit(NetId{t.group.value * blocks + t.row.value});
-  visit(NetId{(grid_.head_groups + t.group.value) * blocks + t.column.value});
 }
 
 std::int64_t PinnedGrid::weight(GridVertexId v) const {
@@ -100,17 +85,6 @@ bool PinnedGrid::can_gain(GridVertexId v) const {
   bool alone = false;
   for_each_net(v, [&](NetId net) { alone = alone || (lanes(net, from).single & bit(from)) != 0; });
   return alone;
-}
-
-void PinnedGrid::append_devices(GridVertexId v, std::vector<Rank>& devices) const {
-  for_each_net(v, [&](NetId net) {
-    for (std::size_t word = 0; word < num_words_; ++word) {
-      std::uint64_t left = lanes_[net.index() * num_words_ + word].any;
-      for (; left != 0; left &= left - 1) {
-        devices.emplace_back(static_cast<std::int32_t>(64 * word) + std::countr_zero(left));
-      }
-    }
-  });
 }
 
 void PinnedGrid::add_pin(NetId net, Rank device) {

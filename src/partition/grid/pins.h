@@ -2,6 +2,7 @@
 // has more data and is faster, but is limited to 64 devices.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -55,8 +56,9 @@ class PinnedGrid {
   // Returns true if a move of the vertex may lower the cost: it is the only pin of a net on its
   // device.
   [[nodiscard]] bool can_gain(GridVertexId v) const;
-  // Appends the devices that have pins of the vertex's nets, with repetitions, ascending per net.
-  void append_devices(GridVertexId v, std::vector<Rank>& devices) const;
+  // Calls visit for every device that has pins of the vertex's nets, ascending.
+  template <typename Visit>
+  void for_each_device(GridVertexId v, const Visit& visit) const;
 
  private:
   // The pins of a net on 64 consecutive devices, as bits: `any` has the devices with pins, `single`
@@ -123,5 +125,29 @@ class PinnedGrid {
   std::size_t num_words_;  // lanes of a net
   IdVector<Rank, std::int32_t> node_of_;
 };
+
+template <typename Visit>
+void PinnedGrid::for_each_net(GridVertexId v, const Visit& visit) const {
+  const std::int32_t blocks = num_blocks();
+  if (is_block(v)) {
+    const auto num_nets = static_cast<std::int32_t>(bytes_.size());
+    for (std::int32_t net = v.value; net < num_nets; net += blocks) visit(NetId{net});
+    return;
+  }
+  const GridTile& t = tile(v);
+  visit(NetId{t.group.value * blocks + t.row.value});
+  visit(NetId{(grid_.head_groups + t.group.value) * blocks + t.column.value});
+}
+
+template <typename Visit>
+void PinnedGrid::for_each_device(GridVertexId v, const Visit& visit) const {
+  for (std::size_t word = 0; word < num_words_; ++word) {
+    std::uint64_t left = 0;
+    for_each_net(v, [&](NetId net) { left |= lanes_[net.index() * num_words_ + word].any; });
+    for (; left != 0; left &= left - 1) {
+      visit(Rank{static_cast<std::int32_t>(64 * word) + std::countr_zero(left)});
+    }
+  }
+}
 
 }  // namespace contextile

@@ -1,6 +1,7 @@
 #include "partition/grid/rebalance.h"
 
 #include <algorithm>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -78,45 +79,54 @@ void Rebalance::move(GridVertexId v, Rank to) {
   const std::int64_t weight = grid_.weight(v);
   const std::int32_t first = parts_.first_device.value;
   const Rank from = grid_.device(v);
-  load_[part_of(from)] -= weight;
-  load_[part_of(to)] += weight;
+  change_load(part_of(from), -weight);
+  change_load(part_of(to), weight);
   device_load_[Rank{from.value - first}] -= weight;
   device_load_[Rank{to.value - first}] += weight;
   grid_.move(v, to);
-  emptiest_.clear();
   changed_ = true;
+}
+
+// Keeps by_load_ sorted: a part moves past few others.
+void Rebalance::change_load(GridPartId part, std::int64_t change) {
+  load_[part] += change;
+  if (by_load_.empty()) return;
+  const auto order = [this](GridPartId p) { return std::pair(load_[p], p); };
+  auto at = std::ranges::find(by_load_, part);
+  for (; at != by_load_.begin() && order(*at) < order(at[-1]); --at) std::iter_swap(at, at - 1);
+  for (; at + 1 != by_load_.end() && order(at[1]) < order(*at); ++at) std::iter_swap(at, at + 1);
 }
 
 // ------------------------------------------------------------------------------------- moves
 
-void Rebalance::find_emptiest() {
-  if (!emptiest_.empty()) return;
-  emptiest_.assign(parts_.ids().begin(), parts_.ids().end());
-  const std::size_t wanted = std::min(kEmptiestParts, emptiest_.size());
-  std::ranges::partial_sort(emptiest_, emptiest_.begin() + static_cast<std::ptrdiff_t>(wanted), {},
-                            [this](GridPartId p) { return std::pair(load_[p], p); });
-  emptiest_.resize(wanted);
+void Rebalance::sort_by_load() {
+  if (!by_load_.empty()) return;
+  by_load_.assign(parts_.ids().begin(), parts_.ids().end());
+  std::ranges::sort(by_load_, {}, [this](GridPartId p) { return std::pair(load_[p], p); });
 }
 
 // Finds the devices of other parts that have room.
 void Rebalance::find_targets(GridVertexId v, GridPartId from) {
   targets_.clear();
+  const std::int64_t most = limit_ - grid_.weight(v);
+  const auto has_room = [&](GridPartId part) { return part != from && load_[part] <= most; };
   const auto append_part = [&](GridPartId part) {
+    if (!has_room(part)) return;
     for (std::int32_t d = 0; d < parts_.devices; ++d) {
       targets_.push_back(Rank{parts_.first_device.value + part.value * parts_.devices + d});
     }
   };
   if (parts_.count * parts_.devices <= kFewDevices) {
     for (const GridPartId p : parts_.ids()) append_part(p);
-  } else {
-    grid_.append_devices(v, targets_);
-    find_emptiest();
-    for (const GridPartId p : emptiest_) append_part(p);
+    return;
   }
-  const std::int64_t most = limit_ - grid_.weight(v);
-  std::erase_if(targets_, [&](Rank d) {
-    return !parts_.holds(d) || part_of(d) == from || load_[part_of(d)] > most;
+  grid_.for_each_device(v, [&](Rank device) {
+    if (parts_.holds(device) && has_room(part_of(device))) targets_.push_back(device);
   });
+  sort_by_load();
+  for (const GridPartId p : std::span(by_load_).first(std::min(kEmptiestParts, by_load_.size()))) {
+    append_part(p);
+  }
 }
 
 Rebalance::Move Rebalance::best_move(GridVertexId v) {

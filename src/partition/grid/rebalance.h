@@ -70,7 +70,8 @@ class Rebalance {
   [[nodiscard]] std::vector<GridPartId> above_limit() const;
   [[nodiscard]] PartLists by_part();  // lightest first
   [[nodiscard]] TileLists tiles_by_part();
-  void find_emptiest();
+  void sort_by_load();
+  void change_load(GridPartId part, std::int64_t change);
   void find_targets(GridVertexId v, GridPartId from);
   [[nodiscard]] Move best_move(GridVertexId v);
   template <typename Visit>
@@ -100,9 +101,9 @@ class Rebalance {
   IdVector<Rank, std::int64_t> device_load_;  // from the parts' first device on
   IdVector<Rank, GridPartId> part_of_;        // of the same devices
   std::vector<GridVertexId> lightest_first_;  // vertices_ by weight; empty: not yet sorted
-  std::vector<GridPartId> emptiest_;  // parts with the least load; empty: loads have changed since
-  std::vector<Rank> targets_;         // scratch: devices that a vertex may move to
-  std::vector<std::int64_t> deltas_;  // scratch: change of cost there
+  std::vector<GridPartId> by_load_;           // parts, the emptiest first; empty: not yet sorted
+  std::vector<Rank> targets_;                 // scratch: devices that a vertex may move to
+  std::vector<std::int64_t> deltas_;          // scratch: change of cost there
 };
 
 }  // namespace contextile
