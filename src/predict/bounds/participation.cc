@@ -1,12 +1,15 @@
 #include "predict/bounds/participation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <vector>
 
 namespace contextile {
 namespace {
+
+constexpr double kRounding = 1e-9;
 
 // Tokens that are worth `us_per_token` of work each.
 struct TokenWorth {
@@ -32,6 +35,34 @@ double most_cost_alone(const ComponentLoad& load, double owned) {
   return tokens <= owned ? load.cost.of(load.component) / tokens : 0;
 }
 
+// The most work on the component, in units of cost, of devices that compute pairs of their own
+// tokens only and do at most `most_cost` each.
+double most_cost_of_owners(const ComponentLoad& load, double owned, double most_cost) {
+  const MaskComponent& component = load.component;
+  const double whole = load.cost.of(component);
+  if (component.future_pairs > 0 || whole <= 0) return whole;
+  const auto tokens = static_cast<double>(component.tokens.size());
+  const auto degree = static_cast<double>(component.max_degree);
+  const double of_row =
+      load.cost.row + load.cost.diagonal + load.cost.piece / static_cast<double>(component.rows);
+  const auto worth = [&](double n) {
+    const double rising = std::min(n, degree);
+    return load.cost.pair * (0.5 * rising * (rising + 1) + (n - rising) * degree) + of_row * n;
+  };
+  double most = std::min(owned, tokens);  // tokens that are worth at most most_cost
+  if (worth(most) > most_cost) {
+    if (worth(degree) < most_cost) {
+      most = degree + (most_cost - worth(degree)) / (load.cost.pair * degree + of_row);
+    } else {
+      const double slope = of_row + 0.5 * load.cost.pair;
+      most = (std::sqrt(slope * slope + 2 * load.cost.pair * most_cost) - slope) / load.cost.pair;
+    }
+  }
+  if (most <= 0) return 0;
+  const double devices = std::floor(tokens / most * (1 + kRounding));
+  return std::min(whole, devices * worth(most) + worth(std::max(0.0, tokens - devices * most)));
+}
+
 // M(m) for m = 0, 1, …, `devices`.
 std::vector<double> worth_of_devices(std::vector<TokenWorth> worths, const DevicePace& pace) {
   std::ranges::sort(worths, std::greater<>(), &TokenWorth::us_per_token);
@@ -55,7 +86,8 @@ std::vector<double> worth_of_devices(std::vector<TokenWorth> worths, const Devic
 class Participation {
  public:
   Participation(std::span<const ComponentLoad> loads, const DevicePace& pace)
-      : pace_(pace),
+      : loads_(loads),
+        pace_(pace),
         foreign_us_(pace.call_us + pace.launch_us + std::min(pace.call_us, pace.latency_us)) {
     std::vector<TokenWorth> local;
     std::vector<TokenWorth> alone;
@@ -78,23 +110,52 @@ class Participation {
     const double foreign_us = std::max(0.0, time_us - foreign_us_);
     const double local_us = std::max(0.0, time_us - pace_.call_us - pace_.launch_us);
     const double alone_us = std::max(0.0, time_us - pace_.call_us);
-    double most = 0;
-    double best_local_gain = 0;  // of at most as many local devices as remain
-    for (std::size_t alone = local_worth_us_.size(); alone-- > 0;) {
-      const std::size_t others = local_worth_us_.size() - 1 - alone;
-      const auto local = static_cast<double>(others);
-      const double local_gain =
-          std::min(local * local_us, local_worth_us_[others]) - local * foreign_us;
-      best_local_gain = std::max(best_local_gain, local_gain);
-      const auto count = static_cast<double>(alone);
-      const double alone_gain =
-          std::min(count * alone_us, alone_worth_us_[alone]) - count * foreign_us;
-      most = std::max(most, pace_.devices * foreign_us + alone_gain + best_local_gain);
+    const OwnersWork owners = owners_work(alone_us);
+    const std::size_t devices = local_worth_us_.size() - 1;
+    const auto of_local = [&](std::size_t m) {
+      return std::min(static_cast<double>(m) * local_us, local_worth_us_[m]);
+    };
+    const auto of_alone = [&](std::size_t m) {
+      return std::min({static_cast<double>(m) * alone_us, alone_worth_us_[m], owners.alone_us});
+    };
+    // Both are concave in m, so the best split of more devices adds to one of the two.
+    double most = pace_.devices * foreign_us;
+    std::size_t local = 0;
+    std::size_t alone = 0;
+    while (local + alone < devices) {
+      const double local_gain = of_local(local + 1) - of_local(local);
+      const double alone_gain = of_alone(alone + 1) - of_alone(alone);
+      (alone_gain > local_gain ? alone : local) += 1;
+      const auto others = static_cast<double>(devices - local - alone);
+      const double own_us = std::min(owners.all_us, of_local(local) + of_alone(alone));
+      most = std::max(most, others * foreign_us + own_us);
     }
     return most;
   }
 
  private:
+  // Most work of all devices that compute pairs of their own tokens only.
+  struct OwnersWork {
+    double all_us = 0;    // S
+    double alone_us = 0;  // A
+  };
+
+  [[nodiscard]] OwnersWork owners_work(double most_us) const {
+    const double most_cost = most_us / pace_.us_per_cost;
+    OwnersWork work;
+    for (const ComponentLoad& load : loads_) {
+      const double own = most_cost_of_owners(load, pace_.owned_tokens, most_cost);
+      const double whole = load.cost.of(load.component);
+      const auto tokens = static_cast<double>(load.component.tokens.size());
+      const bool is_connected = load.component.connected_tokens == load.component.tokens.size();
+      const bool fits = tokens <= pace_.owned_tokens && whole <= most_cost * (1 + kRounding);
+      work.all_us += load.count * own * pace_.us_per_cost;
+      if (!is_connected || fits) work.alone_us += load.count * own * pace_.us_per_cost;
+    }
+    return work;
+  }
+
+  std::span<const ComponentLoad> loads_;
   const DevicePace& pace_;
   double foreign_us_;
   double work_us_ = 0;
@@ -107,7 +168,6 @@ class Participation {
 double participation_us(std::span<const ComponentLoad> loads, const DevicePace& pace,
                         double even_us) {
   constexpr double kClose = 1e-4;
-  constexpr double kRounding = 1e-9;
   const Participation participation(loads, pace);
   const double work_us = participation.work_us() * (1 - kRounding);
   double low = even_us;

@@ -51,8 +51,16 @@ struct DevicePace {
 // that is connected are worth their share of its cost if one device can own them all, nothing
 // otherwise.
 //
+// One document: a device alone or local works at most T - call, and n tokens of a document in which
+// no token attends a later one have at most Σ min(i, max_degree) pairs, i = 1 … n. Both are convex
+// in n. So such devices do most on a document if as many as possible own the tokens that are worth
+// T - call (or the most they may own), and one the rest. Let S be the sum over the documents.
+// Let A be the cost of the components that one device can own and compute in T - call, with all
+// those that are not connected: devices alone do at most that.
+//
 // With m' devices alone and m local ones, of K, in time T:
-//   W <= (K - m - m')·(T - foreign) + min(m·(T - local), M(m)) + min(m'·(T - alone), M'(m')).
+//   W <= (K - m - m')·(T - foreign) +
+//        min(S, min(m·(T - local), M(m)) + min(m'·(T - alone), M'(m'), A)).
 // The right side grows with T. The bound is the T from which on it holds for some m and m'.
 [[nodiscard]] double participation_us(std::span<const ComponentLoad> loads, const DevicePace& pace,
                                       double even_us);

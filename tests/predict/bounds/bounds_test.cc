@@ -191,8 +191,10 @@ Arrangement random_arrangement(Rng& rng, const Workload& workload, const Cluster
   arrangement.strategy = "random";
   arrangement.partial_wire = Dtype::kBf16;
   ArrangedRound& round = arrangement.rounds.emplace_back();
-  round.blocks =
-      cut_sequences(workload, random_between(rng, 1, 8) * (workload.num_tokens() < 300 ? 4 : 50));
+  // Small blocks, or few of each document.
+  const std::int64_t few = (workload.num_tokens() + 7) / random_between(rng, 2, 8);
+  const std::int64_t small = random_between(rng, 1, 8) * (workload.num_tokens() < 300 ? 4 : 50);
+  round.blocks = cut_sequences(workload, random_chance(rng, 0.4) ? few : small);
   round.head_groups = random_chance(rng, 0.5) ? workload.shape.kv_heads : 1;
   const std::int64_t devices = cluster.num_devices();
   const std::int64_t blocks = round.blocks.num_blocks();
@@ -201,8 +203,8 @@ Arrangement random_arrangement(Rng& rng, const Workload& workload, const Cluster
         random_chance(rng, 0.1) ? random_between(rng, 0, devices - 1) : b * devices / blocks;
     round.owners.emplace_back(static_cast<std::int32_t>(home));
   }
-  const double by_query = rng.uniform();
-  const double by_group = rng.uniform();
+  const double by_query = random_chance(rng, 0.4) ? 0 : rng.uniform();
+  const double by_group = random_chance(rng, 0.4) ? 0 : rng.uniform();
   for (const NamedMask& named : workload.masks) {
     round.masks.push_back(named.mask);
     ArrangedMask& program = round.programs.emplace_back();
@@ -243,7 +245,8 @@ Arrangement random_arrangement(Rng& rng, const Workload& workload, const Cluster
 
 TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfRandomArrangements) {
   Counts counts;
-  for (std::uint64_t seed = 0; seed < 120; ++seed) {
+  constexpr int kSeeds = 300;
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     Rng rng(seed);
     const Cluster cluster = random_cluster(rng);
     const auto kv_heads = static_cast<std::int32_t>(1 << random_between(rng, 0, 2));
@@ -256,7 +259,7 @@ TEST(LowerBound, IsNeverAboveTheSimulatedTimeOfRandomArrangements) {
     const Plan plan = build_plan(workload, cluster, random_arrangement(rng, workload, cluster));
     ASSERT_NO_FATAL_FAILURE(expect_below(plan, workload, cluster, counts));
   }
-  EXPECT_EQ(counts.plans, 240);
+  EXPECT_EQ(counts.plans, 2 * kSeeds);
 }
 
 TEST(LowerBound, OfOneDeviceAndAFullDocumentIsItsKernelTime) {
@@ -334,7 +337,6 @@ TEST(LowerBound, OfALongDocumentThatDevicesShareHasALaunchAndALatencyBesideCompu
     const auto lost_us = [&](std::int64_t owned) {
       const TimeBound bound =
           lower_bound(workload, cluster, direction, {.max_owned_tokens = owned});
-      EXPECT_EQ(bound.separate_us, bound.compute_us);
       EXPECT_EQ(bound.time_us, bound.joint_us);
       return bound.joint_us - bound.compute_us;
     };
@@ -343,9 +345,9 @@ TEST(LowerBound, OfALongDocumentThatDevicesShareHasALaunchAndALatencyBesideCompu
     cluster.intra_latency_us = 100;  // longer than another call
     EXPECT_NEAR(lost_us(10000), cluster.launch_us + cluster.attention.call_us, 0.2);
     cluster.intra_latency_us = 7;
-    // With 17500 tokens one device computes half of the work alone, but takes part.
+    // With 17500 tokens or all of them, one device computes half of the work alone, but takes part.
     EXPECT_NEAR(lost_us(17500), 0.5 * (cluster.launch_us + both_us), 0.2);
-    EXPECT_EQ(lost_us(20000), 0);  // one device may own it all
+    EXPECT_NEAR(lost_us(20000), 0.5 * (cluster.launch_us + both_us), 0.2);
   }
 }
 
