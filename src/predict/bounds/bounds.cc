@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <string_view>
@@ -76,20 +78,43 @@ OwnedTokens owned_tokens(const Workload& workload, const Cluster& cluster,
   return owned;
 }
 
+enum class Ways : std::uint8_t { kBoth, kOne };
+
 // Forward: a query comes, its output goes, a key comes with its value. Backward: dO comes, dQ goes,
-// and dK with dV; Q, K and V may have stayed since forward.
+// and dK with dV; Q, K and V may have stayed since forward. One way: inputs in forward, results in
+// backward.
 TokenBytes token_bytes(const AttentionShape& shape, Direction direction, std::int32_t head_groups,
-                       const BoundOptions& options) {
+                       Ways ways, const BoundOptions& options) {
   const Dtype dtype = shape.dtype;
   const Dtype partial = options.partial_wire.value_or(Dtype::kBf16);
   const Dtype result = bytes_per_element(partial) < bytes_per_element(dtype) ? partial : dtype;
   const auto bytes = [&](Kind kind, Dtype wire) {
     return static_cast<double>(unit_bytes(kind, 1, shape, head_groups, wire));
   };
+  TokenBytes token;
   if (direction == Direction::kForward) {
-    return {bytes(Kind::kQ, dtype) + bytes(Kind::kO, result), bytes(Kind::kKv, dtype)};
+    token.row = bytes(Kind::kQ, dtype);
+    token.key = bytes(Kind::kKv, dtype);
+    if (ways == Ways::kBoth) token.row += bytes(Kind::kO, result);
+  } else {
+    token.row = bytes(Kind::kDq, result);
+    token.key = bytes(Kind::kDkv, result);
+    if (ways == Ways::kBoth) token.row += bytes(Kind::kDo, dtype);
   }
-  return {bytes(Kind::kDo, dtype) + bytes(Kind::kDq, result), bytes(Kind::kDkv, result)};
+  return token;
+}
+
+// An input is launched, travels and is read by a later call. In backward a result is launched after
+// a call and travels; in forward the part that computes it has received an input before.
+void set_lost_time(double setup_us, double call_us, Direction direction, Ways ways,
+                   TokenBytes& token) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  const double one_us = setup_us + call_us;
+  token.lost_us = ways == Ways::kBoth ? setup_us : one_us;
+  token.part_lost_us = {one_us, kNever};
+  if (ways == Ways::kBoth) {
+    token.part_lost_us[1] = direction == Direction::kForward ? one_us + setup_us : one_us;
+  }
 }
 
 // The least latency of any message, before its data flows.
@@ -106,6 +131,7 @@ PartLevel device_level(const Cluster& cluster, const OwnedTokens& owned) {
   level.devices_per_part = 1;
   level.owned_tokens = static_cast<double>(owned.device);
   level.setup_us = cluster.launch_us + least_latency_of_messages_us(cluster);
+  level.launch_us = cluster.launch_us;
   if (cluster.devices_per_node > 1) {
     level.bytes_per_us += level.parts * cluster.intra_gbytes_per_s * kBytesPerUsOfGbytes;
     level.part_bytes_per_us += cluster.intra_gbytes_per_s * kBytesPerUsOfGbytes;
@@ -143,6 +169,7 @@ struct MaskBound {
   [[nodiscard]] double separate_us() const {
     return std::max({compute_us, communication_us(), latency_us});
   }
+  [[nodiscard]] double time_us() const { return std::max(separate_us(), joint_us); }
 };
 
 class Bounds {
@@ -150,6 +177,7 @@ class Bounds {
   Bounds(const Workload& workload, const Cluster& cluster, Direction direction,
          const BoundOptions& options)
       : cluster_(cluster),
+        direction_(direction),
         owned_(owned_tokens(workload, cluster, options)),
         price_(cluster.attention, direction) {
     const AttentionShape& shape = workload.shape;
@@ -163,7 +191,8 @@ class Bounds {
     rates_ = {.head_groups = static_cast<double>(groups),
               .pairs_per_us = cluster.usable_attention_tflops() * 1e6 / flops,
               .call_us = cluster.attention.call_us};
-    bytes_ = token_bytes(shape, direction, groups, options);
+    both_ways_ = token_bytes(shape, direction, groups, Ways::kBoth, options);
+    one_way_ = token_bytes(shape, direction, groups, Ways::kOne, options);
   }
 
   [[nodiscard]] MaskBound of(const Mask& mask) const {
@@ -173,20 +202,21 @@ class Bounds {
     const std::vector<ComponentLoad> loads = loads_of(components.components);
     bound.compute_us = compute_us(loads);
     bound.joint_us = bound.compute_us;
-    if (cluster_.num_devices() > 1) {
-      bound.devices_us = traffic_us(components, device_level(cluster_, owned_), bound);
-      bound.joint_us = participation_us(loads,
-                                        {.devices = static_cast<double>(cluster_.num_devices()),
-                                         .owned_tokens = static_cast<double>(owned_.device),
-                                         .us_per_cost = rates_.head_groups / rates_.pairs_per_us,
-                                         .call_us = rates_.call_us,
-                                         .launch_us = cluster_.launch_us,
-                                         .latency_us = least_latency_of_messages_us(cluster_)},
-                                        bound.compute_us);
-    }
-    if (cluster_.nodes > 1) {
-      bound.nodes_us = traffic_us(components, node_level(cluster_, owned_), bound);
-    }
+    if (cluster_.num_devices() == 1) return bound;
+    bound.joint_us = participation_us(loads,
+                                      {.devices = static_cast<double>(cluster_.num_devices()),
+                                       .owned_tokens = static_cast<double>(owned_.device),
+                                       .us_per_cost = rates_.head_groups / rates_.pairs_per_us,
+                                       .call_us = rates_.call_us,
+                                       .launch_us = cluster_.launch_us,
+                                       .latency_us = least_latency_of_messages_us(cluster_)},
+                                      bound.compute_us);
+    const PartLevel devices = device_level(cluster_, owned_);
+    const PartLevel nodes = node_level(cluster_, owned_);
+    bound.devices_us = traffic_us(components, devices, bound);
+    if (cluster_.nodes > 1) bound.nodes_us = traffic_us(components, nodes, bound);
+    raise_traffic(components, devices, bound, bound.devices_us);
+    if (cluster_.nodes > 1) raise_traffic(components, nodes, bound, bound.nodes_us);
     return bound;
   }
 
@@ -224,7 +254,9 @@ class Bounds {
   // Time of moving data between parts; raises the bound's latency.
   [[nodiscard]] double traffic_us(const MaskComponents& components, const PartLevel& level,
                                   MaskBound& bound) const {
-    TrafficBound traffic(components, price_, level, rates_, bytes_, bound.compute_us);
+    TokenBytes bytes = both_ways_;
+    set_lost_time(level.setup_us, rates_.call_us, direction_, Ways::kBoth, bytes);
+    TrafficBound traffic(components, price_, level, rates_, bytes, bound.compute_us);
     const double us = traffic.least_us();
     // An input is launched, travels and is read by a later call; a result is launched after a call.
     const double latency_us = level.setup_us + rates_.call_us;
@@ -237,6 +269,28 @@ class Bounds {
       bound.latency_us = std::max(bound.latency_us, least_latency_us(traffic, latency_us, bound));
     }
     return us;
+  }
+
+  // Raises `us`, the time of moving data both ways, to that of data in one direction and of the
+  // bicliques, if that is above the bound. One way takes hardly more than twice the time of both.
+  void raise_traffic(const MaskComponents& components, const PartLevel& level,
+                     const MaskBound& bound, double& us) const {
+    const auto raise = [&](Ways ways, CountedPairs pairs) {
+      const double so_far_us = bound.time_us();
+      TokenBytes bytes = ways == Ways::kBoth ? both_ways_ : one_way_;
+      set_lost_time(level.setup_us, rates_.call_us, direction_, ways, bytes);
+      TrafficBound traffic(components, price_, level, rates_, bytes, so_far_us, pairs);
+      const double traffic_us = traffic.least_us();
+      if (traffic_us > so_far_us) us = traffic_us;
+      return traffic_us;
+    };
+    const auto may_be_higher = [&](double both_ways_us) {
+      return both_ways_us > 0 && 2 * both_ways_us + rates_.call_us > bound.time_us();
+    };
+    if (may_be_higher(us)) raise(Ways::kOne, CountedPairs::kAll);
+    if (may_be_higher(raise(Ways::kBoth, CountedPairs::kBiclique))) {
+      raise(Ways::kOne, CountedPairs::kBiclique);
+    }
   }
 
   // A plan has a message, or takes so long that nothing has to move. Returns the least time of the
@@ -255,10 +309,12 @@ class Bounds {
   }
 
   const Cluster& cluster_;
+  Direction direction_;
   OwnedTokens owned_;
   KernelPrice price_;
   WorkRates rates_;
-  TokenBytes bytes_;
+  TokenBytes both_ways_;
+  TokenBytes one_way_;
 };
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "predict/bounds/components.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <span>
+#include <utility>
 
 namespace contextile {
 namespace {
@@ -104,6 +106,34 @@ void add_counts(std::span<const Band> bands, MaskComponent& component) {
   component.diagonal = tokens_outside(own, future);
 }
 
+// The keys of one of the largest bands, with all other rows that attend all of them. Bands are
+// disjoint, so such rows have as many keys there.
+void find_biclique(std::span<const Band> bands, MaskComponent& component) {
+  constexpr std::size_t kMostTried = 4;
+  std::vector<std::pair<std::int64_t, Range>> tried;  // (pairs, keys)
+  for (const Band& band : bands) tried.emplace_back(num_pairs(band), band.k);
+  std::ranges::sort(tried, std::greater<>());
+  tried.resize(std::min(tried.size(), kMostTried));
+  for (const auto& [pairs, keys] : tried) {
+    std::vector<DegreeEvent> events;
+    for (const Band& band : bands) {
+      const Band among = clip(band, band.q, keys);
+      if (!among.q.empty()) append_events(among, events);
+    }
+    std::int64_t rows = 0;
+    for (const DegreeRun& run : degree_runs(events)) {
+      const Range tokens = {run.begin, run.begin + run.count};
+      if (run.slope == 0 && run.first == keys.size()) {
+        rows += tokens.size() - intersect(tokens, keys).size();
+      }
+    }
+    if (rows * keys.size() > component.biclique_rows * component.biclique_keys) {
+      component.biclique_rows = rows;
+      component.biclique_keys = keys.size();
+    }
+  }
+}
+
 // In a band that is more than a single diagonal, neighbouring rows share a key. So all its tokens
 // are connected, also with those of bands that share a token.
 std::int64_t most_connected(std::span<const Band> bands) {
@@ -178,6 +208,7 @@ MaskComponents components_of(const Mask& mask) {
     const std::span<const Band> own = std::span(bands).subspan(first, last - first);
     add_counts(own, component);
     component.connected_tokens = most_connected(own);
+    find_biclique(own, component);
     result.components.push_back(component);
     first = last;
   }

@@ -32,6 +32,9 @@ struct MaskComponent {
   // Most tokens that no plan can separate without moving data: a path of attended pairs connects
   // any two of them. A lower estimate, as bands of a single diagonal do not count.
   std::int64_t connected_tokens = 0;
+  // Rows that attend every one of these keys, and are not among them: much of the pairs, if any.
+  std::int64_t biclique_rows = 0;
+  std::int64_t biclique_keys = 0;
   std::size_t first_row_run = 0;  // into MaskComponents::row_runs, up to the next component's
   std::size_t first_column_run = 0;
 };

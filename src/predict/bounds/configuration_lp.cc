@@ -10,16 +10,19 @@
 namespace contextile {
 namespace {
 
-using Vector = std::array<double, 3>;
+constexpr std::size_t kRows = 5;
+using Vector = std::array<double, kRows>;
 
 struct Column {
-  Vector a{};  // of the rows work, -owned, -1
+  Vector a{};  // of the rows work, -owned, -1, -is_large, -early
   double cost = 0;
 };
 
-double dot(const Vector& x, const Vector& y) { return x[0] * y[0] + x[1] * y[1] + x[2] * y[2]; }
+double dot(const Vector& x, const Vector& y) {
+  return x[0] * y[0] + x[1] * y[1] + x[2] * y[2] + x[3] * y[3] + x[4] * y[4];
+}
 
-// min Σ cost·x with Σ a·x >= b, x >= 0, by the revised simplex method on three rows. Columns of
+// min Σ cost·x with Σ a·x >= b, x >= 0, by the revised simplex method on five rows. Columns of
 // surplus and an expensive artificial column, which does all the work, make the problem feasible
 // and bounded.
 class Simplex {
@@ -27,15 +30,15 @@ class Simplex {
   Simplex(std::vector<Column> columns, const Vector& b) : columns_(std::move(columns)), b_(b) {
     double dearest = 1;
     for (const Column& column : columns_) dearest = std::max(dearest, column.cost);
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < kRows; ++i) {
       Column surplus;
       surplus.a[i] = -1;
       columns_.push_back(surplus);
     }
-    columns_.push_back({{b[0], 0, 0}, kStandIn * dearest});
+    columns_.push_back({{b[0], 0, 0, 0, 0}, kStandIn * dearest});
     const std::size_t n = columns_.size();
-    basis_ = {n - 1, n - 3, n - 2};  // the artificial column; slack in tokens and parts
-    for (std::size_t i = 0; i < 3; ++i) invert_column(i);
+    basis_ = {n - 1, n - 5, n - 4, n - 3, n - 2};  // the artificial column; slack in the other rows
+    for (std::size_t i = 0; i < kRows; ++i) invert_column(i);
   }
 
   // Prices of the rows at the optimum, or after the last step allowed.
@@ -50,7 +53,7 @@ class Simplex {
   }
 
   // Columns of the basis, including those that were added here.
-  [[nodiscard]] const std::array<std::size_t, 3>& basis() const { return basis_; }
+  [[nodiscard]] const std::array<std::size_t, kRows>& basis() const { return basis_; }
 
  private:
   static constexpr double kStandIn = 1e6;
@@ -64,8 +67,8 @@ class Simplex {
 
   [[nodiscard]] Vector current_prices() const {
     Vector y{};
-    for (std::size_t i = 0; i < 3; ++i) {
-      for (std::size_t j = 0; j < 3; ++j) y[j] += columns_[basis_[i]].cost * inverse_[i][j];
+    for (std::size_t i = 0; i < kRows; ++i) {
+      for (std::size_t j = 0; j < kRows; ++j) y[j] += columns_[basis_[i]].cost * inverse_[i][j];
     }
     return y;
   }
@@ -86,9 +89,9 @@ class Simplex {
 
   bool pivot(std::size_t entering) {
     Vector d{};
-    std::size_t leaving = 3;
+    std::size_t leaving = kRows;
     double step = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < kRows; ++i) {
       d[i] = dot(inverse_[i], columns_[entering].a);
       if (d[i] <= 1e-12) continue;
       const double ratio = std::max(0.0, dot(inverse_[i], b_)) / d[i];
@@ -97,11 +100,11 @@ class Simplex {
         leaving = i;
       }
     }
-    if (leaving == 3) return false;
+    if (leaving == kRows) return false;
     for (double& entry : inverse_[leaving]) entry /= d[leaving];
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < kRows; ++i) {
       if (i == leaving) continue;
-      for (std::size_t j = 0; j < 3; ++j) inverse_[i][j] -= d[i] * inverse_[leaving][j];
+      for (std::size_t j = 0; j < kRows; ++j) inverse_[i][j] -= d[i] * inverse_[leaving][j];
     }
     basis_[leaving] = entering;
     return true;
@@ -109,37 +112,47 @@ class Simplex {
 
   std::vector<Column> columns_;
   Vector b_;
-  std::array<std::size_t, 3> basis_{};
-  std::array<Vector, 3> inverse_{};  // of the basis, row by row
+  std::array<std::size_t, kRows> basis_{};
+  std::array<Vector, kRows> inverse_{};  // of the basis, row by row
 };
 
 }  // namespace
 
 ConfigurationBound configuration_lp_bound(std::span<const Configuration> configurations,
-                                          double parts, double work, double tokens) {
+                                          const ConfigurationSums& sums) {
+  const double most_large = std::max(1.0, sums.most_large);
+  const double early = std::max(1.0, sums.early);
   // Scaled so that all rows are of the order of 1.
   std::vector<Column> columns;
-  columns.reserve(configurations.size() + 4);
+  columns.reserve(configurations.size() + kRows + 1);
   for (const Configuration& one : configurations) {
-    columns.push_back({{parts * one.work / work, -parts * one.owned / tokens, -1}, one.bytes});
+    columns.push_back(
+        {{sums.parts * one.work / sums.work, -sums.parts * one.owned / sums.tokens, -1,
+          one.is_large ? -sums.parts / most_large : 0, -sums.parts * one.early / early},
+         one.bytes});
   }
-  Simplex simplex(std::move(columns), {1, -1, -1});
+  Simplex simplex(std::move(columns), {1, -1, -1, -1, -1});
   const Vector y = simplex.prices();
   ConfigurationBound bound;
   for (const std::size_t column : simplex.basis()) {
     if (column < configurations.size()) bound.used.push_back(column);
   }
-  // Despite rounding: with these μ and ν the largest λ makes a bound.
-  const double mu = std::max(0.0, y[1]) * parts / tokens;
+  // Despite rounding: with these μ, ν, σ and τ the largest λ makes a bound.
+  const double mu = std::max(0.0, y[1]) * sums.parts / sums.tokens;
   const double nu = std::max(0.0, y[2]);
+  const double sigma = std::max(0.0, y[3]) * sums.parts / most_large;
+  const double tau = std::max(0.0, y[4]) * sums.parts / early;
   double lambda = std::numeric_limits<double>::infinity();
   for (const Configuration& one : configurations) {
     if (one.work <= 0) continue;
-    lambda = std::min(lambda, (one.bytes + mu * one.owned + nu) / one.work);
+    const double price =
+        one.bytes + mu * one.owned + nu + (one.is_large ? sigma : 0) + tau * one.early;
+    lambda = std::min(lambda, price / one.work);
   }
   bound.bytes = lambda;  // infinite: no part can do anything
   if (std::isfinite(lambda)) {
-    bound.bytes = std::max(0.0, lambda * work - mu * tokens - nu * parts);
+    bound.bytes = std::max(0.0, lambda * sums.work - mu * sums.tokens - nu * sums.parts -
+                                    sigma * most_large - tau * early);
   }
   return bound;
 }

@@ -16,10 +16,14 @@ double couples(double tokens) { return tokens > 1 ? 0.5 * tokens * (tokens - 1) 
 }  // namespace
 
 double Isoperimetry::free_pairs(double owned) const {
+  if (kind_.keys_are_early) return 0;
   const double n = std::min(owned, kind_.tokens);
   double pairs = pairs_on_area(n * n, n);
   if (kind_.degrees_matter) {
     pairs = std::min({pairs, kind_.rows.sum(n, n), kind_.columns.sum(n, n)});
+  }
+  if (n > kind_.max_degree) {
+    pairs = std::min(pairs, n * kind_.max_degree - couples(kind_.max_degree) + kind_.future_pairs);
   }
   return pairs;
 }
@@ -39,6 +43,10 @@ double Isoperimetry::pairs_on_area(double area, double owned) const {
 }
 
 std::array<double, 2> Isoperimetry::area_bends(double owned) const {
+  if (kind_.keys_are_early) {
+    const bool bends = owned * row_bytes_ > kind_.early_tokens * key_bytes_;
+    return {kNoSet, bends ? owned * kind_.early_tokens : kNoSet};
+  }
   const bool is_lopsided =
       owned * std::max(row_bytes_, key_bytes_) > kind_.tokens * std::min(row_bytes_, key_bytes_);
   return {pairs_on_area(owned * owned, owned),
@@ -46,6 +54,12 @@ std::array<double, 2> Isoperimetry::area_bends(double owned) const {
 }
 
 double Isoperimetry::area_bytes(double pairs, double owned) const {
+  if (kind_.keys_are_early) {
+    const double fewest = std::max(owned, pairs / kind_.early_tokens);
+    const double best = std::sqrt(pairs * key_bytes_ / row_bytes_);
+    const double rows = std::max(fewest, std::min(best, kind_.late_tokens));
+    return rows > 0 ? row_bytes_ * (rows - owned) + key_bytes_ * pairs / rows : 0;
+  }
   const double area = least_area(pairs, owned);
   if (area <= owned * owned) return 0;
   const double rows = rows_of_area(area, owned);
@@ -53,6 +67,7 @@ double Isoperimetry::area_bytes(double pairs, double owned) const {
 }
 
 bool Isoperimetry::overlap_is_forced(double pairs, double owned) const {
+  if (kind_.keys_are_early) return false;
   const double area = least_area(pairs, owned);
   if (area <= owned * owned) return false;
   const double rows = rows_of_area(area, owned);
@@ -88,6 +103,16 @@ Isoperimetry::Tangent Isoperimetry::forced_bytes(double pairs, double owned) con
   return tangent;
 }
 
+// The least b > max_degree of the fourth limit; 0 if others decide, infinite if there is none.
+double Isoperimetry::keys_in_order(double rows, double pairs, double owned) const {
+  const double most = rows * kind_.max_degree + kind_.future_pairs;
+  if (!(most < kNoSet)) return 0;
+  if (most < pairs) return kNoSet;
+  // e(e - 1)/2 <= most - pairs. With e >= owned no key beyond max_degree is needed.
+  const double missing = 0.5 * (1 + std::sqrt(1 + 8 * (most - pairs)));
+  return missing < owned ? owned + kind_.max_degree - missing : 0;
+}
+
 double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
   if (rows <= 0) return kNoSet;
   const double most = kind_.tokens;
@@ -102,6 +127,7 @@ double Isoperimetry::least_keys(double rows, double pairs, double owned) const {
     const double s = 0.5 * (p - std::sqrt(std::max(0.0, discriminant)));
     keys = std::max(keys, s + most - rows);
   }
+  keys = std::max(keys, keys_in_order(rows, pairs, owned));
   if (kind_.degrees_matter) {
     keys =
         std::max({keys, kind_.rows.least_cap(rows, pairs), kind_.columns.least_rows(rows, pairs)});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 
 #include "predict/bounds/degrees.h"
 
@@ -10,15 +11,20 @@ namespace contextile {
 
 // Properties of documents that a bound needs; for several documents of a kind they hold for each.
 struct DocumentKind {
-  double tokens = 0;        // at most
-  double pairs = 0;         // at least
-  double future_pairs = 0;  // with key > query, at most
-  double best_share = 0;    // of a device's peak, at most
+  double tokens = 0;                                            // at most
+  double pairs = 0;                                             // at least
+  double future_pairs = 0;                                      // with key > query, at most
+  double best_share = 0;                                        // of a device's peak, at most
+  double max_degree = std::numeric_limits<double>::infinity();  // keys of a row, at most
   double count = 1;
+  // Tokens whose rows count: all, or the rows of a biclique. Its keys are `early_tokens`.
+  double late_tokens = 0;   // at most
+  double early_tokens = 0;  // at most
+  bool keys_are_early = false;
   // True if degrees tell more than tokens and future_pairs do; not so for causal and full masks.
   bool degrees_matter = false;
-  DegreeSteps rows;     // if degrees_matter
-  DegreeSteps columns;  // likewise
+  DegreeSteps rows = {};     // if degrees_matter
+  DegreeSteps columns = {};  // likewise
 };
 
 // A part (a device, a node) computes pairs of one head group with the queries of a token set A and
@@ -30,14 +36,18 @@ struct DocumentKind {
 //   has n_q tokens in A and n_k in B. Here A and B share at least o tokens. Two of these can attend
 //   each other in two ways, and all except `future_pairs` of one way are missing;
 // * the sum over the a largest rows of min(degree, b);
-// * the sum over the b largest columns of min(degree, a).
+// * the sum over the b largest columns of min(degree, a);
+// * future_pairs + x·min(D, b) + Σ min(D, b - i) for i = 0 … n - 1, with D = max_degree. Apart from
+//   future pairs, a token in A and B attends none of the i later tokens that are in both. More tokens of S in A or B add a term. Up to b = D this is the first of these
+//   limits; beyond, it is future_pairs + a·D - e(e - 1)/2 with e = D - y.
 // Given x = a - n_q and y = b - n_k, the bytes moved, φ only grows with n_q and n_k: a step of n_q
 // adds b to a·b and at most o - 1/2 <= b to the deduction, and sums grow with a and b. So a part
 // that owns n tokens has n_q = n_k = n: it moves row_bytes·x + key_bytes·y and has
 // a = n + x, b = n + y, o = max(n, a + b - tokens).
 //
-// Each of the three has convex sets {φ >= w}. The first are hyperbolas, and concave if o counts
-// a + b. The others are the area under a falling staircase inside a x b (locally a·b, or a concave
+// Each of the four has convex sets {φ >= w}. The first are hyperbolas, and concave if o counts
+// a + b. The fourth continues them: beyond b = D its least b falls faster with a, along a root. The
+// others are the area under a falling staircase inside a x b (locally a·b, or a concave
 // function of a plus one of b, with continuous slopes). So the least b is a convex function of a,
 // and so are the bytes moved.
 //
@@ -53,6 +63,10 @@ struct DocumentKind {
 //   the least of the area has a + b > tokens + n, it holds for the least of all. The reason: take
 //   the line from a point with a smaller a + b to the least of the area. The point costs no less
 //   than the place where that line comes to tokens + n, and there both hold.
+//
+// In a biclique all keys count as moved: a = n + x, b = y and φ = a·b, with at most early_tokens
+// keys. Its bytes are those of the area. Their slope falls except at one bend: all keys are moved
+// for the owned rows, and a further row costs more per pair.
 class Isoperimetry {
  public:
   Isoperimetry(const DocumentKind& kind, double row_bytes, double key_bytes)
@@ -93,6 +107,7 @@ class Isoperimetry {
   [[nodiscard]] Probe probe(double rows, double pairs, double owned) const;
   // The least b with φ >= pairs; infinite if there is none.
   [[nodiscard]] double least_keys(double rows, double pairs, double owned) const;
+  [[nodiscard]] double keys_in_order(double rows, double pairs, double owned) const;
   // Pairs on that much area.
   [[nodiscard]] double pairs_on_area(double area, double owned) const;
   // The a·b that the area requires, and the a of its least.

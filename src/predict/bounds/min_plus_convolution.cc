@@ -86,27 +86,4 @@ std::vector<double> convex_power(std::span<const double> values, double copies) 
   return sums;
 }
 
-void append_points(std::span<const double> sums, double free_work, double step, double owned,
-                   double most_work, double most_bytes, std::vector<Configuration>& points) {
-  Configuration last;
-  for (std::size_t k = 0; k < sums.size(); ++k) {
-    const Configuration next{free_work + static_cast<double>(k) * step, owned, sums[k]};
-    if (next.work > most_work || next.bytes > most_bytes) {
-      double part = 1;
-      if (next.work > most_work && next.work > last.work) {
-        part = std::min(part, (most_work - last.work) / (next.work - last.work));
-      }
-      if (next.bytes > most_bytes) {
-        part = std::min(part, (most_bytes - last.bytes) / (next.bytes - last.bytes));
-      }
-      if (k == 0 || part <= 0) return;
-      points.push_back({last.work + part * (next.work - last.work), owned,
-                        last.bytes + part * (next.bytes - last.bytes)});
-      return;
-    }
-    points.push_back(next);
-    last = next;
-  }
-}
-
 }  // namespace contextile

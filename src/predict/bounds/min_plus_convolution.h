@@ -5,8 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "predict/bounds/configuration_lp.h"
-
 namespace contextile {
 
 // A piecewise linear function between the points (x[i], y[i]), x and y ascending, constant beyond.
@@ -32,10 +30,5 @@ struct Polyline {
 // convex hull. No sum of copies, interpolated or not, is below its interpolation (Jensen).
 // O(values).
 [[nodiscard]] std::vector<double> convex_power(std::span<const double> values, double copies);
-
-// Appends the possible shares of a part, up to `most_work` pairs: (free + k · step, owned,
-// sums[k]), as long as bytes stay within `most_bytes`; the last one is interpolated.
-void append_points(std::span<const double> sums, double free_work, double step, double owned,
-                   double most_work, double most_bytes, std::vector<Configuration>& points);
 
 }  // namespace contextile

@@ -141,15 +141,69 @@ WorkCurve::WorkCurve(const Isoperimetry& isoperimetry, double owned, double grou
                                     static_cast<std::int64_t>(std::ceil(beyond / step)));
 }
 
-void WorkCurve::append_configurations(double most_work, double most_bytes, double owned,
+// Work and bytes grow from one point to the next, so each limit holds up to some point.
+double WorkCurve::part_within(const PartLimits& limits, const OwnedShare& share,
+                              const Configuration& from, const Configuration& to) const {
+  const double spared = excess_bytes_ + share.token_bytes * share.most_early;
+  // The way up to which work · by_work + bytes · by_bytes is at most `most`.
+  const auto up_to = [&](double by_work, double by_bytes, double most) {
+    const auto sum = [&](const Configuration& point) {
+      return by_work * point.work + by_bytes * (point.bytes - spared);
+    };
+    if (sum(to) <= most) return 1.0;
+    return sum(from) <= most ? (most - sum(from)) / (sum(to) - sum(from)) : 0.0;
+  };
+  const double per_byte = limits.pairs_per_byte;
+  const double free = free_work_ + share.most_free;
+  const double one_call = up_to(1, per_byte, limits.work_and_bytes);
+  const double two_calls = std::min(up_to(1, 0, limits.work_in_two_calls),
+                                    up_to(1, per_byte, limits.work_and_bytes + free));
+  const double moves_nothing = up_to(0, 1, 0);
+  const double in_calls =
+      std::max({moves_nothing, one_call, two_calls, up_to(1, 0, limits.work_in_calls)});
+  return std::min({in_calls, up_to(1, 0, limits.work), up_to(0, 1, limits.bytes)});
+}
+
+void WorkCurve::append_configurations(const PartLimits& limits, const OwnedShare& share,
                                       std::vector<Configuration>& configurations) const {
-  if (most_work <= free_work_) {
-    configurations.push_back({most_work, owned, 0});
+  if (limits.work <= free_work_) {
+    configurations.push_back({limits.work, share.tokens, 0});
     return;
   }
-  std::vector<Configuration> points;
-  append_points(sums_, free_work_, step_, owned, most_work, most_bytes, points);
-  append_hull(points, configurations);
+  const double spared = share.token_bytes * share.early;
+  std::vector<Configuration> within;
+  std::vector<Configuration> beyond;
+  Configuration from = {free_work_, share.tokens, sums_.front()};
+  (from.bytes < spared ? within : beyond).push_back(from);
+  for (std::size_t k = 1; k < sums_.size(); ++k) {
+    const Configuration to = {free_work_ + static_cast<double>(k) * step_, share.tokens, sums_[k]};
+    const double end = part_within(limits, share, from, to);
+    const auto at = [&](double part) {
+      return Configuration{from.work + part * (to.work - from.work), share.tokens,
+                           from.bytes + part * (to.bytes - from.bytes)};
+    };
+    if (end <= 0) break;
+    if (from.bytes < spared && at(end).bytes >= spared) {
+      const Configuration bend = at((spared - from.bytes) / (to.bytes - from.bytes));
+      within.push_back(bend);
+      beyond.push_back(bend);
+    }
+    (at(end).bytes < spared ? within : beyond).push_back(at(end));
+    if (end < 1) break;
+    from = to;
+  }
+  const std::size_t first = configurations.size();
+  if (share.or_fewer) append_hull(within, configurations);
+  for (std::size_t i = first; i < configurations.size(); ++i) {
+    configurations[i].early = configurations[i].bytes / share.token_bytes;
+    configurations[i].bytes = 0;
+  }
+  const std::size_t next = configurations.size();
+  append_hull(beyond, configurations);
+  for (std::size_t i = next; i < configurations.size(); ++i) {
+    configurations[i].early = share.early;
+    configurations[i].bytes -= spared;
+  }
 }
 
 }  // namespace contextile

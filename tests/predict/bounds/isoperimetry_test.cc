@@ -37,6 +37,7 @@ Document document_of(const Mask& mask) {
   kind.tokens = static_cast<double>(component.tokens.size());
   kind.pairs = static_cast<double>(component.pairs);
   kind.future_pairs = static_cast<double>(component.future_pairs);
+  kind.max_degree = static_cast<double>(component.max_degree);
   const auto begin = static_cast<std::ptrdiff_t>(component.first_row_run);
   std::vector<DegreeRun> rows(document.components.row_runs.begin() + begin,
                               document.components.row_runs.end());
@@ -128,6 +129,43 @@ TEST(Isoperimetry, IsNeverAboveAnyChoiceOfTokensQueriesAndKeys) {
   }
   EXPECT_GT(moved, 300);
   EXPECT_GT(close, moved / 2);  // else a bound of nothing would do
+}
+
+TEST(Isoperimetry, OfABicliqueIsTheLeastOverAllRectangles) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    Rng rng(seed);
+    const auto rows = static_cast<double>(random_between(rng, 1, 40));
+    const auto keys = static_cast<double>(random_between(rng, 1, 40));
+    const DocumentKind kind = {.tokens = rows + keys,
+                               .pairs = rows * keys,
+                               .late_tokens = rows,
+                               .early_tokens = keys,
+                               .keys_are_early = true};
+    const double row_bytes = 1 + 9 * rng.uniform();
+    const double key_bytes = 1 + 9 * rng.uniform();
+    const Isoperimetry isoperimetry(kind, row_bytes, key_bytes);
+    const auto owned = static_cast<double>(random_between(rng, 0, static_cast<int>(rows)));
+    EXPECT_EQ(isoperimetry.free_pairs(owned), 0);
+    const double pairs = kind.pairs * rng.uniform();
+    double least = std::numeric_limits<double>::infinity();
+    for (int i = 0; i <= 4000; ++i) {
+      const double used = owned + (rows - owned) * i / 4000;
+      if (used * keys < pairs) continue;
+      const double moved_keys = used > 0 ? pairs / used : 0;
+      least = std::min(least, row_bytes * (used - owned) + key_bytes * moved_keys);
+    }
+    const double bytes = isoperimetry.area_bytes(pairs, owned);
+    EXPECT_LE(bytes, least * (1 + 1e-9));
+    EXPECT_GE(bytes, least - 0.01 * (least + row_bytes));
+    const SampledBytes sampled = sampled_least_bytes(isoperimetry, owned, 0, kind.pairs / 16, 16);
+    const auto k = static_cast<std::size_t>(16 * pairs / kind.pairs);
+    const double part = 16 * pairs / kind.pairs - static_cast<double>(k);
+    const double interpolated =
+        sampled.values[k] +
+        part * (sampled.values[std::min<std::size_t>(k + 1, 16)] - sampled.values[k]);
+    EXPECT_LE(interpolated, bytes * (1 + 1e-9) + 1e-9);
+  }
 }
 
 // Kinds of documents as masks of all rules make them.

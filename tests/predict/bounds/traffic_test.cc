@@ -125,6 +125,7 @@ std::vector<Pair> pairs_of(const Mask& mask) {
 TEST(TrafficBound, IsNeverAboveAnyWayToShareOutATinyBatch) {
   int moved = 0;
   int close = 0;
+  int bicliques = 0;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     Rng rng(seed);
     const auto groups = static_cast<int>(random_between(rng, 1, 2));
@@ -158,12 +159,18 @@ TEST(TrafficBound, IsNeverAboveAnyWayToShareOutATinyBatch) {
     TrafficBound traffic(components_of(mask), price, level, rates, bytes, most_pairs);
     const double bound = traffic.least_bytes(most_pairs);
     ASSERT_LE(bound, least * (1 + 1e-9) + 1e-9);
+    TrafficBound of_biclique(components_of(mask), price, level, rates, bytes, most_pairs,
+                             CountedPairs::kBiclique);
+    const double biclique_bound = of_biclique.least_bytes(most_pairs);
+    ASSERT_LE(biclique_bound, least * (1 + 1e-9) + 1e-9);
+    bicliques += biclique_bound > 0 ? 1 : 0;
     if (least == 0) continue;
     ++moved;
     close += bound > 0.5 * least ? 1 : 0;
   }
   EXPECT_GT(moved, 50);
   EXPECT_GT(close, moved / 5);  // else a bound of nothing would do
+  EXPECT_GT(bicliques, 5);
 }
 
 // Eight parts own equal shares of a causal document and do equal work. With eight head groups and
@@ -195,6 +202,50 @@ TEST(TrafficBound, OfManyHeadGroupsIsNearlyThatOfWholeOnes) {
       }
     }
   }
+}
+
+// A question of 1000 tokens with four answers of as many. A part owns the question and three
+// answers, another the fourth. Each row attends the question, so its keys or the rows move.
+TEST(TrafficBound, OfASharedQuestionMovesTheQuestion) {
+  const Mask mask = batch_of({5000}, "shared_question:0.2,4").masks[0].mask;
+  const KernelPrice price(ideal_profile(), Direction::kForward);
+  const PartLevel level{
+      .parts = 2, .owned_tokens = 4000, .bytes_per_us = 1e9, .part_bytes_per_us = 1e9};
+  const WorkRates rates{.head_groups = 1, .pairs_per_us = 1e9};
+  const auto least_bytes = [&](CountedPairs counted) {
+    return TrafficBound(components_of(mask), price, level, rates, {4, 1}, 1.0, counted)
+        .least_bytes(1.0);
+  };
+  EXPECT_LT(least_bytes(CountedPairs::kAll), 1);
+  EXPECT_LE(least_bytes(CountedPairs::kBiclique), 1000);
+  EXPECT_GE(least_bytes(CountedPairs::kBiclique), 780);
+}
+
+// One part owns 750 of 1000 tokens, so no other owns more than 250: one of the two moves 250 rows
+// or keys. Parts that own half of the document each would move less.
+TEST(TrafficBound, KnowsThatOthersOwnTheRestOfADocument) {
+  const Mask mask = batch_of({1000}, "full").masks[0].mask;
+  const KernelPrice price(ideal_profile(), Direction::kForward);
+  const PartLevel level{
+      .parts = 4, .owned_tokens = 750, .bytes_per_us = 1e9, .part_bytes_per_us = 1e9};
+  TrafficBound traffic(components_of(mask), price, level, {.pairs_per_us = 1e9}, {1, 1}, 1.0);
+  const double bytes = traffic.least_bytes(1.0);
+  EXPECT_LE(bytes, 500);
+  EXPECT_GE(bytes, 230);
+}
+
+// A device takes at most the bytes that its own port moves in time, however many ports there are.
+TEST(TrafficBound, KnowsThatADeviceHasOnePort) {
+  const Mask mask = batch_of({1000}, "causal").masks[0].mask;
+  const KernelPrice price(ideal_profile(), Direction::kForward);
+  PartLevel level{.parts = 64, .owned_tokens = 990, .bytes_per_us = 64, .part_bytes_per_us = 1};
+  const auto least_us = [&] {
+    return TrafficBound(components_of(mask), price, level, {.pairs_per_us = 1e9}, {1000, 1}, 1e-3)
+        .least_us();
+  };
+  const double one_port_us = least_us();
+  level.part_bytes_per_us = 64;
+  EXPECT_GT(one_port_us, 2 * least_us());
 }
 
 }  // namespace
