@@ -59,8 +59,8 @@ struct TimeBound {
 // best tiling of each document. Communication: the isoperimetry of attention, of devices at all
 // their ports and of nodes at their NICs (docs/predict.md, "Bounds"). Backward may have kept Q, K
 // and V from forward. Throws InvalidArgument on bad options, workloads or clusters. Deterministic.
-// O(bands · log + kinds of documents): 5 to 20 ms at 131072 tokens on 32 devices, a tenth of a
-// second at 2M on 512 (docs/predict.md has a table).
+// O(bands · log + kinds of documents): 11 ms on average at 131072 tokens on 32 devices
+// (docs/results/prediction.md has a table).
 [[nodiscard]] TimeBound lower_bound(const Workload& workload, const Cluster& cluster,
                                     Direction direction, const BoundOptions& options = {});
 

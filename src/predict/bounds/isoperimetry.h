@@ -38,8 +38,9 @@ struct DocumentKind {
 // * the sum over the a largest rows of min(degree, b);
 // * the sum over the b largest columns of min(degree, a);
 // * future_pairs + x·min(D, b) + Σ min(D, b - i) for i = 0 … n - 1, with D = max_degree. Apart from
-//   future pairs, a token in A and B attends none of the i later tokens that are in both. More tokens of S in A or B add a term. Up to b = D this is the first of these
-//   limits; beyond, it is future_pairs + a·D - e(e - 1)/2 with e = D - y.
+//   future pairs, a token in A and B attends none of the i later tokens that are in both. More
+//   tokens of S in A or B add a term. Up to b = D this is the first of these limits; beyond, it is
+//   future_pairs + a·D - e(e - 1)/2 with e = D - y.
 // Given x = a - n_q and y = b - n_k, the bytes moved, φ only grows with n_q and n_k: a step of n_q
 // adds b to a·b and at most o - 1/2 <= b to the deduction, and sums grow with a and b. So a part
 // that owns n tokens has n_q = n_k = n: it moves row_bytes·x + key_bytes·y and has
