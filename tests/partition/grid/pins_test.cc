@@ -107,8 +107,8 @@ TEST(PinnedGrid, KnowsTheDevicesOfMoreThanOneWord) {
       if (other.group == tile.group && meets) expected.insert(partition.device[u]);
     }
     std::vector<Rank> found;
-    pinned.append_devices(v, found);
-    EXPECT_EQ(std::set<Rank>(found.begin(), found.end()), expected);
+    pinned.for_each_device(v, [&](Rank device) { found.push_back(device); });
+    EXPECT_EQ(found, std::vector<Rank>(expected.begin(), expected.end()));
     pinned.move(v, any_device());
   }
 }
