@@ -13,7 +13,7 @@
 namespace contextile {
 namespace {
 
-// Penalty for a device's work above the mean: this times the square of the excess in means, times
+// Penalty for a device's work above its fill: this times the square of the excess in means, times
 // the mean.
 constexpr double kOverloadFine = 20;
 constexpr double kFirstTemperature = 0.01;  // of the mean device's work, at one row per device
@@ -120,7 +120,7 @@ class RowAnnealer {
   [[nodiscard]] double fine(std::int32_t d) const {
     const Device& device = devices_[index(d)];
     const double overfull = std::max(0.0, device.tokens - static_cast<double>(spec_.token_cap));
-    return over(device.us, 1) + spec_.overfull_us * overfull;
+    return over(device.us, spec_.fill) + spec_.overfull_us * overfull;
   }
   [[nodiscard]] double fine_of(RowPlace place) const {
     if (!is_node(place)) return fine(place);
@@ -177,8 +177,8 @@ class RowAnnealer {
     return index(d / width * spec_.nics_per_node + d % width * spec_.nics_per_node / width);
   }
 
-  // Returns the penalty for all transfers: of every NIC for the devices it serves, and of every
-  // device for its port and its part of the NIC together.
+  // Returns the penalty for all transfers: of every NIC for the devices it serves, of every device
+  // for its port and its part of the NIC together, and of every device that receives any.
   [[nodiscard]] double traffic() const {
     const std::int32_t width = spec_.devices_per_node;
     const double nics = spec_.nics_per_node;
@@ -196,6 +196,8 @@ class RowAnnealer {
         const double tokens =
             std::max(device.keys - device.tokens, device.sent + node.passed_on / width);
         sum += over(spec_.port_us * tokens + nics / width * nic_us(nic_of(d)), kHidden);
+        constexpr double kRounding = 0.5;  // of sums of parts of tokens
+        if (device.keys - device.tokens > kRounding) sum += spec_.receiver_us;
       }
     }
     return sum;

@@ -32,9 +32,11 @@ struct RowSpec {
   double node_us = 0;
   double spread_us = 0;
   double overfull_us = 0;
+  double receiver_us = 0;           // the same for a device that receives any keys
   double port_us = 0;               // of a device's port, for the keys of a token
   double nic_us = 0;                // of a node's NICs
   std::vector<double> handicap_us;  // work that every device already has; empty: none
+  double fill = 1;                  // work that a device may have without a penalty, in means
   std::int64_t steps = 0;           // annealing steps
   double heat = 1;                  // of the first steps, relative to that of a start from nothing
   std::uint64_t seed = 1;
@@ -44,7 +46,7 @@ struct RowSpec {
 using RowPlace = std::int32_t;
 
 // Places rows by simulated annealing from whole sequences on nodes, longest first, or from `start`.
-// A device's work above the mean is penalized, and bytes count with their average cost.
+// A device's work above `fill` means is penalized, and bytes count with their average cost.
 // Deterministic by seed, on any machine. O(steps · keys of a row).
 [[nodiscard]] std::vector<RowPlace> place_rows(std::span<const WholeRow> rows, const RowSpec& spec,
                                                std::span<const RowPlace> start = {});

@@ -31,6 +31,8 @@ struct PlacementChoice {
   std::int64_t block_size = 1024;
   std::int32_t head_groups = 1;  // for rows spread over a node: its devices
   double eps = 0.05;             // tiles only: compute above the mean that a device may have
+  double fill = 1;               // rows only: as in RowSpec
+  double heat = 1;               // rows only: as in RowSpec
   double effort = 1;             // of the partitioner
   std::uint64_t seed = 1;
 };

@@ -182,6 +182,31 @@ std::vector<PlacementChoice> row_choices(const Workload& workload, const Cluster
   return choices;
 }
 
+std::vector<PlacementChoice> uneven_row_choices(const Workload& workload, const Cluster& cluster,
+                                                const StrategyRequest& request, double effort) {
+  // Fills and heats were fitted on 2026-11-26 to the 64 batches of docs/results/optimum.md. A start
+  // that fills devices to the mean is a poor one here, so the first steps are hot.
+  struct Trial {
+    double fill;
+    double heat;
+  };
+  constexpr std::array<Trial, 3> kTrials = {{{1.25, 20}, {1.6, 20}, {1.6, 5}}};
+  constexpr double kEffort = 0.1;
+  std::vector<PlacementChoice> choices;
+  for (const Trial& trial : kTrials) {
+    for (const std::int64_t size : row_block_sizes(workload, cluster, request)) {
+      add_rows(workload, cluster,
+               {.block_size = size,
+                .fill = trial.fill,
+                .heat = trial.heat,
+                .effort = kEffort * effort,
+                .seed = request.seed + 2},
+               kMostRowTiles, choices);
+    }
+  }
+  return choices;
+}
+
 std::vector<PlacementChoice> tile_choices(const Workload& workload, const Cluster& cluster,
                                           const StrategyRequest& request, double eps) {
   std::vector<PlacementChoice> choices;

@@ -32,6 +32,11 @@ namespace contextile {
                                                        const Cluster& cluster,
                                                        const StrategyRequest& request,
                                                        double effort);
+// Whole rows at several block sizes, on devices with more work than the mean.
+[[nodiscard]] std::vector<PlacementChoice> uneven_row_choices(const Workload& workload,
+                                                              const Cluster& cluster,
+                                                              const StrategyRequest& request,
+                                                              double effort);
 // Tiles, with several block sizes and head groups, devices within `eps` of the mean work.
 [[nodiscard]] std::vector<PlacementChoice> tile_choices(const Workload& workload,
                                                         const Cluster& cluster,

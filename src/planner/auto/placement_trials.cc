@@ -210,6 +210,11 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
   return best;
 }
 
+void PlacementTrials::simulate_again(Tried& tried) const {
+  tried.outcome = simulated(tried.placement, tried.outcome.schedules);
+  tried.cost_us = cost_us(tried.placement, tried.outcome.times);
+}
+
 void PlacementTrials::take_if_best(const Tried& tried) {
   if (tried.cost_us >= state_.best.cost_us) return;
   const PlacementChoice& choice = tried.placement.choice;

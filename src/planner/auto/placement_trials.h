@@ -57,6 +57,9 @@ class PlacementTrials {
   // counts for more. Returns the best of that many rounds and of the given one.
   [[nodiscard]] Tried rebalanced(const Tried& tried, int rounds) const;
 
+  // Sets the outcome and cost of a placement under its schedules.
+  void simulate_again(Tried& tried) const;
+
   void take_if_best(const Tried& tried);
 
  private:

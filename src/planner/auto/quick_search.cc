@@ -69,6 +69,11 @@ QuickSearch::QuickSearch(SearchState& state, bool retain)
   });
 }
 
+bool QuickSearch::waits_much() const {
+  constexpr double kMuch = 1.5;
+  return !row_choices_.empty() && state_.has_plan() && state_.best.time_us > kMuch * mean_us_;
+}
+
 std::int64_t QuickSearch::steps_of_placing_one(const PlacementChoice& choice) const {
   if (choice.unit != PlacedUnit::kTiles) return steps_of_rows(state_.workload, choice);
   return steps_of_tiles(state_.workload, state_.cluster, choice);

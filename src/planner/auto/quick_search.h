@@ -14,6 +14,8 @@ class QuickSearch {
   QuickSearch(SearchState& state, bool retain);
 
   // True if a few rows attend far more than others. A device that has them whole needs most keys.
+  // True if the best plan takes much longer than its work, spread evenly: it waits for messages.
+  [[nodiscard]] bool waits_much() const;
   [[nodiscard]] bool is_lopsided() const { return is_lopsided_; }
   // Tries rows, and tiles if rows do not look good. Returns those that were simulated within the
   // limits: placing takes no more than the first share of them.

@@ -39,6 +39,14 @@ std::vector<WholeRow> whole_rows(const Workload& workload, const PricedTiles& pr
   return rows;
 }
 
+// A device that receives keys launches a group of transfers, waits for the first of them and makes
+// a further call, in every layer and direction.
+double receiver_us(const Cluster& cluster, double layers, bool backward) {
+  const double latency_us = cluster.nodes > 1 ? cluster.inter_latency_us : cluster.intra_latency_us;
+  const double us = cluster.launch_us + latency_us + cluster.attention.call_us;
+  return kWeightOfBytes * layers * (backward ? 2 : 1) * us / cluster.num_devices();
+}
+
 RowSpec spec_of(const Workload& workload, const Cluster& cluster, const PlacementChoice& choice,
                 GridBytes bytes, const PlacingRules& rules) {
   RowSpec spec;
@@ -63,6 +71,10 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
   spec.spread_us = port * queries * (1 - 1.0 / cluster.devices_per_node) / devices;
   spec.overfull_us = 2 * port * queries;
   spec.steps = static_cast<std::int64_t>(kSteps * choice.effort);
+  spec.fill = choice.fill;
+  spec.heat = choice.heat;
+  // With even work nearly every device receives keys, so that this price decides nothing.
+  if (choice.fill > 1) spec.receiver_us = receiver_us(cluster, layers, rules.backward);
   spec.seed = choice.seed;
   return spec;
 }

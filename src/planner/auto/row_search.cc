@@ -111,6 +111,14 @@ void RowSearch::refine(double share) {
   rebalance(1, 2, share);
 }
 
+void RowSearch::try_uneven(double share) {
+  constexpr std::size_t kMost = 3;
+  place_and_try(
+      uneven_row_choices(state_.workload, state_.cluster, state_.request, state_.options.effort),
+      share);
+  try_schedules(kMost, 0, 5, share);
+}
+
 void RowSearch::widen(double share) {
   place_and_try(row_choices(state_.workload, state_.cluster, state_.request, state_.options.effort),
                 share);

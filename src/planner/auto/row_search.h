@@ -12,10 +12,13 @@ class RowSearch {
  public:
   RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
+  [[nodiscard]] const std::vector<Tried>& tried() const { return tried_; }  // the best first
   // Adds one that has been tried.
   void take(Tried tried);
   // Rebalances the best of them, under more schedules.
   void refine(double share);
+  // Tries placements that give devices uneven work, so that fewer keys travel.
+  void try_uneven(double share);
   // Tries more block sizes, seeds and steps.
   void widen(double share);
   // Rebalances the best for longer and tries more schedules.

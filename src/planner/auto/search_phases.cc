@@ -10,13 +10,14 @@ namespace {
 
 bool is_even(const SearchParts& parts) { return !parts.quick.is_lopsided(); }
 bool tiles_lead(const SearchParts& parts) { return parts.tiles.leads(); }
+bool waits_much(const SearchParts& parts) { return parts.quick.waits_much(); }
 bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 
 // No measurement of single shares is recorded. They balance a first plan early against a better
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
-constexpr std::array<PhaseRow, 16> kTable = {{
+constexpr std::array<PhaseRow, 18> kTable = {{
     {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
      0.1, is_even,
      [](SearchParts& parts, const PhaseRow& row) {
@@ -56,6 +57,11 @@ constexpr std::array<PhaseRow, 16> kTable = {{
      1, 0.9, nullptr, [](SearchParts& parts, const PhaseRow&) { parts.tiles.improve(); }},
     {"finish rows", "rebalance the best row placements once more", 0, 1, 1, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.finish(row.budget_share); }},
+    // The next two only use what the others leave, so that no limit makes their plans worse.
+    {"uneven rows", "place rows with uneven work if the best plan waits", 0, 1, 1, waits_much,
+     [](SearchParts& parts, const PhaseRow& row) { parts.rows.try_uneven(row.budget_share); }},
+    {"polish", "improve small placements on simulated time", 0, 1, 1, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.polish_best(row.budget_share); }},
     // The last three run only if the limits let no candidate finish: the cheapest candidate is then
     // the plan.
     {"any other", "without a plan: the cheapest other strategy, whatever it takes", 0, 1, 1,
@@ -90,13 +96,33 @@ SearchParts::SearchParts(SearchState& the_state, bool retain)
       rows(the_state, retain),
       tiles(the_state, retain),
       others(the_state, the_state.options.candidates),
-      quick(the_state, retain) {}
+      quick(the_state, retain),
+      polish(the_state, retain) {}
 
 void SearchParts::take(std::vector<Tried> quick_placements) {
   for (Tried& tried : quick_placements) {
     const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
     is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
   }
+}
+
+void SearchParts::polish_best(double share) {
+  std::vector<Tried> starts;
+  for (const std::vector<Tried>* tried : {&rows.tried(), &tiles.tried()}) {
+    constexpr std::size_t kOfAKind = 2;
+    std::size_t taken = 0;
+    for (const Tried& one : *tried) {
+      if (taken == kOfAKind) break;
+      const auto same = [&](const Tried& other) {
+        return one.placement.priced == other.placement.priced &&
+               one.placement.partition.device == other.placement.partition.device;
+      };
+      if (std::ranges::any_of(starts, same)) continue;
+      starts.push_back(one);
+      ++taken;
+    }
+  }
+  polish.run(std::move(starts), share);
 }
 
 std::span<const PhaseRow> phase_table() { return kTable; }

@@ -8,6 +8,7 @@
 
 #include "contextile/extend/strategy.h"
 #include "planner/auto/other_strategies.h"
+#include "planner/auto/polish.h"
 #include "planner/auto/quick_search.h"
 #include "planner/auto/row_search.h"
 #include "planner/auto/search_state.h"
@@ -21,12 +22,15 @@ struct SearchParts {
 
   // Hands quick placements to the searches that continue from them.
   void take(std::vector<Tried> quick_placements);
+  // Polishes the best placements of rows and of tiles.
+  void polish_best(double share);
 
   SearchState& state;
   RowSearch rows;
   TileSearch tiles;
   OtherStrategies others;
   QuickSearch quick;
+  Polish polish;
 };
 
 // A row of the table.

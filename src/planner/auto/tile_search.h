@@ -18,6 +18,7 @@ class TileSearch {
   [[nodiscard]] bool leads() const {
     return !tried_.empty() && tried_.front().cost_us <= state_.best.cost_us;
   }
+  [[nodiscard]] const std::vector<Tried>& tried() const { return tried_; }  // the best first
   // Adds one that has been tried.
   void take(Tried tried);
   // Tries the best of them near the best so far under more schedules.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -150,6 +151,42 @@ TEST(PlaceRows, DearBytesKeepRowsTogether) {
     return held.size();
   };
   EXPECT_EQ(nodes_with_keys(1), rows.size());  // each sequence is on a node of its own
+}
+
+// The number of sequences whose rows are all in one place.
+int whole_sequences(const std::vector<WholeRow>& rows, const std::vector<RowPlace>& places) {
+  std::map<std::int32_t, std::set<RowPlace>> places_of;
+  for (std::size_t i = 0; i < rows.size(); ++i) places_of[rows[i].sequence.value].insert(places[i]);
+  return static_cast<int>(
+      std::ranges::count_if(places_of, [](const auto& entry) { return entry.second.size() == 1; }));
+}
+
+// The first sequence has 1.56 times the mean work.
+TEST(PlaceRows, AFillAboveTheMeanKeepsSequencesWhole) {
+  const std::vector<WholeRow> rows = causal_rows({6, 3});
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    RowSpec spec = spec_of(rows, 2, 1);
+    spec.heat = 20;
+    spec.seed = seed;
+    EXPECT_LT(overload(loads(rows, spec, place_rows(rows, spec))), 0.3);
+    spec.fill = 1.6;
+    EXPECT_EQ(whole_sequences(rows, place_rows(rows, spec)), 2);
+  }
+}
+
+// Bytes and uneven work cost nothing here.
+TEST(PlaceRows, SequencesStayWholeWhereADeviceThatReceivesKeysCosts) {
+  const std::vector<WholeRow> rows = causal_rows({5, 4, 4, 3});
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    RowSpec spec = spec_of(rows, 2, 2);
+    spec.port_us = spec.nic_us = spec.device_us = spec.node_us = spec.overfull_us = 0;
+    spec.fill = 4;
+    spec.heat = 20;
+    spec.seed = seed;
+    EXPECT_LT(whole_sequences(rows, place_rows(rows, spec)), 4);
+    spec.receiver_us = 100;
+    EXPECT_EQ(whole_sequences(rows, place_rows(rows, spec)), 4);
+  }
 }
 
 TEST(PlaceRows, AHandicapTakesWorkAway) {
