@@ -47,10 +47,11 @@ struct Setting {
   std::int64_t num_rows;
 };
 
+using Bytes = std::vector<std::uint8_t, LineAllocator<std::uint8_t>>;
+
 // Bytes of finite elements, whatever the dtype.
-std::vector<std::uint8_t> random_elements(KvDtype dtype, std::size_t count,
-                                          std::mt19937_64& random) {
-  std::vector<std::uint8_t> bytes(count * static_cast<std::size_t>(bytes_per_element(dtype)));
+Bytes random_elements(KvDtype dtype, std::size_t count, std::mt19937_64& random) {
+  Bytes bytes(count * static_cast<std::size_t>(bytes_per_element(dtype)));
   for (std::size_t i = 0; i < count; ++i) {
     const float value = static_cast<float>(random() % 2048) / 512.0F - 2.0F;
     put_element(dtype, bytes.data(), static_cast<std::int64_t>(i),
@@ -86,7 +87,7 @@ class Step {
 
   [[nodiscard]] PagedKv kv() const {
     PagedKv kv;
-    const auto describe = [&](const std::vector<std::uint8_t>& bytes, std::int32_t dim) {
+    const auto describe = [&](const Bytes& bytes, std::int32_t dim) {
       PagedTensor t;
       t.data = bytes.data();
       t.dim = dim;
@@ -183,8 +184,8 @@ class Step {
 
   Setting setting_;
   std::int64_t num_keys_;
-  std::vector<std::uint8_t> k_;
-  std::vector<std::uint8_t> v_;
+  Bytes k_;
+  Bytes v_;
   std::vector<PageId> table_;
   std::vector<Range> keys_;
   std::vector<float> scale_ = std::vector<float>(64, 0.05F);

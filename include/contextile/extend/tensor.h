@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <vector>
 
@@ -82,6 +83,24 @@ template <>
 [[nodiscard]] TensorView view_of(std::span<const std::byte> bytes_THD, Dtype dtype,
                                  std::int64_t tokens, std::int32_t heads, std::int32_t dim);
 
+// Allocates memory that begins at a cache line: vectors that cross lines load at half the rate.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};  // bytes
+
+  LineAllocator() = default;
+  template <typename U>
+  LineAllocator(const LineAllocator<U>& /*other*/) {}
+
+  [[nodiscard]] T* allocate(std::size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), kLine));
+  }
+  void deallocate(T* memory, std::size_t /*count*/) { ::operator delete(memory, kLine); }
+
+  friend bool operator==(const LineAllocator&, const LineAllocator&) = default;
+};
+
 // A contiguous tensor [tokens, heads, dim] that owns its memory. Its elements are NaN until
 // written, so that a missing result is noticed.
 class HostTensor {
@@ -118,7 +137,7 @@ class HostTensor {
  private:
   void check_dtype(Dtype asked) const;
 
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte, LineAllocator<std::byte>> bytes_;
   Dtype dtype_ = Dtype::kF32;
   std::int64_t tokens_ = 0;
   std::int32_t heads_ = 0;

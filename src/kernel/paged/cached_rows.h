@@ -38,22 +38,33 @@ CONTEXTILE_INLINE void load_rest(const std::byte* from, std::int64_t begin, std:
   V::store(to, load_cached<V, dtype>(some, 0));
 }
 
+// Widens kPagedGroup elements.
+template <class V, KvDtype dtype>
+CONTEXTILE_INLINE void widen_group(const std::byte* from, float* to) {
+  constexpr int kPart = 2 * V::kLanes;
+  bool has_nan = false;
+  if constexpr (dtype == KvDtype::kFp8) {
+    has_nan = __builtin_expect(V::any_nan(V::watch(V::watch_nothing(), from)), 0);
+  }
+#pragma GCC unroll 8
+  for (int d = 0; d < kPagedGroup; d += kPart) {
+    typename V::Float part[2];
+    V::template widen<dtype>(from + d * bytes_per_element(dtype), part);
+    V::store(to + d, has_nan ? V::spoil(part[0]) : part[0]);
+    V::store(to + d + V::kLanes, has_nan ? V::spoil(part[1]) : part[1]);
+  }
+}
+
 // Widens elements [begin, end) of a row of `dim` elements to floats, with zeros after its dim.
 // `begin` is a multiple of kPagedGroup, `end` one of 16. Whole groups are in the order of
-// V::element.
+// element_at.
 template <class V, KvDtype dtype>
 CONTEXTILE_INLINE void widen_row(const std::byte* from, std::int32_t dim, std::int32_t begin,
                                  std::int32_t end, float* to) {
-  constexpr int kVectors = kPagedGroup / V::kLanes;
   const std::int32_t last = end < dim ? end : dim;
   std::int32_t d = begin;
-  if constexpr (dtype != KvDtype::kF32) {
-    for (; d + kPagedGroup <= last; d += kPagedGroup, to += kPagedGroup) {
-      typename V::Float group[kVectors];
-      V::template widen<dtype>(from + d * bytes_per_element(dtype), group);
-#pragma GCC unroll 16
-      for (int i = 0; i < kVectors; ++i) V::store(to + i * V::kLanes, group[i]);
-    }
+  for (; d + kPagedGroup <= last; d += kPagedGroup, to += kPagedGroup) {
+    widen_group<V, dtype>(from + d * bytes_per_element(dtype), to);
   }
   for (; d + V::kLanes <= last; d += V::kLanes, to += V::kLanes) {
     V::store(to, load_cached<V, dtype>(from, d));
@@ -69,9 +80,11 @@ CONTEXTILE_INLINE void widen_row(const std::byte* from, std::int32_t dim, std::i
 // Returns the element that widen_row puts at a position.
 template <class V>
 std::int32_t element_at(KvDtype dtype, std::int32_t dim, std::int32_t position) {
+  constexpr std::int32_t kPart = 2 * V::kLanes;
   const std::int32_t group = position / kPagedGroup * kPagedGroup;
-  if (dtype == KvDtype::kF32 || group + kPagedGroup > dim) return position;
-  return group + V::element(dtype, position - group);
+  if (!V::is_paired(dtype) || group + kPagedGroup > dim) return position;
+  const std::int32_t at = position % kPart;
+  return position - at + 2 * (at % V::kLanes) + at / V::kLanes;
 }
 
 }  // namespace contextile

@@ -39,23 +39,32 @@ std::int32_t padded(std::int32_t count, std::int32_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-// Rows of several heads up to this number are computed by fours on vectors of 16 lanes: each key is
-// read once, and widening it again for the next rows costs less than keeping it as floats.
-constexpr std::int32_t kMostByFours = 16;
-
-// Cuts rows into panels of two vectors, one vector, or a part of one.
+// Cuts rows into panels of two vectors, one vector, or a part of one. Up to one row for each lane,
+// rows are few: widening a key again for the next rows costs less than keeping it as floats.
 std::vector<PagedPanel> panels_of(const PagedShape& shape, std::int32_t lanes) {
-  const bool by_fours = lanes == 16 && shape.padded_rows <= kMostByFours && !shape.is_shared;
+  const bool is_few = lanes >= 8 && shape.padded_rows <= lanes;
   std::vector<PagedPanel> panels;
   std::int32_t lane = 0;
   for (std::int32_t first = 0; first < shape.padded_rows;) {
-    std::int32_t size = by_fours ? kPagedRows : 2 * lanes;
+    std::int32_t size = is_few ? lanes / 2 : 2 * lanes;
     while (size > shape.padded_rows - first) size /= 2;
     panels.push_back({first, size, std::max(1, lanes / size), lane});
     first += size;
     lane += panels.back().lanes();
   }
   return panels;
+}
+
+// Makes the keys that are read after some keys follow them.
+void append(PagedKeys& keys, const PagedKeys& next) {
+  const auto follow = [&](const std::byte** all, const std::byte* const* later) {
+    for (int j = 0; j < kPagedChunk; ++j) {
+      all[keys.count + j] =
+          next.count == 0 ? all[keys.count - 1] : later[std::min(j, next.count - 1)];
+    }
+  };
+  follow(keys.k, next.k);
+  follow(keys.v, next.v);
 }
 
 bool is_shared(const PagedKv& kv) {
@@ -65,6 +74,8 @@ bool is_shared(const PagedKv& kv) {
          k.token_stride == v.token_stride && k.head_stride == v.head_stride && v.dim <= k.dim &&
          (v.dim == k.dim || v.dim % kPagedGroup == 0);
 }
+
+using Floats = std::vector<float, LineAllocator<float>>;
 
 // One run of a task: its memory and the sums so far.
 class TaskRun {
@@ -100,16 +111,17 @@ class TaskRun {
   // fetched into the cache.
   void run() {
     TaskKeys keys(kv_, request_, task_);
-    KeyChunk chunk;
-    KeyChunk next;
-    for (bool is_any = keys.next(chunk); is_any; std::swap(chunk, next)) {
-      is_any = keys.next(next);
-      target_.take(
-          params_, kv_, shape_,
-          {&chunk.keys, is_any ? &next.keys : &chunk.keys,
-           chunk.seen.empty() ? nullptr : chunk.seen.data(), static_cast<int>(task_.num_rows)},
-          {q_.data(), scores_.data(), tile_.data(), out_.data(), top_.data(), sum_.data(),
-           shrink_.data()});
+    KeyChunk chunks[2];
+    KeyChunk* chunk = &chunks[0];
+    KeyChunk* next = &chunks[1];
+    for (bool is_any = keys.next(*chunk); is_any; std::swap(chunk, next)) {
+      is_any = keys.next(*next);
+      append(chunk->keys, next->keys);
+      target_.take(params_, kv_, shape_,
+                   {&chunk->keys, chunk->seen.empty() ? nullptr : chunk->seen.data(),
+                    static_cast<int>(task_.num_rows)},
+                   {q_.data(), scores_.data(), tile_.data(), out_.data(), top_.data(), sum_.data(),
+                    shrink_.data()});
     }
   }
 
@@ -171,24 +183,20 @@ class TaskRun {
           params_.scale * 1.4426950408889634F * target_.factor(kv_.dtype) *
           (kv_.k.scale_H.empty() ? 1.0F : kv_.k.scale_H[static_cast<std::size_t>(head)]);
       for (const PagedPanel& panel : panels_) {
-        const bool is_plain = target_.lanes == 16 && panel.keys == 4;
         float* to = q_.data() + index(head, panel.first) * row.size();
         for (std::int32_t r = panel.first;
              r < std::min(panel.first + panel.rows, shape_.rows_of_head); ++r) {
           read_row(q_NHD, request_.first_row + task_.first_row + r / group_,
                    head * group_ + r % group_,
                    std::span(row).first(static_cast<std::size_t>(q_NHD.dim)));
-          for (std::size_t d = 0; d < row.size(); ++d) {
-            if (is_plain) {
-              to[static_cast<std::size_t>(r - panel.first) * row.size() + d] =
-                  row[static_cast<std::size_t>(elements[d])] * scale;
-              continue;
+          const auto at = static_cast<std::size_t>(r - panel.first);
+          const auto rows = static_cast<std::size_t>(panel.rows);
+          const std::size_t wide = panel.keys == 1 ? 1 : static_cast<std::size_t>(target_.lanes);
+          for (std::size_t begin = 0; begin < row.size(); begin += wide) {
+            for (std::size_t d = 0; d < wide; ++d) {
+              to[begin * rows + at * wide + d] =
+                  row[static_cast<std::size_t>(elements[begin + d])] * scale;
             }
-            const std::size_t place =
-                d / static_cast<std::size_t>(panel.keys) * static_cast<std::size_t>(panel.lanes()) +
-                static_cast<std::size_t>((r - panel.first) * panel.keys) +
-                d % static_cast<std::size_t>(panel.keys);
-            to[place] = row[static_cast<std::size_t>(elements[d])] * scale;
           }
         }
       }
@@ -204,13 +212,13 @@ class TaskRun {
   PagedShape shape_;
   std::vector<PagedPanel> panels_;
   std::vector<std::int32_t> value_elements_;  // of the positions of out_
-  std::vector<float> q_;
-  std::vector<float> scores_;
-  std::vector<float> tile_;
-  std::vector<float> out_;
-  std::vector<float> top_;
-  std::vector<float> sum_;
-  std::vector<float> shrink_;
+  Floats q_;
+  Floats scores_;
+  Floats tile_;
+  Floats out_;
+  Floats top_;
+  Floats sum_;
+  Floats shrink_;
 };
 
 class SimdPagedKernel final : public PagedKernel {

@@ -7,17 +7,22 @@
 
 namespace contextile {
 
-// Number of keys whose scores are computed together.
+// Number of keys whose weights are computed together.
 inline constexpr int kPagedChunk = 64;
+// Number of keys whose scores are computed together for one head and then the next one.
+inline constexpr int kPagedTileKeys = 16;
 // Number of keys whose values are added to a head's sums together.
 inline constexpr int kPagedValues = 32;
 // The elements of a cache are widened in groups of as many.
 inline constexpr int kPagedGroup = 64;
+// Keys and values that were widened lie in blocks of as many dims, [blocks][keys][kPagedBlock].
+inline constexpr int kPagedBlock = 128;
 // The rows of a head are padded to a multiple of this.
 inline constexpr int kPagedRows = 4;
 
 // Rows of a head that share vectors: `rows` rows and `keys` keys of each, kLanes lanes, or twice as
-// many if a row tile is two vectors wide. Lane r·keys + i belongs to row r and the i-th key.
+// many if a row tile is two vectors wide. Lane r·keys + i belongs to row r and the i-th key. Panels
+// with more than one key have few rows.
 struct PagedPanel {
   std::int32_t first = 0;  // row
   std::int32_t rows = 0;
@@ -45,34 +50,39 @@ struct PagedShape {
 // set must not instantiate templates that other files share. Queries and outputs have the elements
 // of their dims in the order of PagedTarget::element.
 struct PagedWorkspace {
-  const float* q = nullptr;  // [kv_heads][panels][head_dim / keys][rows][keys], times scale·log2(e)
-  float* scores = nullptr;   // [kv_heads][panels][kPagedChunk / keys][rows][keys]
-  float* tile = nullptr;     // [paged_tile]: keys or values as floats
-  float* out = nullptr;      // [kv_heads][padded_rows][padded_value_dim]
-  float* top = nullptr;      // [kv_heads][lanes_of_head]: largest score so far, in powers of 2
-  float* sum = nullptr;      // [kv_heads][lanes_of_head]: parts of the sum of a row's weights
-  float* shrink = nullptr;   // [kv_heads][lanes_of_head]
+  // Times scale·log2(e): [kv_heads][panels][head_dim][rows], or [head_dim / kLanes][rows][kLanes]
+  // in a panel with few rows.
+  const float* q = nullptr;
+  float* scores = nullptr;  // [kv_heads][panels][kPagedChunk / keys][rows][keys]
+  float* tile = nullptr;    // [paged_tile]: keys or values as floats, in blocks
+  float* out = nullptr;     // [kv_heads][padded_rows][padded_value_dim]
+  float* top = nullptr;     // [kv_heads][lanes_of_head]: largest score so far, in powers of 2
+  float* sum = nullptr;     // [kv_heads][lanes_of_head]: parts of the sum of a row's weights
+  float* shrink = nullptr;  // [kv_heads][lanes_of_head]
 };
 
-// Up to kPagedChunk keys, at the elements of head 0.
+// Up to kPagedChunk keys, at the elements of head 0. kPagedChunk keys that are read later, or the
+// last key again, follow, so that they can be fetched into the cache.
 struct PagedKeys {
-  const std::byte* k[kPagedChunk];
-  const std::byte* v[kPagedChunk];
+  const std::byte* k[2 * kPagedChunk];
+  const std::byte* v[2 * kPagedChunk];
   int count = 0;
 };
 
 struct PagedChunk {
   const PagedKeys* keys = nullptr;
-  const PagedKeys* next = nullptr;     // keys that come after these; the same ones if none do
   const std::uint8_t* seen = nullptr;  // [count][num_queries], 1: is seen, 0: is not; null: all are
   int num_queries = 1;  // row r of a head belongs to query r / (rows_of_head / num_queries)
 };
 
 // Number of floats of PagedWorkspace::tile.
 [[nodiscard]] constexpr std::int64_t paged_tile(const PagedShape& shape) {
-  const std::int64_t keys = shape.is_shared ? kPagedChunk : 16;
-  const std::int64_t of_keys = keys * shape.padded_head_dim;
-  const std::int64_t of_values = kPagedChunk * kPagedGroup;
+  const auto in_blocks = [](std::int64_t dim) {
+    return (dim + kPagedBlock - 1) / kPagedBlock * kPagedBlock;
+  };
+  const std::int64_t keys = shape.is_shared ? kPagedChunk : kPagedTileKeys;
+  const std::int64_t of_keys = keys * in_blocks(shape.padded_head_dim);
+  const std::int64_t of_values = std::int64_t{kPagedValues} * kPagedBlock;
   const std::int64_t most = of_keys > of_values ? of_keys : of_values;
   return most > shape.padded_value_dim ? most : shape.padded_value_dim;
 }

@@ -7,6 +7,7 @@
 
 #include "kernel/cpu/inline.h"
 #include "kernel/paged/cached_rows.h"
+#include "kernel/paged/few_rows.h"
 #include "kernel/paged/paged_target.h"
 #include "kernel/paged/row_panels.h"
 
@@ -26,152 +27,116 @@ struct ChunkOfKeys {
     return static_cast<std::ptrdiff_t>(head) * tensor.head_stride * kBytes;
   }
 
-  [[nodiscard]] CONTEXTILE_INLINE int last(int j) const {
-    return j < chunk.keys->count ? j : chunk.keys->count - 1;
-  }
-
-  // Finds what is read after `num` keys from `first` on, or after their values: those of as many
-  // keys behind them.
-  void find_ahead(bool of_values, std::int32_t head, int first, int num,
-                  const std::byte** ahead) const {
-    const std::ptrdiff_t offset = offset_of(of_values ? kv.v : kv.k, head);
-    const PagedKeys& keys = *chunk.keys;
-    const PagedKeys& next = *chunk.next;
-    for (int j = 0; j < num; ++j) {
-      const int at = first + num + j;
-      const int behind = at - keys.count < next.count ? at - keys.count : next.count - 1;
-      const std::byte* of_key = at < keys.count ? (of_values ? keys.v : keys.k)[at]
-                                                : (of_values ? next.v : next.k)[behind];
-      ahead[j] = of_key + offset;
-    }
-  }
-
   [[nodiscard]] float* scores_of(const PagedPanel& panel, std::int32_t head) const {
     return work.scores +
            (static_cast<std::ptrdiff_t>(head) * shape.padded_rows + panel.first) * kPagedChunk;
   }
-
-  // Cached floats are read in place by few rows. With more rows it pays to have them side by side.
-  [[nodiscard]] bool keys_are_floats() const {
-    return dtype == KvDtype::kF32 && kv.k.dim == shape.padded_head_dim &&
-           shape.padded_rows <= kPagedRows;
-  }
-  [[nodiscard]] bool values_are_floats() const {
-    return dtype == KvDtype::kF32 && kv.v.dim == shape.padded_value_dim &&
-           shape.padded_rows <= kPagedRows;
+  [[nodiscard]] const float* q_of(const PagedPanel& panel, std::int32_t head) const {
+    return work.q + (static_cast<std::ptrdiff_t>(head) * shape.padded_rows + panel.first) *
+                        static_cast<std::ptrdiff_t>(shape.padded_head_dim);
   }
 
-  // Panels of four rows need no floats in memory.
-  [[nodiscard]] bool has_four_rows(const PagedTensor& tensor) const {
-    return is_plain<V>(shape.panels[0]) && tensor.dim % kPagedGroup == 0;
+  // Rows that are few all along need no floats in memory.
+  [[nodiscard]] bool goes_by_few_rows(const PagedTensor& tensor) const {
+    return shape.panels[0].keys > 1 && tensor.dim % kPagedGroup == 0;
   }
 
-  // Scores kLanes keys from `first` on by FourRows.
-  void score_four_rows(std::int32_t head, int first) const {
-    if constexpr (V::kLanes == 16) {
-      const std::ptrdiff_t offset = offset_of(kv.k, head);
-      const std::byte* keys[V::kLanes];
-      const std::byte* ahead[V::kLanes];
-      for (int j = 0; j < V::kLanes; ++j) keys[j] = chunk.keys->k[last(first + j)] + offset;
-      find_ahead(false, head, first, V::kLanes, ahead);
-      Fetch fetch = {ahead, kBytes};
-      for (int j = 0; j < V::kLanes; j += 4) {
-        fetch.element_bytes = kBytes;
-        for (std::int32_t p = 0; p < shape.num_panels; ++p) {
-          const PagedPanel& panel = shape.panels[p];
-          const float* q =
-              work.q + (static_cast<std::ptrdiff_t>(head) * shape.padded_rows + panel.first) *
-                           static_cast<std::ptrdiff_t>(shape.padded_head_dim);
-          float* scores = scores_of(panel, head) + (first + j) * kPagedRows;
-          FourRows<V, dtype>::score(q, keys + j, shape.padded_head_dim, fetch, j, scores);
-          fetch.element_bytes = 0;
-        }
-      }
+  // Number of keys of one head that are read before those of the next one. The heads of a token lie
+  // side by side, so few tokens of all heads are read in the order of memory.
+  [[nodiscard]] int keys_of_head(const PagedTensor& tensor) const {
+    constexpr std::int64_t kBytesOfHeads = 16384;
+    const std::int64_t token = std::int64_t{shape.kv_heads} * tensor.dim * kBytes;
+    int keys = kPagedTileKeys;
+    while (keys > 4 && keys * token > kBytesOfHeads) keys /= 2;
+    return keys;
+  }
+
+  // Number of keys that are scored at a time. All of them remain as floats if they are values, too.
+  [[nodiscard]] int tile_keys() const {
+    if (goes_by_few_rows(kv.k)) return keys_of_head(kv.k);
+    return shape.is_shared ? kPagedChunk : kPagedTileKeys;
+  }
+
+  // Number of values that are added at a time. Each time, the sums are read and written.
+  [[nodiscard]] int tile_values() const {
+    if (!goes_by_few_rows(kv.v)) return kPagedValues;
+    return shape.kv_heads == 1 ? kPagedChunk : 2 * keys_of_head(kv.v);
+  }
+
+  // Returns the rows that follow `num` keys, or their values.
+  [[nodiscard]] FetchAhead ahead_of(const PagedTensor& tensor, const std::byte* const* tokens,
+                                    int num) const {
+    return {tokens + num, offset_of(tensor, 1), std::ptrdiff_t{tensor.dim} * kBytes,
+            shape.kv_heads};
+  }
+
+  // Widens `num` elements from `begin` on, at most kPagedBlock, of `count` rows. Fetches as many
+  // rows before it begins with a row.
+  void widen(const PagedTensor& tensor, const std::byte* const* rows, std::int32_t head,
+             std::int32_t begin, std::int32_t num, int count, FetchAhead& ahead, float* to) const {
+    const std::ptrdiff_t offset = offset_of(tensor, head);
+    for (int j = 0; j < count; ++j, to += kPagedBlock) {
+      if (begin == 0) ahead.fetch_row();
+      widen_row<V, dtype>(rows[j] + offset, tensor.dim, begin, begin + num, to);
     }
   }
 
-  // Adds the weighted values of `count` keys from `first` on by FourRows.
-  void add_four_rows(std::int32_t head, int first, int count) const {
-    if constexpr (V::kLanes == 16) {
-      const std::ptrdiff_t offset = offset_of(kv.v, head);
-      const std::byte* values[kPagedChunk];
-      const std::byte* ahead[kPagedChunk];
-      find_ahead(true, head, first, count, ahead);
-      for (int j = 0; j < count; ++j) values[j] = chunk.keys->v[first + j] + offset;
-      for (std::int32_t d = 0; d < shape.padded_value_dim; d += kPagedGroup) {
-        Fetch fetch = {ahead, shape.is_shared ? 0 : kBytes};
-        for (std::int32_t p = 0; p < shape.num_panels; ++p) {
-          FourRows<V, dtype>::add(sums_of(shape.panels[p], head, first, d), values, count, fetch);
-          fetch.element_bytes = 0;
-        }
-        for (int j = 0; j < count; ++j) {
-          values[j] += kPagedGroup * kBytes;
-          ahead[j] += kPagedGroup * kBytes;
-        }
-      }
-    }
-  }
-
-  // Scores four keys for the last four rows of many, or for four rows of odd dims.
-  static void score_floats(const float* q, const float* const* keys, std::int32_t dim,
-                           float* scores) {
-    typename V::Float sums[V::kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < V::kLanes; ++i) sums[i] = V::zero();
-    for (std::int32_t d = 0; d < dim; d += V::kLanes) {
-#pragma GCC unroll 4
-      for (int r = 0; r < 4; ++r) {
-        const typename V::Float row = V::load(q + static_cast<std::ptrdiff_t>(r) * dim + d);
-#pragma GCC unroll 4
-        for (int j = 0; j < V::kLanes / 4; ++j) {
-          sums[r * 4 + j] = V::fma(row, V::load(keys[j] + d), sums[r * 4 + j]);
-        }
-      }
-    }
-    V::store(scores, V::sum_each(sums));
-  }
-
-  // Scores kLanes keys from `first` on.
-  void score_tile(std::int32_t head, int first) const {
-    if (has_four_rows(kv.k)) return score_four_rows(head, first);
+  // Scores `count` keys from `first` on, rounded up to kTile of their panels.
+  void score(std::int32_t head, int first, int count, FetchAhead& ahead) const {
+    const std::byte* const* keys = chunk.keys->k + first;
     const std::int32_t dim = shape.padded_head_dim;
-    const std::ptrdiff_t offset = offset_of(kv.k, head);
-    const float* keys[V::kLanes];
-    if (keys_are_floats()) {
-      for (int j = 0; j < V::kLanes; ++j) {
-        keys[j] = reinterpret_cast<const float*>(chunk.keys->k[last(first + j)] + offset);
-      }
-    } else {
-      float* tile = work.tile + (shape.is_shared ? static_cast<std::ptrdiff_t>(first) * dim : 0);
-      for (int j = 0; j < V::kLanes; ++j, tile += dim) {
-        widen_row<V, dtype>(chunk.keys->k[last(first + j)] + offset, kv.k.dim, 0, dim, tile);
-        keys[j] = tile;
-      }
-    }
-    const std::byte* ahead[V::kLanes];
-    find_ahead(false, head, first, V::kLanes, ahead);
-    Fetch fetch = {ahead, kBytes};
+    if (!goes_by_few_rows(kv.k)) return score_floats(head, keys, first, count, ahead);
     for (std::int32_t p = 0; p < shape.num_panels; ++p) {
       const PagedPanel& panel = shape.panels[p];
-      const float* q =
-          work.q + (static_cast<std::ptrdiff_t>(head) * shape.padded_rows + panel.first) *
-                       static_cast<std::ptrdiff_t>(dim);
-      float* scores = scores_of(panel, head) + first * panel.rows;
-      if constexpr (V::kLanes == 16) {
-        if (is_plain<V>(panel)) {
-          for (int j = 0; j < V::kLanes; j += 4) {
-            score_floats(q, keys + j, dim, scores + j * kPagedRows);
-          }
-          continue;
-        }
-      }
-      with_panel<V>(panel, [&](auto kind) CONTEXTILE_INLINE_LAMBDA {
-        for (int j = 0; j < V::kLanes; j += kind.kTile) {
-          kind.score(q, keys + j, dim, fetch, j, scores + j * kind.kRows);
-        }
+      with_few_rows<V>(panel, [&](auto rows) CONTEXTILE_INLINE_LAMBDA {
+        FewRows<V, dtype, rows>::score(q_of(panel, head), dim, keys, offset_of(kv.k, head), count,
+                                       p == 0 ? &ahead : nullptr, true,
+                                       scores_of(panel, head) + first * rows);
       });
-      fetch.element_bytes = 0;
     }
+  }
+
+  // Does the same by way of floats.
+  void score_floats(std::int32_t head, const std::byte* const* keys, int first, int count,
+                    FetchAhead& ahead) const {
+    const std::ptrdiff_t stride = std::ptrdiff_t{tile_keys()} * kPagedBlock;
+    const int padded = (count + V::kLanes - 1) / V::kLanes * V::kLanes;
+    for (std::int32_t d = 0; d < shape.padded_head_dim; d += kPagedBlock) {
+      widen(kv.k, keys, head, d, block_at(d, shape.padded_head_dim), padded, ahead,
+            work.tile + d / kPagedBlock * stride);
+    }
+    for (std::int32_t p = 0; p < shape.num_panels; ++p) {
+      const PagedPanel& panel = shape.panels[p];
+      if (panel.keys > 1) {
+        score_few_floats(panel, head, first, count, stride);
+        continue;
+      }
+      float* scores = scores_of(panel, head) + first * panel.rows;
+      with_whole_panel<V>(panel, [&](auto kind) CONTEXTILE_INLINE_LAMBDA {
+        kind.score(q_of(panel, head), work.tile, stride, shape.padded_head_dim, count, scores);
+      });
+    }
+  }
+
+  void score_few_floats(const PagedPanel& panel, std::int32_t head, int first, int count,
+                        std::ptrdiff_t stride) const {
+    const std::byte* keys[kPagedChunk];
+    for (int j = 0; j < tile_keys(); ++j) {
+      keys[j] = reinterpret_cast<const std::byte*>(work.tile + j * kPagedBlock);
+    }
+    with_few_rows<V>(panel, [&](auto rows) CONTEXTILE_INLINE_LAMBDA {
+      for (std::int32_t d = 0; d < shape.padded_head_dim; d += kPagedBlock) {
+        FewRows<V, KvDtype::kF32, rows>::score(q_of(panel, head) + d * rows,
+                                               block_at(d, shape.padded_head_dim), keys,
+                                               d / kPagedBlock * stride * 4, count, nullptr, d == 0,
+                                               scores_of(panel, head) + first * rows);
+      }
+    });
+  }
+
+  // Number of dims of a block that begins at `d`.
+  [[nodiscard]] static std::int32_t block_at(std::int32_t d, std::int32_t dim) {
+    return kPagedBlock < dim - d ? kPagedBlock : dim - d;
   }
 
   // Applies the softcap and sets the scores of keys that are not seen or absent to -inf.
@@ -227,47 +192,32 @@ struct ChunkOfKeys {
             scores_of(panel, head) + first * panel.rows, work.shrink + lane};
   }
 
-  // Finds the floats of values, elements [d, d + size) of `count` keys from `first` on.
-  CONTEXTILE_INLINE void find_values(std::int32_t head, int first, int count, std::int32_t d,
-                                     std::int32_t size, const float** values) const {
-    const std::ptrdiff_t offset = offset_of(kv.v, head);
-    if (values_are_floats()) {
-      for (int j = 0; j < count; ++j) {
-        values[j] = reinterpret_cast<const float*>(chunk.keys->v[first + j] + offset) + d;
-      }
-    } else if (shape.is_shared && !keys_are_floats()) {
-      for (int j = 0; j < count; ++j) {
-        values[j] = work.tile + static_cast<std::ptrdiff_t>(first + j) * shape.padded_head_dim + d;
-      }
-    } else {
-      for (int j = 0; j < count; ++j) {
-        float* to = work.tile + static_cast<std::ptrdiff_t>(j) * kPagedGroup;
-        widen_row<V, dtype>(chunk.keys->v[first + j] + offset, kv.v.dim, d, d + size, to);
-        values[j] = to;
-      }
+  // Adds the weighted values of `count` keys from `first` on to the outputs.
+  void add(std::int32_t head, int first, int count, FetchAhead& ahead) const {
+    const std::byte* const* values = chunk.keys->v + first;
+    const bool is_few = goes_by_few_rows(kv.v);
+    for (std::int32_t p = 0; p < shape.num_panels && is_few; ++p) {
+      const PagedPanel& panel = shape.panels[p];
+      with_few_rows<V>(panel, [&](auto rows) CONTEXTILE_INLINE_LAMBDA {
+        FewRows<V, dtype, rows>::add(sums_of(panel, head, first, 0), shape.padded_value_dim, values,
+                                     offset_of(kv.v, head), count,
+                                     p == 0 && !shape.is_shared ? &ahead : nullptr);
+      });
     }
-  }
-
-  // Adds the weighted values of `count` keys from `first` on to the outputs, kPagedGroup dims at a
-  // time.
-  void add(std::int32_t head, int first, int count) const {
-    if (has_four_rows(kv.v)) return add_four_rows(head, first, count);
-    const float* values[kPagedChunk];
-    const std::byte* ahead[kPagedChunk];
-    if (!shape.is_shared) find_ahead(true, head, first, count, ahead);
-    for (std::int32_t d = 0; d < shape.padded_value_dim; d += kPagedGroup) {
-      Fetch fetch = {ahead, shape.is_shared ? 0 : kBytes};
-      const std::int32_t rest = shape.padded_value_dim - d;
-      const std::int32_t size = rest < kPagedGroup ? rest : kPagedGroup;
-      find_values(head, first, count, d, size, values);
+    for (std::int32_t d = 0; d < shape.padded_value_dim && !is_few; d += kPagedBlock) {
+      const std::int32_t size = block_at(d, shape.padded_value_dim);
+      const float* floats = work.tile;
+      if (shape.is_shared) {
+        floats += (d / kPagedBlock * tile_keys() + first) * kPagedBlock;
+      } else {
+        widen(kv.v, values, head, d, size, count, ahead, work.tile);
+      }
       for (std::int32_t p = 0; p < shape.num_panels; ++p) {
         const RowSums sums = sums_of(shape.panels[p], head, first, d);
         with_panel<V>(shape.panels[p], [&](auto kind) CONTEXTILE_INLINE_LAMBDA {
-          kind.add_values(sums, values, size, count, fetch);
+          kind.add_values(sums, floats, size, count);
         });
-        fetch.element_bytes = 0;
       }
-      for (int j = 0; j < count && !shape.is_shared; ++j) ahead[j] += kPagedGroup * kBytes;
     }
   }
 
@@ -301,23 +251,31 @@ struct ChunkOfKeys {
     }
   }
 
-  // Keys and values are read in the order of memory if the heads of a token lie side by side: few
-  // tokens of all heads at a time.
   void take() const {
     const int count = chunk.keys->count;
-    for (int first = 0; first < count; first += V::kLanes) {
-      for (std::int32_t head = 0; head < shape.kv_heads; ++head) score_tile(head, first);
+    const int at_a_time = tile_keys();
+    FetchAhead keys =
+        ahead_of(kv.k, chunk.keys->k, at_a_time < kPagedTileKeys ? kPagedTileKeys : at_a_time);
+    for (int first = 0; first < count; first += at_a_time) {
+      const int some = count - first < at_a_time ? count - first : at_a_time;
+      for (std::int32_t head = 0; head < shape.kv_heads; ++head) score(head, first, some, keys);
     }
     for (std::int32_t head = 0; head < shape.kv_heads; ++head) weigh(head);
     if (chunk.seen != nullptr) {
       for (std::int32_t head = 0; head < shape.kv_heads; ++head) add_seen(head);
-      return;
+    } else {
+      add_all();
     }
-    const int most = shape.kv_heads == 1 ? kPagedChunk : kPagedValues;
-    for (int first = 0; first < count; first += most) {
-      const int some = count - first < most ? count - first : most;
-      for (std::int32_t head = 0; head < shape.kv_heads; ++head) add(head, first, some);
-      if (first + some == count) break;
+  }
+
+  void add_all() const {
+    const int count = chunk.keys->count;
+    const int at_a_time = tile_values();
+    FetchAhead values = ahead_of(kv.v, chunk.keys->v, kPagedValues);
+    for (int first = 0; first < count; first += at_a_time) {
+      const int some = count - first < at_a_time ? count - first : at_a_time;
+      for (std::int32_t head = 0; head < shape.kv_heads; ++head) add(head, first, some, values);
+      if (first > 0 || some == count) continue;
       const std::int32_t lanes = shape.kv_heads * shape.lanes_of_head;
       for (std::int32_t i = 0; i < lanes; ++i) work.shrink[i] = 1;
     }
