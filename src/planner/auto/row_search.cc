@@ -15,8 +15,8 @@ namespace {
 // No measurement of this file's counts (placements, rounds, schedules) is recorded: more of them
 // take longer and gain less each. Judge a change with `build/auto_bench --devices 32 --seed 11` and
 // by the rows of `contextile plan --explain`.
-constexpr double kMostSteps = 300'000;  // of rebalancing several at effort 1
-constexpr double kNearRows = 1.3;       // times the best: others do not catch up
+constexpr double kMostRowSteps = 300'000;  // of rebalancing several at effort 1
+constexpr double kNearRows = 1.3;          // times the best: others do not catch up
 
 }  // namespace
 
@@ -76,7 +76,7 @@ void RowSearch::rebalance(std::size_t most, int rounds, double share) {
   std::vector<Tried> best;
   state_.settle();
   // Each takes its expected steps; if they take long, fewer are rebalanced.
-  std::int64_t left = static_cast<std::int64_t>(kMostSteps * state_.options.effort);
+  std::int64_t left = static_cast<std::int64_t>(kMostRowSteps * state_.options.effort);
   for (const Tried& tried : tried_) {
     if (best.size() == most || tried.cost_us > kNearRows * state_.best.cost_us) break;
     PlacementChoice warm = tried.placement.choice;
