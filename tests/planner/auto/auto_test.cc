@@ -380,7 +380,7 @@ TEST(Auto, StrategiesThatCannotWinLeaveStepsToPlacements) {
 // documents.
 TEST(Auto, PlacesTilesOfSingleKvHeads) {
   const Cluster cluster = cluster_of("p4de", 2, 4);
-  Workload workload = batch_of({9000, 4000, 2000, 1384}, "causal");
+  Workload workload = batch_of({14'000, 2384}, "causal");
   workload.shape.q_heads = workload.shape.kv_heads = 32;
   StrategyRequest request;
   request.options["candidates"] = "own";
