@@ -29,7 +29,9 @@ TEST(PortQueue, HasTheLeastEntryInFrontWhateverIsPushedReplacedAndPopped) {
         queue.pop();
       }
       ASSERT_EQ(queue.empty(), reference.empty());
-      if (!reference.empty()) ASSERT_EQ(queue.least(), *reference.begin());
+      if (!reference.empty()) {
+        ASSERT_EQ(queue.least(), *reference.begin());
+      }
     }
     queue.clear();
     EXPECT_TRUE(queue.empty());
