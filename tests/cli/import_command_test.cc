@@ -21,7 +21,7 @@ TEST_F(ImportCommand, GivesBackThePlanThatWasExported) {
   EXPECT_EQ(output({"export", plan, "-o", exported}), "");
   const std::string text = output({"import", exported, "-o", path("again.plan")});
   EXPECT_EQ(read(path("again.plan")), read(plan));
-  for (const char* words : {"strategy  auto", "between nodes", "imported in", "verified: ok"}) {
+  for (const char* words : {"strategy  dcp", "between nodes", "imported in", "verified: ok"}) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   EXPECT_EQ(output({"export", path("again.plan")}), read(exported));

@@ -39,7 +39,8 @@ class ProgramTest : public testing::Test {
   [[nodiscard]] nlohmann::json document(const std::vector<std::string>& arguments) const;
   // Options of small_batch with three documents.
   [[nodiscard]] std::vector<std::string> small() const;
-  // `contextile plan` of a small batch on two nodes of two devices; returns the plan's path.
+  // `contextile plan` of a small batch on two nodes of two devices, by dcp unless `more` names
+  // another strategy; returns the plan's path.
   [[nodiscard]] std::string small_plan(std::string_view name,
                                        const std::vector<std::string>& more = {}) const;
   // Writes the record of rank 0 of two into a folder of that name and returns its path. Rank 0

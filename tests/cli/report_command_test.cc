@@ -40,7 +40,7 @@ TEST_F(ReportCommand, PutsTwoPlansOnOnePage) {
   EXPECT_EQ(document["files"], json({a, b}));
   EXPECT_EQ(document["page"], path("both.html"));
   EXPECT_EQ(document["size_bytes"], std::filesystem::file_size(path("both.html")));
-  EXPECT_THAT(read(path("both.html")), HasSubstr("A: auto and B: zigzag"));
+  EXPECT_THAT(read(path("both.html")), HasSubstr("A: dcp and B: zigzag"));
   EXPECT_FALSE(std::filesystem::exists(a + ".html"));
 }
 

@@ -118,7 +118,7 @@ TEST_F(SimulateCommand, DocumentAddsUp) {
   EXPECT_EQ(document.at("command"), "simulate");
   EXPECT_EQ(document.at("file"), plan);
   EXPECT_EQ(document.at("cluster").at("name"), "dgx-h200");
-  EXPECT_EQ(document.at("plan").at("strategy"), "auto");
+  EXPECT_EQ(document.at("plan").at("strategy"), "dcp");
   const PlanStats stats = statistics(load_plan(plan));
   double total_s = 0;
   for (const char* name : kDirections) {

@@ -214,7 +214,8 @@ void Polish::improve(std::vector<Tried>& tried, std::int64_t plans) {
 
 void Polish::run(std::vector<Tried> starts, double share) {
   std::erase_if(starts, [&](const Tried& start) {
-    return start.cost_us > kNearStarts * state_.best.cost_us;
+    return start.cost_us > kNearStarts * state_.best.cost_us ||
+           num_tiles(start.placement) == 0;  // a mask without pairs has nothing to move
   });
   if (starts.empty()) return;
   std::ranges::stable_sort(starts, {}, &Tried::cost_us);

@@ -63,7 +63,7 @@ class FluidNetwork {
 
  private:
   using FlowEnd = std::pair<double, std::int32_t>;  // (bytes served when it ends, tag)
-  // A stream with flows, in a slot that it gives back when its last flow ends: few streams have
+  // A stream with flows, in a slot that is free again when its last flow ends: few streams have
   // flows at a time, so their slots are near each other. One cache line, because a share-out visits
   // most of them in no order of memory.
   struct alignas(64) Stream {
@@ -120,7 +120,7 @@ class FluidNetwork {
   [[nodiscard]] bool is_fixed(std::int32_t slot) const {
     return fixed_in_[static_cast<std::size_t>(slot)] == num_share_outs_;
   }
-  // Asks for a stream's memory before it is needed.
+  // Fetches a stream's memory before it is needed.
   void prefetch(std::int32_t slot) const {
     __builtin_prefetch(&streams_[static_cast<std::size_t>(slot)], 1);
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/data.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
@@ -108,6 +109,13 @@ TEST(Auto, PolishedPlansAreValidFasterAndTheSameOnAnyNumberOfThreads) {
     EXPECT_EQ(searched(workload, cluster, request).plan.digest, found.plan.digest);
   }
   EXPECT_GE(improved, kBatches / 2);
+}
+
+TEST(Auto, PlansBatchesWithoutAnyPair) {
+  Workload workload = batch_of({300, 200}, "causal");
+  workload.masks.front().mask = parse_mask_json(R"({"bands": []})", 500, "mask");
+  const Searched found = searched(workload, cluster_of("local", 1, 2), {});
+  EXPECT_EQ(found.phases.at("polish").candidates, 0);
 }
 
 TEST(Auto, DoesNotPolishLargeBatches) {
