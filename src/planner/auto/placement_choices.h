@@ -32,7 +32,11 @@ namespace contextile {
                                                        const Cluster& cluster,
                                                        const StrategyRequest& request,
                                                        double effort);
-// Whole rows at several block sizes, on devices with more work than the mean.
+// Whole rows at several block sizes, on devices with more work than the mean. The quick choices are
+// the likeliest with few steps.
+[[nodiscard]] std::vector<PlacementChoice> quick_uneven_row_choices(const Workload& workload,
+                                                                    const Cluster& cluster,
+                                                                    const StrategyRequest& request);
 [[nodiscard]] std::vector<PlacementChoice> uneven_row_choices(const Workload& workload,
                                                               const Cluster& cluster,
                                                               const StrategyRequest& request,

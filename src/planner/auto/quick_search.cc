@@ -145,4 +145,10 @@ std::vector<Tried> QuickSearch::try_tiles(double share_of_placing, double share)
   return simulate(tiles(1, share_of_placing, share), share);
 }
 
+std::vector<Tried> QuickSearch::try_uneven(double share_of_placing, double share) {
+  return simulate(place(quick_uneven_row_choices(state_.workload, state_.cluster, state_.request),
+                        share_of_placing, share),
+                  share);
+}
+
 }  // namespace contextile

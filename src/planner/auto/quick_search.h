@@ -13,15 +13,18 @@ class QuickSearch {
  public:
   QuickSearch(SearchState& state, bool retain);
 
-  // True if a few rows attend far more than others. A device that has them whole needs most keys.
   // True if the best plan takes much longer than its work, spread evenly: it waits for messages.
   [[nodiscard]] bool waits_much() const;
+  // True if a few rows attend far more than others. A device that has them whole needs most keys.
   [[nodiscard]] bool is_lopsided() const { return is_lopsided_; }
   // Tries rows, and tiles if rows do not look good. Returns those that were simulated within the
   // limits: placing takes no more than the first share of them.
   [[nodiscard]] std::vector<Tried> try_likely(double share_of_placing, double share);
   // Tries tiles, if they have not been tried and the best so far does not look good.
   [[nodiscard]] std::vector<Tried> try_tiles(double share_of_placing, double share);
+
+  // Places rows with uneven work, simulates the likeliest.
+  [[nodiscard]] std::vector<Tried> try_uneven(double share_of_placing, double share);
 
  private:
   [[nodiscard]] std::vector<Placement> tiles(int turns, double share_of_placing, double share);

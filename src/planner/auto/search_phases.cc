@@ -17,7 +17,7 @@ bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
-constexpr std::array<PhaseRow, 18> kTable = {{
+constexpr std::array<PhaseRow, 19> kTable = {{
     {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
      0.1, is_even,
      [](SearchParts& parts, const PhaseRow& row) {
@@ -27,6 +27,11 @@ constexpr std::array<PhaseRow, 18> kTable = {{
      nullptr,
      [](SearchParts& parts, const PhaseRow& row) {
        parts.take(parts.quick.try_likely(row.draft_share, row.budget_share));
+     }},
+    {"quick uneven rows", "place rows with uneven work if the best plan waits", 0.5, 0.8, 0.1,
+     waits_much,
+     [](SearchParts& parts, const PhaseRow& row) {
+       parts.take(parts.quick.try_uneven(row.draft_share, row.budget_share));
      }},
     {"refine rows", "rebalance the best row placement and try two more schedules", 0, 0.8, 0.1,
      nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.refine(row.budget_share); }},
