@@ -11,13 +11,16 @@ namespace {
 bool is_even(const SearchParts& parts) { return !parts.quick.is_lopsided(); }
 bool tiles_lead(const SearchParts& parts) { return parts.tiles.leads(); }
 bool waits_much(const SearchParts& parts) { return parts.quick.waits_much(); }
+bool waits_without_tiles(const SearchParts& parts) {
+  return waits_much(parts) && !tiles_lead(parts);
+}
 bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 
 // No measurement of single shares is recorded. They balance a first plan early against a better
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
-constexpr std::array<PhaseRow, 19> kTable = {{
+constexpr std::array<PhaseRow, 20> kTable = {{
     {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
      0.1, is_even,
      [](SearchParts& parts, const PhaseRow& row) {
@@ -28,8 +31,8 @@ constexpr std::array<PhaseRow, 19> kTable = {{
      [](SearchParts& parts, const PhaseRow& row) {
        parts.take(parts.quick.try_likely(row.draft_share, row.budget_share));
      }},
-    {"quick uneven rows", "place rows with uneven work if the best plan waits", 0.5, 0.8, 0.1,
-     waits_much,
+    {"quick uneven rows", "place rows with uneven work and few steps if the best plan waits", 0.5,
+     0.8, 0.1, waits_much,
      [](SearchParts& parts, const PhaseRow& row) {
        parts.take(parts.quick.try_uneven(row.draft_share, row.budget_share));
      }},
@@ -41,6 +44,9 @@ constexpr std::array<PhaseRow, 19> kTable = {{
      [](SearchParts& parts, const PhaseRow& row) {
        parts.take(parts.quick.try_tiles(row.draft_share, row.budget_share));
      }},
+    {"probe tiles", "place tiles of eight head groups if the best plan waits", 0, 0.85, 0.1,
+     waits_without_tiles,
+     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.probe(row.budget_share); }},
     {"others", "simulate every other strategy that leaves no block size open", 0, 0.9, 0.2, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.others.try_quick(row.budget_share); }},
     {"likely tiles", "place tiles at several block sizes and head groups if tiles lead", 0, 0.93,
