@@ -139,9 +139,9 @@ std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choi
 
 std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
                             const PlacementChoice& choice) {
-  return steps_of_placing(choice.effort, cluster.num_devices(),
-                          choice.head_groups * num_blocks(workload, choice.block_size),
-                          most_tiles(workload, choice));
+  return steps_of_placing(
+      choice.effort, cluster.num_devices(), std::ssize(workload.sequences), choice.head_groups,
+      choice.head_groups * num_blocks(workload, choice.block_size), most_tiles(workload, choice));
 }
 
 std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice) {

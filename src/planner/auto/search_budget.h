@@ -78,16 +78,24 @@ class SearchProgress {
 };
 
 // Costs of candidates, in steps. `tiles` and `units`, which are blocks, count all head groups; for
-// rows, which are placed with all heads, one. Placing tiles and simulating are fitted to the CPU
-// time of 600 placements on 32 devices, with 1 to 32 head groups and blocks of 512 to 2048 tokens
-// (2026-11-26, one core of an AMD EPYC). The others are fitted to that of whole searches. A
+// rows, which are placed with all heads, one. Simulating is fitted to the CPU time of 600 placements
+// on 32 devices, placing tiles to that of 1200 on 16 to 128 devices, with 1 to 32 head groups,
+// blocks of 512 to 2048 tokens and documents of 16 tokens and more (2026-11-26, one core of an AMD
+// EPYC). The others are fitted to that of whole searches. A
 // coefficient that is too small breaks a limit in time, one that is too large leaves time unused.
 // `build/auto_bench --steps N` prints the CPU time of limits in steps, `build/budget_bench` that of
 // limits in time; `contextile plan --explain --strategy auto:budget_ms=N` shows the phase.
-constexpr std::int64_t steps_of_placing(double effort, std::int64_t devices, std::int64_t units,
+constexpr std::int64_t steps_of_placing(double effort, std::int64_t devices, std::int64_t sequences,
+                                        std::int64_t head_groups, std::int64_t units,
                                         std::int64_t tiles) {
-  return 60 * devices + 2 * tiles / 5 +
-         static_cast<std::int64_t>(effort * static_cast<double>(700 * devices + 12 * units));
+  // Annealing runs on coarse tiles. The devices decide their number, but every document has at
+  // least one of each head group.
+  const std::int64_t uncoarsened =
+      std::max<std::int64_t>(0, std::min(tiles, sequences * head_groups) - 60 * devices);
+  const std::int64_t annealing = 9 * std::min(tiles, 60 * devices) +
+                                 61 * std::min(head_groups * devices, tiles / 4) + 26 * uncoarsened;
+  return 400 + units + tiles / 5 +
+         static_cast<std::int64_t>(effort * static_cast<double>(annealing));
 }
 constexpr std::int64_t steps_of_placing_rows(double effort, std::int64_t rows, std::int64_t tiles) {
   const double keys_of_row = static_cast<double>(tiles) / static_cast<double>(rows);
