@@ -63,9 +63,13 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
   const std::int64_t tokens = state_.workload.num_tokens();
   if (sizes.empty()) {
     const std::int64_t sequences = std::ssize(state_.workload.sequences);
-    const std::int64_t steps = strategy.deciding() == Deciding::kBySearch
-                                   ? steps_of_searching_strategy(devices, tokens, sequences)
-                                   : steps_of_other_strategy(devices, tokens, sequences);
+    std::int64_t steps = strategy.deciding() == Deciding::kBySearch
+                             ? steps_of_searching_strategy(devices, tokens, sequences)
+                             : steps_of_other_strategy(devices, tokens, sequences);
+    if (request.block_size) {
+      steps += steps_of_blocks(
+          static_cast<std::int64_t>(estimated_tiles(state_.workload, *request.block_size)));
+    }
     quick_.push_back({choice, {}, steps});
     return;
   }
