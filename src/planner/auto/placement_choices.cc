@@ -94,8 +94,8 @@ void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice 
 
 // Placements of rows with uneven work (RowSpec). A start that fills devices to the mean is a poor
 // one here, so the first steps are hot. Fills and heats were fitted on 2026-11-26 to the 64 batches
-// of docs/results/optimum.md. Of seven sets of trials, the likely one alone made the fastest plans
-// within 300,000 and 600,000 steps (seed 23, p4de, 32 KV heads).
+// of docs/results/optimum.md. The likely one alone, among seven sets, made the fastest plans within
+// 300,000 and 600,000 steps (seed 23, p4de, 32 KV heads).
 struct UnevenTrial {
   double fill;
   double heat;

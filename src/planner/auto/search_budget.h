@@ -78,13 +78,13 @@ class SearchProgress {
 };
 
 // Costs of candidates, in steps. `tiles` and `units`, which are blocks, count all head groups; for
-// rows, which are placed with all heads, one. Simulating is fitted to the CPU time of 600 placements
-// on 32 devices, placing tiles to that of 1200 on 16 to 128 devices, with 1 to 32 head groups,
-// blocks of 512 to 2048 tokens and documents of 16 tokens and more (2026-11-26, one core of an AMD
-// EPYC). The others are fitted to that of whole searches. A coefficient that is too small breaks a
-// limit in time, one that is too large leaves time unused. `build/auto_bench --steps N` prints the
-// CPU time of limits in steps, `build/budget_bench` that of limits in time; `contextile plan
-// --explain --strategy auto:budget_ms=N` shows the phase.
+// rows, which are placed with all heads, one. Simulating is fitted to the CPU time of 600
+// placements on 32 devices (2026-11-26, one core of an AMD EPYC). Placing tiles is fitted to that
+// of 1200 on 16 to 128 devices: 1 to 32 head groups, blocks of 512 to 2048 tokens, documents of 16
+// tokens and more. The others are fitted to that of whole searches. A coefficient that is too small
+// breaks a limit in time, one that is too large leaves time unused. `build/auto_bench --steps N`
+// prints the CPU time of limits in steps, `build/budget_bench` that of limits in time; `contextile
+// plan --explain --strategy auto:budget_ms=N` shows the phase.
 constexpr std::int64_t steps_of_placing(double effort, std::int64_t devices, std::int64_t sequences,
                                         std::int64_t head_groups, std::int64_t units,
                                         std::int64_t tiles) {
@@ -118,8 +118,8 @@ constexpr std::int64_t steps_of_other_strategy(std::int64_t devices, std::int64_
                                                std::int64_t sequences) {
   return (500 + devices * tokens / 2048 + 200 * sequences + devices * devices * devices / 80) / 8;
 }
-// A requested block size cuts its blocks smaller than it needs. Measured: 0.05 to 0.5 us for each of
-// two million tiles.
+// Cost of arranging that many tiles where a request names a block size. Measured: 0.05 to 0.5 us
+// for each of two million.
 constexpr std::int64_t steps_of_blocks(std::int64_t tiles) { return tiles / 2; }
 constexpr std::int64_t steps_of_searching_strategy(std::int64_t devices, std::int64_t tokens,
                                                    std::int64_t sequences) {

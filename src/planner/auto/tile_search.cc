@@ -63,8 +63,8 @@ void TileSearch::refine(double share) {
 }
 
 void TileSearch::probe(double share) {
-  // Of efforts of 0.1 to 0.6 and one to three block sizes, these made the fastest plans within
-  // 300,000 and 600,000 steps (seed 11, p4de, 32 KV heads, 2026-11-26).
+  // Efforts of 0.1, 0.2 and 0.6, a single block size, and 32 head groups made slower plans within
+  // 300,000 steps, or no faster ones (seed 11, p4de, 32 KV heads, 2026-11-26).
   constexpr double kEffort = 0.3;
   constexpr std::int32_t kMostGroups = 8;
   constexpr std::size_t kSimulated = 2;

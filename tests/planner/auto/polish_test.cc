@@ -73,7 +73,8 @@ TEST(Auto, GivesDevicesUnevenWorkWhereMessagesAreSlow) {
     SCOPED_TRACE(mask);
     const Workload workload = batch_of({4096, 3072, 1024}, mask, two_heads());
     const Searched found = searched(workload, ethernet(), forward_in_blocks(1024));
-    EXPECT_TRUE(found.phases.at("uneven rows").improved);
+    EXPECT_TRUE(found.phases.at("quick uneven rows").improved ||
+                found.phases.at("uneven rows").improved);
     EXPECT_LE(found.time_us, most);
   }
 }
