@@ -141,6 +141,15 @@ TEST(Auto, KeepsToATokenLimit) {
   }
 }
 
+// Placements cut no block, but other strategies may.
+TEST(Auto, KeepsToATokenLimitBelowARequestedBlockSize) {
+  const Workload workload = batch_of({22, 13}, "causal");
+  StrategyRequest request;
+  request.block_size = 100;
+  request.limits.tokens = 8;
+  EXPECT_LE(most_tokens_of(auto_plan(workload, cluster_of("dgx-h200", 2, 4), request)), 8);
+}
+
 std::int64_t peak_memory_of(const Plan& plan) {
   const PlanStats stats = statistics(plan);
   return std::max(stats.forward->peak_memory_bytes, stats.backward->peak_memory_bytes);
