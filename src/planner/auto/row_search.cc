@@ -119,7 +119,13 @@ void RowSearch::try_uneven(double share) {
   try_schedules(kMost, 0, 5, share);
 }
 
+bool RowSearch::is_near() const {
+  return !tried_.empty() && tried_.front().cost_us <= kNearRows * state_.best.cost_us;
+}
+
 void RowSearch::widen(double share) {
+  if (has_widened_) return;
+  has_widened_ = true;
   place_and_try(row_choices(state_.workload, state_.cluster, state_.request, state_.options.effort),
                 share);
 }

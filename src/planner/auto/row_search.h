@@ -13,13 +13,15 @@ class RowSearch {
   RowSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
   [[nodiscard]] const std::vector<Tried>& tried() const { return tried_; }  // the best first
+  // True if the best of them may catch up with the best candidate of all.
+  [[nodiscard]] bool is_near() const;
   // Adds one that has been tried.
   void take(Tried tried);
   // Rebalances the best of them, under more schedules.
   void refine(double share);
   // Tries placements that give devices uneven work, so that fewer keys travel.
   void try_uneven(double share);
-  // Tries more block sizes, seeds and steps.
+  // Tries more block sizes, seeds and steps, once in a search.
   void widen(double share);
   // Rebalances the best for longer and tries more schedules.
   void improve(double share);
@@ -39,6 +41,7 @@ class RowSearch {
   SearchState& state_;
   PlacementTrials trials_;
   std::vector<Tried> tried_;  // by cost
+  bool has_widened_ = false;
 };
 
 }  // namespace contextile

@@ -10,6 +10,7 @@ namespace {
 
 bool is_even(const SearchParts& parts) { return !parts.quick.is_lopsided(); }
 bool tiles_lead(const SearchParts& parts) { return parts.tiles.leads(); }
+bool rows_are_near(const SearchParts& parts) { return parts.rows.is_near(); }
 bool waits_much(const SearchParts& parts) { return parts.quick.waits_much(); }
 bool waits_without_tiles(const SearchParts& parts) {
   return waits_much(parts) && !tiles_lead(parts);
@@ -20,7 +21,7 @@ bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
-constexpr std::array<PhaseRow, 20> kTable = {{
+constexpr std::array<PhaseRow, 21> kTable = {{
     {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
      0.1, is_even,
      [](SearchParts& parts, const PhaseRow& row) {
@@ -52,13 +53,16 @@ constexpr std::array<PhaseRow, 20> kTable = {{
     {"likely tiles", "place tiles at several block sizes and head groups if tiles lead", 0, 0.93,
      0.3, tiles_lead,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
-    {"more rows", "place rows at more block sizes and seeds, with more steps", 0, 0.93, 0.3,
-     nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
+    {"more rows", "place rows at more block sizes and seeds, with more steps if rows are near", 0,
+     0.93, 0.3, rows_are_near,
+     [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
     {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 0.95,
      0.5, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.improve(row.budget_share); }},
     {"tiles", "place tiles likewise if they did not lead", 0, 0.97, 0.6, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
+    {"far rows", "place rows likewise if they were not near", 0, 0.97, 0.6, nullptr,
+     [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
     {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.98, 0.7,
      nullptr,
      [](SearchParts& parts, const PhaseRow& row) {
