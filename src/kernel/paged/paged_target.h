@@ -11,6 +11,10 @@ namespace contextile {
 inline constexpr int kPagedChunk = 64;
 // Number of keys whose scores are computed together for one head and then the next one.
 inline constexpr int kPagedTileKeys = 16;
+// Tokens are fetched into the cache when they are at least as many tokens ahead.
+inline constexpr int kPagedFetch = 16;
+// The place of a token in memory is found out as many tokens before it is fetched.
+inline constexpr int kPagedWarm = 16;
 // Number of keys whose values are added to a head's sums together.
 inline constexpr int kPagedValues = 32;
 // The elements of a cache are widened in groups of as many.

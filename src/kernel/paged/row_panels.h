@@ -7,18 +7,65 @@
 #include <limits>
 
 #include "kernel/cpu/inline.h"
+#include "kernel/paged/fetch_ahead.h"
 #include "kernel/paged/paged_target.h"
 
 namespace contextile {
 
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+// The values of each head, `stride` apart.
+template <typename T>
+struct HeadsOf {
+  T* first = nullptr;
+  std::ptrdiff_t stride = 0;
+  int heads = 1;
+
+  [[nodiscard]] CONTEXTILE_INLINE T* at(int head) const { return first + head * stride; }
+};
+
 // Rows whose values are summed.
 struct RowSums {
   float* out = nullptr;  // [rows][stride], at the first dim
   std::ptrdiff_t stride = 0;
   const float* weights = nullptr;  // of the first row
-  const float* shrink = nullptr;
+  const float* shrink = nullptr;   // [rows][keys], at the first key
+
+  // Loads the sums of `rows` rows of a panel with n keys, `wide` vectors each, and shrinks them.
+  template <class V, int n, int rows, int wide>
+  CONTEXTILE_INLINE void load(typename V::Float (&sums)[rows][wide]) const {
+    const float* row = out;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r, row += stride) {
+      const typename V::Float factor = V::set(shrink[r * n]);
+#pragma GCC unroll 4
+      for (int i = 0; i < wide; ++i) sums[r][i] = V::mul(V::load(row + i * V::kLanes), factor);
+    }
+  }
+
+  template <class V, int rows, int wide>
+  CONTEXTILE_INLINE void store(const typename V::Float (&sums)[rows][wide]) const {
+    float* row = out;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r, row += stride) {
+#pragma GCC unroll 4
+      for (int i = 0; i < wide; ++i) V::store(row + i * V::kLanes, sums[r][i]);
+    }
+  }
+};
+
+// The same rows of all heads.
+struct HeadsOfRows {
+  RowSums first;
+  std::ptrdiff_t out_stride = 0;  // from one head to the next
+  std::ptrdiff_t weights_stride = 0;
+  std::ptrdiff_t shrink_stride = 0;
+  int heads = 1;
+
+  [[nodiscard]] CONTEXTILE_INLINE RowSums at(int head) const {
+    return {first.out + head * out_stride, first.stride, first.weights + head * weights_stride,
+            first.shrink + head * shrink_stride};
+  }
 };
 
 // A panel of `vectors` vectors with n keys each: kRows rows. Keys and values are floats in blocks.
@@ -31,25 +78,31 @@ struct RowPanel {
   // Keys whose sums are in registers at a time.
   static constexpr int kTile = V::kLanes / vectors;
 
-  // Adds to the scores of kTile keys their products of `dim` dims, a multiple of 16.
+  // Adds to the scores of kTile keys their products of `dim` dims, a multiple of 16. Fetches a line
+  // with every `pause` dims, of which `dim` is a multiple.
   CONTEXTILE_INLINE static void score_dims(const float* q, const float* keys, std::int32_t dim,
-                                           bool is_first, float* scores) {
+                                           bool is_first, FetchAhead& ahead, std::int32_t pause,
+                                           float* scores) {
     Float sums[kTile][vectors];
 #pragma GCC unroll 16
     for (int j = 0; j < kTile; ++j) {
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[j][v] = V::zero();
     }
+    for (std::int32_t d = 0; d < dim;) {
+      ahead.fetch_lines<1>();
+      const std::int32_t end = d + pause;
 #pragma GCC unroll 2
-    for (std::int32_t d = 0; d < dim; ++d, q += kLanes) {
-      Float row[vectors];
+      for (; d < end; ++d, q += kLanes) {
+        Float row[vectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) row[v] = V::load(q + v * V::kLanes);
+        for (int v = 0; v < vectors; ++v) row[v] = V::load(q + v * V::kLanes);
 #pragma GCC unroll 16
-      for (int j = 0; j < kTile; ++j) {
-        const Float k = V::set(keys[j * kPagedBlock + d]);
+        for (int j = 0; j < kTile; ++j) {
+          const Float k = V::set(keys[j * kPagedBlock + d]);
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) sums[j][v] = V::fma(row[v], k, sums[j][v]);
+          for (int v = 0; v < vectors; ++v) sums[j][v] = V::fma(row[v], k, sums[j][v]);
+        }
       }
     }
 #pragma GCC unroll 16
@@ -66,15 +119,18 @@ struct RowPanel {
   // of keys has `stride` floats. Sums of more than kPagedBlock products in a row would be too
   // inexact.
   [[gnu::noinline]] static void score(const float* q, const float* keys, std::ptrdiff_t stride,
-                                      std::int32_t dim, int count, float* scores) {
+                                      std::int32_t dim, int count, FetchAhead& ahead,
+                                      std::int32_t pause, float* scores) {
     static_assert(n == 1);
+    FetchAhead mine = ahead;
     for (std::int32_t d = 0; d < dim; d += kPagedBlock, keys += stride) {
       const std::int32_t size = kPagedBlock < dim - d ? kPagedBlock : dim - d;
       for (int j = 0; j < count; j += kTile) {
         score_dims(q + static_cast<std::ptrdiff_t>(d) * kLanes, keys + j * kPagedBlock, size,
-                   d == 0, scores + j * kRows);
+                   d == 0, mine, pause, scores + j * kRows);
       }
     }
+    ahead = mine;
   }
 
   // Turns the scores of `count` keys, a multiple of n, into weights, and returns by how much
@@ -107,14 +163,7 @@ struct RowPanel {
   template <int rows, int wide>
   CONTEXTILE_INLINE static void add(const RowSums& its, const float* values, int count) {
     Float sums[rows][wide];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const Float shrink = V::set(its.shrink[r * n]);
-#pragma GCC unroll 4
-      for (int i = 0; i < wide; ++i) {
-        sums[r][i] = V::mul(V::load(its.out + r * its.stride + i * V::kLanes), shrink);
-      }
-    }
+    its.template load<V, n>(sums);
     const auto add_key = [&](const float* weights) CONTEXTILE_INLINE_LAMBDA {
       Float value[wide];
 #pragma GCC unroll 4
@@ -134,13 +183,7 @@ struct RowPanel {
       for (int i = 0; i < n; ++i) add_key(weights + i);
     }
     for (; j < count; ++j, ++weights) add_key(weights);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 4
-      for (int i = 0; i < wide; ++i) {
-        V::store(its.out + r * its.stride + i * V::kLanes, sums[r][i]);
-      }
-    }
+    its.template store<V>(sums);
   }
 
   // Adds `count` values of `size` dims, at most kPagedBlock, to all rows.

@@ -41,57 +41,73 @@ struct ChunkOfKeys {
     return shape.panels[0].keys > 1 && tensor.dim % kPagedGroup == 0;
   }
 
-  // Number of keys of one head that are read before those of the next one. The heads of a token lie
-  // side by side, so few tokens of all heads are read in the order of memory.
-  [[nodiscard]] int keys_of_head(const PagedTensor& tensor) const {
+  // Number of keys of one head, at most `most`, that are read before those of the next one. The
+  // heads of a token lie side by side, so few tokens of all heads are read in the order of memory.
+  // They fit into the first-level cache with what is fetched and with queries or sums.
+  [[nodiscard]] int keys_of_head(const PagedTensor& tensor, int most) const {
     constexpr std::int64_t kBytesOfHeads = 16384;
     const std::int64_t token = std::int64_t{shape.kv_heads} * tensor.dim * kBytes;
-    int keys = kPagedTileKeys;
+    int keys = most;
     while (keys > 4 && keys * token > kBytesOfHeads) keys /= 2;
     return keys;
   }
 
   // Number of keys that are scored at a time. All of them remain as floats if they are values, too.
   [[nodiscard]] int tile_keys() const {
-    if (goes_by_few_rows(kv.k)) return keys_of_head(kv.k);
+    if (goes_by_few_rows(kv.k)) return keys_of_head(kv.k, kPagedTileKeys / 2);
     return shape.is_shared ? kPagedChunk : kPagedTileKeys;
   }
 
   // Number of values that are added at a time. Each time, the sums are read and written.
   [[nodiscard]] int tile_values() const {
+    if (shape.is_shared || (goes_by_few_rows(kv.v) && shape.kv_heads == 1)) return kPagedChunk;
     if (!goes_by_few_rows(kv.v)) return kPagedValues;
-    return shape.kv_heads == 1 ? kPagedChunk : 2 * keys_of_head(kv.v);
+    const int times = shape.padded_rows > kPagedRows ? 2 : 1;
+    return times * keys_of_head(kv.v, kPagedTileKeys / times);
   }
 
   // Returns the rows that follow `num` keys, or their values.
   [[nodiscard]] FetchAhead ahead_of(const PagedTensor& tensor, const std::byte* const* tokens,
                                     int num) const {
-    return {tokens + num, offset_of(tensor, 1), std::ptrdiff_t{tensor.dim} * kBytes,
-            shape.kv_heads};
+    const std::byte* const* last = tokens + chunk.keys->count + kPagedChunk - 1;
+    return {tokens + num, last, shape.kv_heads, offset_of(tensor, 1),
+            std::ptrdiff_t{tensor.dim} * kBytes};
   }
 
-  // Widens `num` elements from `begin` on, at most kPagedBlock, of `count` rows. Fetches as many
-  // rows before it begins with a row.
+  // Widens `num` elements from `begin` on, at most kPagedBlock, of `count` rows. Fetches a line of
+  // `ahead` with each line.
   void widen(const PagedTensor& tensor, const std::byte* const* rows, std::int32_t head,
              std::int32_t begin, std::int32_t num, int count, FetchAhead& ahead, float* to) const {
     const std::ptrdiff_t offset = offset_of(tensor, head);
     for (int j = 0; j < count; ++j, to += kPagedBlock) {
-      if (begin == 0) ahead.fetch_row();
+      for (std::ptrdiff_t byte = 0; byte < std::ptrdiff_t{num} * kBytes;
+           byte += FetchAhead::kLine) {
+        ahead.fetch_lines<1>();
+      }
       widen_row<V, dtype>(rows[j] + offset, tensor.dim, begin, begin + num, to);
     }
   }
 
-  // Scores `count` keys from `first` on, rounded up to kTile of their panels.
-  void score(std::int32_t head, int first, int count, FetchAhead& ahead) const {
+  // Scores `count` keys of all heads from `first` on, rounded up to kTile of their panels.
+  void score(int first, int count, FetchAhead& ahead) const {
     const std::byte* const* keys = chunk.keys->k + first;
     const std::int32_t dim = shape.padded_head_dim;
-    if (!goes_by_few_rows(kv.k)) return score_floats(head, keys, first, count, ahead);
+    if (!goes_by_few_rows(kv.k)) {
+      for (std::int32_t head = 0; head < shape.kv_heads; ++head) {
+        score_floats(head, keys, first, count, ahead);
+      }
+      return;
+    }
     for (std::int32_t p = 0; p < shape.num_panels; ++p) {
       const PagedPanel& panel = shape.panels[p];
+      const HeadsOf<const float> q = {q_of(panel, 0), std::ptrdiff_t{shape.padded_rows} * dim,
+                                      shape.kv_heads};
+      const HeadsOf<float> scores = {scores_of(panel, 0) + first * panel.rows,
+                                     std::ptrdiff_t{shape.padded_rows} * kPagedChunk,
+                                     shape.kv_heads};
       with_few_rows<V>(panel, [&](auto rows) CONTEXTILE_INLINE_LAMBDA {
-        FewRows<V, dtype, rows>::score(q_of(panel, head), dim, keys, offset_of(kv.k, head), count,
-                                       p == 0 ? &ahead : nullptr, true,
-                                       scores_of(panel, head) + first * rows);
+        FewRows<V, dtype, rows>::score_heads(q, dim, keys, offset_of(kv.k, 1), count, ahead,
+                                             scores);
       });
     }
   }
@@ -101,8 +117,11 @@ struct ChunkOfKeys {
                     FetchAhead& ahead) const {
     const std::ptrdiff_t stride = std::ptrdiff_t{tile_keys()} * kPagedBlock;
     const int padded = (count + V::kLanes - 1) / V::kLanes * V::kLanes;
+    // Whole panels take longer than widening, so they fetch.
+    FetchAhead nothing;
+    FetchAhead& with_widening = shape.panels[0].keys == 1 ? nothing : ahead;
     for (std::int32_t d = 0; d < shape.padded_head_dim; d += kPagedBlock) {
-      widen(kv.k, keys, head, d, block_at(d, shape.padded_head_dim), padded, ahead,
+      widen(kv.k, keys, head, d, block_at(d, shape.padded_head_dim), padded, with_widening,
             work.tile + d / kPagedBlock * stride);
     }
     for (std::int32_t p = 0; p < shape.num_panels; ++p) {
@@ -113,7 +132,14 @@ struct ChunkOfKeys {
       }
       float* scores = scores_of(panel, head) + first * panel.rows;
       with_whole_panel<V>(panel, [&](auto kind) CONTEXTILE_INLINE_LAMBDA {
-        kind.score(q_of(panel, head), work.tile, stride, shape.padded_head_dim, count, scores);
+        // All panels take as long as a line lasts for kTile keys.
+        std::int32_t pause = 2;
+        while (pause < 16 &&
+               2 * pause * kind.kTile * kBytes <= FetchAhead::kLine * shape.num_panels) {
+          pause *= 2;
+        }
+        kind.score(q_of(panel, head), work.tile, stride, shape.padded_head_dim, count, ahead, pause,
+                   scores);
       });
     }
   }
@@ -126,10 +152,9 @@ struct ChunkOfKeys {
     }
     with_few_rows<V>(panel, [&](auto rows) CONTEXTILE_INLINE_LAMBDA {
       for (std::int32_t d = 0; d < shape.padded_head_dim; d += kPagedBlock) {
-        FewRows<V, KvDtype::kF32, rows>::score(q_of(panel, head) + d * rows,
-                                               block_at(d, shape.padded_head_dim), keys,
-                                               d / kPagedBlock * stride * 4, count, nullptr, d == 0,
-                                               scores_of(panel, head) + first * rows);
+        FewRows<V, KvDtype::kF32, rows>::score(
+            q_of(panel, head) + d * rows, block_at(d, shape.padded_head_dim), keys,
+            d / kPagedBlock * stride * 4, count, d == 0, scores_of(panel, head) + first * rows);
       }
     });
   }
@@ -192,19 +217,31 @@ struct ChunkOfKeys {
             scores_of(panel, head) + first * panel.rows, work.shrink + lane};
   }
 
-  // Adds the weighted values of `count` keys from `first` on to the outputs.
-  void add(std::int32_t head, int first, int count, FetchAhead& ahead) const {
+  // Adds the weighted values of `count` keys of all heads from `first` on to the outputs.
+  void add(int first, int count, FetchAhead& ahead) const {
     const std::byte* const* values = chunk.keys->v + first;
-    const bool is_few = goes_by_few_rows(kv.v);
-    for (std::int32_t p = 0; p < shape.num_panels && is_few; ++p) {
+    if (!goes_by_few_rows(kv.v)) {
+      for (std::int32_t head = 0; head < shape.kv_heads; ++head) {
+        add_floats(head, values, first, count, ahead);
+      }
+      return;
+    }
+    for (std::int32_t p = 0; p < shape.num_panels; ++p) {
       const PagedPanel& panel = shape.panels[p];
+      const HeadsOfRows heads = {
+          sums_of(panel, 0, first, 0), std::ptrdiff_t{shape.padded_rows} * shape.padded_value_dim,
+          std::ptrdiff_t{shape.padded_rows} * kPagedChunk, shape.lanes_of_head, shape.kv_heads};
       with_few_rows<V>(panel, [&](auto rows) CONTEXTILE_INLINE_LAMBDA {
-        FewRows<V, dtype, rows>::add(sums_of(panel, head, first, 0), shape.padded_value_dim, values,
-                                     offset_of(kv.v, head), count,
-                                     p == 0 && !shape.is_shared ? &ahead : nullptr);
+        FewRows<V, dtype, rows>::add_heads(heads, shape.padded_value_dim, values,
+                                           offset_of(kv.v, 1), count, ahead);
       });
     }
-    for (std::int32_t d = 0; d < shape.padded_value_dim && !is_few; d += kPagedBlock) {
+  }
+
+  // Does the same for one head by way of floats.
+  void add_floats(std::int32_t head, const std::byte* const* values, int first, int count,
+                  FetchAhead& ahead) const {
+    for (std::int32_t d = 0; d < shape.padded_value_dim; d += kPagedBlock) {
       const std::int32_t size = block_at(d, shape.padded_value_dim);
       const float* floats = work.tile;
       if (shape.is_shared) {
@@ -251,14 +288,20 @@ struct ChunkOfKeys {
     }
   }
 
+  // Number of bytes that `count` tokens have of all heads.
+  [[nodiscard]] std::ptrdiff_t bytes_of(const PagedTensor& tensor, int count) const {
+    return std::ptrdiff_t{shape.kv_heads} * tensor.dim * kBytes * count;
+  }
+
   void take() const {
     const int count = chunk.keys->count;
     const int at_a_time = tile_keys();
     FetchAhead keys =
-        ahead_of(kv.k, chunk.keys->k, at_a_time < kPagedTileKeys ? kPagedTileKeys : at_a_time);
+        ahead_of(kv.k, chunk.keys->k, at_a_time < kPagedFetch ? kPagedFetch : at_a_time);
     for (int first = 0; first < count; first += at_a_time) {
       const int some = count - first < at_a_time ? count - first : at_a_time;
-      for (std::int32_t head = 0; head < shape.kv_heads; ++head) score(head, first, some, keys);
+      keys.allow(bytes_of(kv.k, some));
+      score(first, some, keys);
     }
     for (std::int32_t head = 0; head < shape.kv_heads; ++head) weigh(head);
     if (chunk.seen != nullptr) {
@@ -271,10 +314,12 @@ struct ChunkOfKeys {
   void add_all() const {
     const int count = chunk.keys->count;
     const int at_a_time = tile_values();
-    FetchAhead values = ahead_of(kv.v, chunk.keys->v, kPagedValues);
+    FetchAhead values =
+        ahead_of(kv.v, chunk.keys->v, at_a_time < kPagedFetch ? kPagedFetch : at_a_time);
     for (int first = 0; first < count; first += at_a_time) {
       const int some = count - first < at_a_time ? count - first : at_a_time;
-      for (std::int32_t head = 0; head < shape.kv_heads; ++head) add(head, first, some, values);
+      if (!shape.is_shared) values.allow(bytes_of(kv.v, some));
+      add(first, some, values);
       if (first > 0 || some == count) continue;
       const std::int32_t lanes = shape.kv_heads * shape.lanes_of_head;
       for (std::int32_t i = 0; i < lanes; ++i) work.shrink[i] = 1;
