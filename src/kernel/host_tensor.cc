@@ -1,8 +1,13 @@
 #include "kernel/host_tensor.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "base/check.h"
 
@@ -38,7 +43,24 @@ std::size_t checked_bytes(Dtype dtype, std::int64_t tokens, std::int32_t heads, 
   return static_cast<std::size_t>(tokens * heads * dim * bytes_per_element(dtype));
 }
 
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+std::align_val_t alignment_of(std::size_t bytes) {
+  return std::align_val_t{bytes < 2 * kHugePage ? 64 : kHugePage};
+}
+
 }  // namespace
+
+void* allocate_lines(std::size_t bytes) {
+  void* const memory = ::operator new(bytes, alignment_of(bytes));
+#if defined(__linux__)
+  // A system without huge pages refuses, which only costs speed.
+  if (bytes >= 2 * kHugePage) madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
+
+void free_lines(void* memory, std::size_t bytes) { ::operator delete(memory, alignment_of(bytes)); }
 
 HostTensor::HostTensor(Dtype dtype, std::int64_t tokens, std::int32_t heads, std::int32_t dim)
     : bytes_(checked_bytes(dtype, tokens, heads, dim)),

@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <span>
 #include <vector>
 
@@ -83,20 +82,25 @@ template <>
 [[nodiscard]] TensorView view_of(std::span<const std::byte> bytes_THD, Dtype dtype,
                                  std::int64_t tokens, std::int32_t heads, std::int32_t dim);
 
-// Allocates memory that begins at a cache line: vectors that cross lines load at half the rate.
+// Returns memory that begins at a cache line: vectors that cross lines load at half the rate. If it
+// has 4 MiB or more, it begins at a huge page (2 MiB), and the system is asked for such pages: keys
+// in random order are then read up to 20% faster. Throws std::bad_alloc.
+[[nodiscard]] void* allocate_lines(std::size_t bytes);
+// Frees such memory of as many bytes.
+void free_lines(void* memory, std::size_t bytes);
+
 template <typename T>
 struct LineAllocator {
   using value_type = T;
-  static constexpr std::align_val_t kLine{64};  // bytes
 
   LineAllocator() = default;
   template <typename U>
   LineAllocator(const LineAllocator<U>& /*other*/) {}
 
   [[nodiscard]] T* allocate(std::size_t count) {
-    return static_cast<T*>(::operator new(count * sizeof(T), kLine));
+    return static_cast<T*>(allocate_lines(count * sizeof(T)));
   }
-  void deallocate(T* memory, std::size_t /*count*/) { ::operator delete(memory, kLine); }
+  void deallocate(T* memory, std::size_t count) { free_lines(memory, count * sizeof(T)); }
 
   friend bool operator==(const LineAllocator&, const LineAllocator&) = default;
 };
