@@ -19,12 +19,15 @@ namespace contextile {
 template <class V, KvDtype dtype, int rows>
 struct FewRows {
   using Float = typename V::Float;
+  using Watch = typename V::Watch;
 
   // Keys that are scored together, and vectors of values that are summed together.
   static constexpr int kKeys = V::kLanes / rows;
   static constexpr int kPart = 2 * V::kLanes;  // elements that are widened together
   static constexpr std::ptrdiff_t kBytes = bytes_per_element(dtype);
   static constexpr bool kMayHaveNan = dtype == KvDtype::kFp8;
+  static constexpr std::int32_t kDims = kKeys * V::kLanes;  // that are summed together
+  static constexpr bool kWatchesValues = kMayHaveNan && kDims == kPagedGroup;
   // Fetches lines in their order instead of kKeys rows side by side. Four rows and floats gain up
   // to 10% by it; otherwise eight rows lose as much.
   static constexpr bool kFetchesLines =
@@ -53,8 +56,10 @@ struct FewRows {
                                                std::ptrdiff_t offset,
                                                const std::byte* const (&later)[kKeys],
                                                std::ptrdiff_t later_offset, FetchAhead& ahead,
-                                               Float (&sums)[V::kLanes]) {
+                                               Watch& seen, Float (&sums)[V::kLanes]) {
     constexpr std::ptrdiff_t kPartBytes = kPart * kBytes;
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeys && kMayHaveNan; ++j) seen = V::watch(seen, keys[j] + offset);
 #pragma GCC unroll 4
     for (int d = 0; d < kPagedGroup; d += kPart) {
       Float some[kKeys][2];
@@ -80,6 +85,7 @@ struct FewRows {
                                            const std::byte* const* keys, std::ptrdiff_t offset,
                                            int count, FetchAhead& ahead, bool is_first,
                                            float* scores) {
+    Watch seen = V::watch_nothing();
     for (int j = 0; j < count; j += kKeys) {
       const std::byte* later[kKeys] = {};
 #pragma GCC unroll 4
@@ -89,7 +95,8 @@ struct FewRows {
       for (int i = 0; i < V::kLanes; ++i) sums[i] = V::zero();
       std::int32_t d = 0;
       for (; d + kPagedGroup <= dim; d += kPagedGroup) {
-        multiply_group(q + d * rows, keys + j, offset + d * kBytes, later, d * kBytes, ahead, sums);
+        multiply_group(q + d * rows, keys + j, offset + d * kBytes, later, d * kBytes, ahead, seen,
+                       sums);
       }
       if constexpr (dtype == KvDtype::kF32) {
         for (; d < dim; d += V::kLanes) {
@@ -105,7 +112,7 @@ struct FewRows {
       const Float sum = V::sum_each(sums);
       V::store(to, is_first ? sum : V::add(V::load(to), sum));
     }
-    if (kMayHaveNan && has_nan(dim, keys, offset, count)) {
+    if (kMayHaveNan && __builtin_expect(V::any_nan(seen), 0)) {
       spoil_scores(dim, keys, offset, count, scores);
     }
   }
@@ -156,7 +163,8 @@ struct FewRows {
 
   // Adds `count` values of kKeys vectors to the rows. Meanwhile fetches as many lines.
   CONTEXTILE_INLINE static void add_vectors(const RowSums& its, const std::byte* const* values,
-                                            std::ptrdiff_t offset, int count, FetchAhead& ahead) {
+                                            std::ptrdiff_t offset, int count, FetchAhead& ahead,
+                                            Watch& seen) {
     constexpr std::ptrdiff_t kLines = kKeys * V::kLanes * kBytes / FetchAhead::kLine;
     Float sums[rows][kKeys];
     its.template load<V, kKeys>(sums);
@@ -164,6 +172,7 @@ struct FewRows {
     // One value at a time: of several, the vectors would not fit into the registers.
     for (int j = 0; j < count; ++j) {
       const std::byte* const from = values[j] + offset;
+      if constexpr (kWatchesValues) seen = V::watch(seen, from);
       Float value[kKeys / 2][2];
 #pragma GCC unroll 2
       for (int i = 0; i < kKeys / 2; ++i) {
@@ -188,16 +197,18 @@ struct FewRows {
   [[gnu::noinline]] static void add_heads(const HeadsOfRows& heads, std::int32_t dim,
                                           const std::byte* const* values, std::ptrdiff_t head_bytes,
                                           int count, FetchAhead& ahead) {
-    constexpr std::int32_t kDims = kKeys * V::kLanes;
     FetchAhead mine = ahead;
     for (int head = 0; head < heads.heads; ++head) {
       const std::ptrdiff_t offset = head * head_bytes;
       RowSums its = heads.at(head);
-      if (kMayHaveNan && has_nan(dim, values, offset, count)) {
-        spoil_sums(its, dim, values, offset, count);
-      }
+      Watch seen = V::watch_nothing();
       for (std::int32_t d = 0; d < dim; d += kDims, its.out += kDims) {
-        add_vectors(its, values, offset + d * kBytes, count, mine);
+        add_vectors(its, values, offset + d * kBytes, count, mine, seen);
+      }
+      const bool is_watched = kWatchesValues || !kMayHaveNan;
+      if (__builtin_expect(V::any_nan(seen), 0) ||
+          (!is_watched && has_nan(dim, values, offset, count))) {
+        spoil_sums(heads.at(head), dim, values, offset, count);
       }
     }
     ahead = mine;
