@@ -290,11 +290,33 @@ class TileIndex {
   [[nodiscard]] TileCover cover(BlockId q_block, BlockId kv_block) const;
 
  private:
-  struct Incidence {                // a band that meets a range of a query block
-    Band band;                      // restricted to the range's queries
-    std::int64_t row_shift = 0;     // local row = token - row_shift
-    std::uint32_t first_range = 0;  // index in by_token_ of the first range that meets band.k
+  // A range of tokens in half the bytes; kMaxTokens fit.
+  struct ShortRange {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+
+    static ShortRange of(Range tokens) {
+      return {static_cast<std::uint32_t>(tokens.begin), static_cast<std::uint32_t>(tokens.end)};
+    }
+    [[nodiscard]] Range range() const { return {begin, end}; }
+  };
+  // A range of a block, and the row where it begins.
+  struct KeyRange {
+    ShortRange tokens;
+    std::uint32_t first_row = 0;
+  };
+  // A tight band that meets a range of a query block, restricted to the range's queries.
+  struct Incidence {
+    ShortRange q;
+    ShortRange k;
+    ShortRange whole;             // keys that every query attends: none if it ends before it begins
+    std::uint32_t first_row = 0;  // local row of q.begin
+    std::uint32_t first_range = 0;  // index in by_token_ of the first range that meets k
     std::uint32_t last_range = 0;   // exclusive
+    std::int64_t lo = 0;
+    std::int64_t hi = 0;
+
+    [[nodiscard]] Band band() const { return {q.range(), k.range(), lo, hi}; }
   };
 
   void add_incidences(std::span<const Band> bands);
@@ -302,18 +324,19 @@ class TileIndex {
   void order_incidences();
   void group_ranges_by_block();
   void check_block(BlockId block) const;
-  // Calls visit(piece, incidence, range of kv_block) for every non-empty band ∩ range.
+  template <typename Visit>
+  void for_each_meeting(BlockId q_block, BlockId kv_block, Visit visit) const;
   template <typename Visit>
   void for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) const;
 
   std::vector<RangeOfBlock> by_token_;             // sorted by first token
-  std::vector<RangeOfBlock> ranges_of_block_;      // grouped by block, ascending tokens
+  std::vector<KeyRange> ranges_of_block_;          // grouped by block, ascending tokens
   std::vector<std::size_t> first_range_of_block_;  // into ranges_of_block_
   std::vector<std::uint32_t> tokens_of_range_;     // of by_token_: what tiles() reads of
   std::vector<BlockId> block_of_range_;            // every piece; kMaxTokens fit
-  std::vector<Incidence> incidences_;              // grouped by q block, ascending band.k.begin
-  std::vector<std::int64_t> reach_;                // for each of incidences_, the largest
-                                                   // band.k.end of it and the block's earlier ones
+  std::vector<Incidence> incidences_;              // grouped by q block, ascending k.begin
+  std::vector<std::uint32_t> reach_;               // for each of incidences_, the largest k.end of
+                                                   // it and the block's earlier ones
   std::vector<std::size_t> first_incidence_;       // of each q block
   std::vector<std::int64_t> num_tokens_;           // of each block
 };

@@ -38,6 +38,8 @@ Iterator first_beginning_at(Iterator from, Iterator end, std::int64_t token) {
                    [=](const RangeOfBlock& range) { return range.tokens.begin < token; });
 }
 
+std::uint32_t in_32_bits(std::int64_t token) { return static_cast<std::uint32_t>(token); }
+
 constexpr std::size_t kMaxIncidences = std::size_t{1} << 26;
 
 std::int64_t shift_of(const RangeOfBlock& range) { return range.tokens.begin - range.first_row; }
@@ -52,20 +54,13 @@ LocalBand to_local(const Band& band, std::int64_t q_shift, std::int64_t k_shift)
   return local;
 }
 
-// True if every query of the tight band attends all of the keys. Most pieces are such rectangles,
-// which need no cut.
-bool is_rectangle(const Band& band, Range keys) {
-  return band.k.begin <= keys.begin && keys.end <= band.k.end &&
-         keys.end - 1 - band.q.begin <= band.hi && keys.begin - (band.q.end - 1) >= band.lo;
-}
-
-// The keys that every query of a tight band attends.
+// The keys that every query of a tight band attends; nothing if it ends at or before its begin.
 Range whole_columns(const Band& band) {
   const std::int64_t rows = band.q.size() - 1;
   Range whole = band.k;
   if (band.lo > band.k.begin - band.q.begin - rows) whole.begin = band.q.begin + rows + band.lo;
   if (band.hi < band.k.end - 1 - band.q.begin) whole.end = band.q.begin + band.hi + 1;
-  return whole;
+  return {whole.begin, std::max(std::int64_t{0}, whole.end)};
 }
 
 // first[b]: where block b's part begins after `counts` items were counted per block.
@@ -97,7 +92,11 @@ void TileIndex::group_ranges_by_block() {
   first_range_of_block_ = offsets(counts);
   std::vector<std::size_t> next = first_range_of_block_;
   ranges_of_block_.resize(by_token_.size());
-  for (const RangeOfBlock& range : by_token_) ranges_of_block_[next[range.block.index()]++] = range;
+  for (const RangeOfBlock& range : by_token_) {
+    ranges_of_block_[next[range.block.index()]++] = {static_cast<std::uint32_t>(range.tokens.begin),
+                                                     static_cast<std::uint32_t>(range.tokens.end),
+                                                     static_cast<std::uint32_t>(range.first_row)};
+  }
 }
 
 void TileIndex::add_incidences(std::span<const Band> bands) {
@@ -130,27 +129,31 @@ void TileIndex::add_incidences_of(const Band& tight, std::vector<std::size_t>& n
   auto last = first;
   for (const RangeOfBlock& range : meeting(all, tight.q)) {
     Incidence& incidence = incidences_[next[range.block.index()]++];
-    incidence.band = clip(tight, range.tokens, tight.k);
-    incidence.row_shift = shift_of(range);
-    const Range keys = incidence.band.k;
-    if (keys.empty()) continue;
-    first = first_ending_after(first, all.end(), keys.begin);
-    last = first_beginning_at(std::max(first, last), all.end(), keys.end);
+    const Band band = clip(tight, range.tokens, tight.k);
+    if (band.k.empty()) continue;
+    incidence = {.q = ShortRange::of(band.q),
+                 .k = ShortRange::of(band.k),
+                 .whole = ShortRange::of(whole_columns(band)),
+                 .first_row = in_32_bits(band.q.begin - shift_of(range)),
+                 .lo = band.lo,
+                 .hi = band.hi};
+    first = first_ending_after(first, all.end(), band.k.begin);
+    last = first_beginning_at(std::max(first, last), all.end(), band.k.end);
     incidence.first_range = static_cast<std::uint32_t>(first - all.begin());
     incidence.last_range = static_cast<std::uint32_t>(last - all.begin());
   }
 }
 
 void TileIndex::order_incidences() {
-  const auto first_key = [](const Incidence& incidence) { return incidence.band.k.begin; };
+  const auto first_key = [](const Incidence& incidence) { return incidence.k.begin; };
   reach_.resize(incidences_.size());
   for (std::size_t block = 0; block < num_tokens_.size(); ++block) {
     const std::span<Incidence> own(incidences_.data() + first_incidence_[block],
                                    first_incidence_[block + 1] - first_incidence_[block]);
     if (!std::ranges::is_sorted(own, {}, first_key)) std::ranges::stable_sort(own, {}, first_key);
-    std::int64_t reach = 0;
+    std::uint32_t reach = 0;
     for (std::size_t i = 0; i < own.size(); ++i) {
-      reach = std::max(reach, own[i].band.k.end);
+      reach = std::max(reach, own[i].k.end);
       reach_[first_incidence_[block] + i] = reach;
     }
   }
@@ -174,13 +177,13 @@ std::optional<std::vector<Tile>> TileIndex::tiles_up_to(std::int64_t limit) cons
   for (std::size_t q = 0; q < num_tokens_.size(); ++q) {
     touched.clear();
     for (std::size_t i = first_incidence_[q]; i < first_incidence_[q + 1]; ++i) {
-      const Band& band = incidences_[i].band;
+      const Band band = incidences_[i].band();
       const auto add_cut = [&](std::size_t r) {
         Band piece = band;
         piece.k = intersect(band.k, by_token_[r].tokens);
         add(block_of_range_[r], num_pairs(piece));
       };
-      const Range whole = whole_columns(band);
+      const Range whole = incidences_[i].whole.range();
       std::size_t first = incidences_[i].first_range;
       std::size_t last = incidences_[i].last_range;
       for (; first < last && by_token_[first].tokens.begin < whole.begin; ++first) add_cut(first);
@@ -212,42 +215,48 @@ void TileIndex::check_block(BlockId block) const {
                    "tile: expected a block below {}, found {}", num_tokens_.size(), block.value);
 }
 
+// Calls visit(incidence, ranges) for the incidences of q_block that can meet kv_block. The ranges
+// are those of kv_block from the first one that ends behind the first key of the incidence.
 template <typename Visit>
-void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) const {
+void TileIndex::for_each_meeting(BlockId q_block, BlockId kv_block, Visit visit) const {
   check_block(q_block);
   check_block(kv_block);
   const std::size_t kv = kv_block.index();
-  const std::span<const RangeOfBlock> ranges(
-      ranges_of_block_.data() + first_range_of_block_[kv],
-      first_range_of_block_[kv + 1] - first_range_of_block_[kv]);
+  const std::span<const KeyRange> ranges(ranges_of_block_.data() + first_range_of_block_[kv],
+                                         first_range_of_block_[kv + 1] - first_range_of_block_[kv]);
   const std::size_t begin = first_incidence_[q_block.index()];
   const std::size_t end = first_incidence_[q_block.index() + 1];
-  const std::span<const std::int64_t> reach(reach_.data() + begin, end - begin);
+  const std::span<const std::uint32_t> reach(reach_.data() + begin, end - begin);
   const std::span<const Incidence> own(incidences_.data() + begin, end - begin);
   // Only incidences whose keys can reach the block's tokens count.
   const auto first =
       own.begin() + (std::ranges::upper_bound(reach, ranges.front().tokens.begin) - reach.begin());
   const auto last =
       std::ranges::lower_bound(first, own.end(), ranges.back().tokens.end, {},
-                               [](const Incidence& incidence) { return incidence.band.k.begin; });
+                               [](const Incidence& incidence) { return incidence.k.begin; });
   auto next = ranges.begin();  // incidences ascend, and so does the first range each meets
   for (const Incidence& incidence : std::span<const Incidence>(first, last)) {
-    const Range keys = incidence.band.k;
-    if (next->tokens.end <= keys.begin) {
-      next = first_ending_after(next + 1, ranges.end(), keys.begin);
+    const std::uint32_t first_key = incidence.k.begin;
+    if (next->tokens.end <= first_key) {
+      next = first_not(next + 1, ranges.end(),
+                       [=](const KeyRange& range) { return range.tokens.end <= first_key; });
       if (next == ranges.end()) return;
     }
-    for (auto range = next; range != ranges.end() && range->tokens.begin < keys.end; ++range) {
-      const bool whole = is_rectangle(incidence.band, range->tokens);
-      if (whole) {
-        Band piece = incidence.band;
-        piece.k = range->tokens;
-        visit(piece, incidence, *range, whole);
-      } else {
-        visit(clip(incidence.band, incidence.band.q, range->tokens), incidence, *range, whole);
-      }
-    }
+    visit(incidence, std::span<const KeyRange>(next, ranges.end()));
   }
+}
+
+// Calls visit(band ∩ range, incidence, range) for every range of kv_block that an incidence meets.
+template <typename Visit>
+void TileIndex::for_each_piece(BlockId q_block, BlockId kv_block, Visit visit) const {
+  for_each_meeting(q_block, kv_block,
+                   [&](const Incidence& incidence, std::span<const KeyRange> ranges) {
+                     const Band band = incidence.band();
+                     for (const KeyRange& range : ranges) {
+                       if (range.tokens.begin >= incidence.k.end) return;
+                       visit(clip(band, band.q, range.tokens.range()), incidence, range);
+                     }
+                   });
 }
 
 std::int64_t TileIndex::append_bands(BlockId q_block, BlockId kv_block,
@@ -255,42 +264,54 @@ std::int64_t TileIndex::append_bands(BlockId q_block, BlockId kv_block,
   const std::size_t first = out.size();
   std::int64_t pairs = 0;
   for_each_piece(
-      q_block, kv_block,
-      [&](const Band& piece, const Incidence& incidence, const RangeOfBlock& range, bool) {
+      q_block, kv_block, [&](const Band& piece, const Incidence& incidence, const KeyRange& range) {
         pairs += num_pairs(piece);
-        out.push_back(to_local(piece, incidence.row_shift, shift_of(range)));
+        out.push_back(to_local(piece, std::int64_t{incidence.q.begin} - incidence.first_row,
+                               std::int64_t{range.tokens.begin} - range.first_row));
       });
   std::sort(out.begin() + static_cast<std::ptrdiff_t>(first), out.end());
   return pairs;
 }
 
+// The simulation of plans with composite blocks spends most of its time here. Most pieces are
+// rectangles, which need no cut.
 void TileIndex::append_pieces(BlockId q_block, BlockId kv_block,
                               std::vector<TilePiece>& out) const {
-  const Incidence* rectangle_of = nullptr;  // the last piece is this one's, and can take more keys
-  for_each_piece(
-      q_block, kv_block,
-      [&](const Band& piece, const Incidence& incidence, const RangeOfBlock&, bool whole) {
-        const std::int64_t keys = piece.k.size();
-        const std::int64_t pairs = whole ? piece.q.size() * keys : num_pairs(piece);
-        if (whole && rectangle_of == &incidence) {
-          out.back().keys += keys;
-          out.back().pairs += pairs;
-          return;
+  for_each_meeting(
+      q_block, kv_block, [&out](const Incidence& incidence, std::span<const KeyRange> ranges) {
+        const auto is_whole = [&incidence](const ShortRange& tokens) {
+          return incidence.whole.begin <= tokens.begin && tokens.end <= incidence.whole.end;
+        };
+        auto range = ranges.begin();
+        while (range != ranges.end() && range->tokens.begin < incidence.k.end) {
+          TilePiece& piece = out.emplace_back();  // in place: copies of what was just written stall
+          if (!is_whole(range->tokens)) {
+            const Band band = incidence.band();
+            const Band cut = clip(band, band.q, range->tokens.range());
+            const std::int64_t first_row = cut.q.begin - band.q.begin + incidence.first_row;
+            piece.q = {first_row, first_row + cut.q.size()};
+            piece.keys = cut.k.size();
+            piece.pairs = num_pairs(cut);
+            ++range;
+            continue;
+          }
+          const std::int64_t rows = incidence.q.end - incidence.q.begin;
+          std::int64_t keys = 0;
+          for (; range != ranges.end() && is_whole(range->tokens); ++range) {
+            keys += range->tokens.end - range->tokens.begin;
+          }
+          piece.q = {incidence.first_row, incidence.first_row + rows};
+          piece.keys = keys;
+          piece.pairs = rows * keys;
         }
-        rectangle_of = whole ? &incidence : nullptr;
-        TilePiece& added = out.emplace_back();  // in place: copies of what was just written stall
-        added.q = {piece.q.begin - incidence.row_shift, piece.q.end - incidence.row_shift};
-        added.keys = keys;
-        added.pairs = pairs;
       });
 }
 
 TileCover TileIndex::cover(BlockId q_block, BlockId kv_block) const {
   std::int64_t pairs = 0;
-  for_each_piece(q_block, kv_block,
-                 [&](const Band& piece, const Incidence&, const RangeOfBlock&, bool) {
-                   pairs += num_pairs(piece);
-                 });
+  for_each_piece(q_block, kv_block, [&](const Band& piece, const Incidence&, const KeyRange&) {
+    pairs += num_pairs(piece);
+  });
   if (pairs == 0) return TileCover::kEmpty;
   const bool full = pairs == num_tokens_[q_block.index()] * num_tokens_[kv_block.index()];
   return full ? TileCover::kFull : TileCover::kPartial;

@@ -39,7 +39,7 @@ void PartRuns::add_elsewhere(std::size_t run, Range q, double computed_pairs) {
   if (!ascending_) {
     add_in_any_order(run, q, computed_pairs);
   } else if (runs_.empty() || runs_.back().run < run) {
-    append(run, q, computed_pairs);
+    runs_.emplace_back(run, q, computed_pairs);
   } else {
     ascending_ = false;
     fill_slots(std::max(slots_.size(), std::bit_ceil(std::max(kFewestSlots, 2 * runs_.size()))));
@@ -56,7 +56,7 @@ void PartRuns::add_in_any_order(std::size_t run, Range q, double computed_pairs)
     return;
   }
   slot = {call_, static_cast<std::uint32_t>(runs_.size())};
-  append(run, q, computed_pairs);
+  runs_.emplace_back(run, q, computed_pairs);
   next_ = runs_.size();
 }
 

@@ -16,6 +16,9 @@ struct PartRun {
   std::size_t run = 0;  // of the whole block
   Range q;              // of the tokens of the query block
   double computed_pairs = 0;
+
+  PartRun(std::size_t run, Range q, double computed_pairs)
+      : run(run), q(q), computed_pairs(computed_pairs) {}
 };
 
 // Adds up pieces as they come: a call of composite blocks has far more pieces than runs.
@@ -30,7 +33,7 @@ class PartRuns {
         return;
       }
       if (last.run == run && last.q < q) {
-        append(run, q, computed_pairs);
+        runs_.emplace_back(run, q, computed_pairs);
         return;
       }
     } else if (next_ < runs_.size() && runs_[next_].run == run && runs_[next_].q == q) {
@@ -50,13 +53,6 @@ class PartRuns {
     std::uint32_t index = 0;
   };
 
-  // Builds the run in place: copying a run that was just written stalls.
-  void append(std::size_t run, Range q, double computed_pairs) {
-    PartRun& added = runs_.emplace_back();
-    added.run = run;
-    added.q = q;
-    added.computed_pairs = computed_pairs;
-  }
   void add_elsewhere(std::size_t run, Range q, double computed_pairs);  // not to the last run
   void add_in_any_order(std::size_t run, Range q, double computed_pairs);
   [[nodiscard]] Slot& slot_of(std::size_t run, Range q);

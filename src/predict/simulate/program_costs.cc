@@ -114,8 +114,11 @@ void ProgramCosts::add_runs(const std::vector<TileOp>& tiles) {
     pieces_.clear();
     index_.append_pieces(tile.q_block, tile.kv_block, pieces_);
     for (const TilePiece& piece : pieces_) {
+      // Most pieces are rectangles, which waste nothing.
       const double computed =
-          cluster_.attention.computed_pairs(piece.q.size(), piece.keys, piece.pairs);
+          piece.pairs == piece.q.size() * piece.keys
+              ? static_cast<double>(piece.pairs)
+              : cluster_.attention.computed_pairs(piece.q.size(), piece.keys, piece.pairs);
       if (piece.q.size() == rows) {
         add_to_run(run, rows, computed);
       } else {
@@ -123,6 +126,30 @@ void ProgramCosts::add_runs(const std::vector<TileOp>& tiles) {
       }
     }
   }
+}
+
+ProgramCosts::KnownRun ProgramCosts::new_run(std::int64_t rows, double computed_pairs,
+                                             std::int32_t head_groups) const {
+  KnownRun run{rows, head_groups, computed_pairs, {}};
+  for (const Direction direction : kDirections) {
+    run.us[index_of(direction)] = costs_.run_us(direction, rows, computed_pairs, head_groups);
+  }
+  return run;
+}
+
+// Caches times, because documents that are cut alike make the same runs in tile after tile.
+inline const CallTimes& ProgramCosts::part_run_us(std::int64_t rows, double computed_pairs,
+                                                  std::int32_t head_groups) {
+  std::uint64_t hash = std::bit_cast<std::uint64_t>(computed_pairs) ^
+                       (static_cast<std::uint64_t>(rows) << 1U) ^
+                       (static_cast<std::uint64_t>(head_groups) << 32U);
+  hash *= 0x9E3779B97F4A7C15U;
+  KnownRun& known = known_runs_[hash >> (64U - kKnownRunBits)];
+  if (known.rows != rows || known.computed_pairs != computed_pairs ||
+      known.head_groups != head_groups) {
+    known = new_run(rows, computed_pairs, head_groups);
+  }
+  return known.us;
 }
 
 CallTimes ProgramCosts::runs_us() {
@@ -133,9 +160,12 @@ CallTimes ProgramCosts::runs_us() {
           costs_.run_us(direction, rows, computed_of_run_[run], groups_of_run(run));
     }
   }
+  std::size_t run = computed_of_run_.size();  // none
+  std::int32_t head_groups = 0;
   for (const PartRun& part : part_runs_.sorted()) {
-    const CallTimes& run = part_run_us(part.q.size(), part.computed_pairs, groups_of_run(part.run));
-    for (std::size_t d = 0; d < us.size(); ++d) us[d] += run[d];
+    if (part.run != run) head_groups = groups_of_run(run = part.run);
+    const CallTimes& part_us = part_run_us(part.q.size(), part.computed_pairs, head_groups);
+    for (std::size_t d = 0; d < us.size(); ++d) us[d] += part_us[d];
   }
   return us;
 }
@@ -144,24 +174,6 @@ void ProgramCosts::clear_runs() {
   for (const auto& [run, rows] : runs_) computed_of_run_[run] = 0;
   runs_.clear();
   part_runs_.clear();
-}
-
-// Caches times, because documents that are cut alike make the same runs in tile after tile.
-const CallTimes& ProgramCosts::part_run_us(std::int64_t rows, double computed_pairs,
-                                           std::int32_t head_groups) {
-  std::uint64_t hash = std::bit_cast<std::uint64_t>(computed_pairs) ^
-                       (static_cast<std::uint64_t>(rows) << 1U) ^
-                       (static_cast<std::uint64_t>(head_groups) << 32U);
-  hash *= 0x9E3779B97F4A7C15U;
-  KnownRun& known = known_runs_[hash >> (64U - kKnownRunBits)];
-  if (known.rows != rows || known.computed_pairs != computed_pairs ||
-      known.head_groups != head_groups) {
-    known = {rows, head_groups, computed_pairs, {}};
-    for (const Direction direction : kDirections) {
-      known.us[index_of(direction)] = costs_.run_us(direction, rows, computed_pairs, head_groups);
-    }
-  }
-  return known.us;
 }
 
 std::int32_t ProgramCosts::groups_of_run(std::size_t run) const {

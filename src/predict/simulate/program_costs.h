@@ -66,6 +66,8 @@ class ProgramCosts {
   // TileCosts::run_us, from the cache if possible.
   [[nodiscard]] const CallTimes& part_run_us(std::int64_t rows, double computed_pairs,
                                              std::int32_t head_groups);
+  [[nodiscard]] KnownRun new_run(std::int64_t rows, double computed_pairs,
+                                 std::int32_t head_groups) const;
   // Head groups of the query block of a run.
   [[nodiscard]] std::int32_t groups_of_run(std::size_t run) const;
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
