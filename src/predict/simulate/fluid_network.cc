@@ -129,14 +129,6 @@ void FluidNetwork::join(const Joining& flow, double now_us) {
   stream.first_end = flows.front();
 }
 
-// The time at which the first flow of the stream ends at current rates, if `served` is up to
-// `since_us`.
-double FluidNetwork::end_us(const Stream& stream, double since_us) {
-  const double bytes_left = stream.first_end.first - stream.served;
-  if (bytes_left <= 0) return since_us;
-  return stream.rate > 0 ? since_us + bytes_left / stream.rate : kNever;
-}
-
 FluidNetwork::PortTimes FluidNetwork::bound_us(std::int32_t slot, double now_us) const {
   const Members& members = members_[static_cast<std::size_t>(slot)];
   PortTimes times = members.bound_us;
@@ -168,12 +160,6 @@ void FluidNetwork::note_end(std::int32_t slot, std::int32_t tag, double now_us) 
     members.bound_us = {};
     members.bound_by = -1;
   }
-}
-
-// Records the bytes that have moved since the last share-out.
-void FluidNetwork::advance(std::int32_t slot, Stream& stream, double now_us) {
-  stream.served += stream.rate * (now_us - since_us_);
-  if (tracks_ports_) members_[static_cast<std::size_t>(slot)].bound_us = bound_us(slot, now_us);
 }
 
 // Adds the port to the reached ones, once per share-out and only if it has flows.
@@ -213,7 +199,13 @@ void FluidNetwork::find_reached() {
 // Fixes the rates at a port that is full: each of its flows without a rate gets this share.
 void FluidNetwork::fix(std::size_t port, double share, double now_us) {
   const std::vector<std::int32_t>& slots = listed_[port];
-  for (std::size_t i = 0; i < slots.size() && waiting_[port] > 0; ++i) {
+  // The port's own values stay in registers: every one of its streams changes them.
+  double left = left_[port];
+  std::int32_t waiting = waiting_[port];
+  for (std::size_t i = 0; i < std::min(kAhead, slots.size()); ++i) {
+    if (!is_fixed(slots[i])) prefetch(slots[i]);
+  }
+  for (std::size_t i = 0; i < slots.size() && waiting > 0; ++i) {
     if (i + kAhead < slots.size() && !is_fixed(slots[i + kAhead])) prefetch(slots[i + kAhead]);
     const std::int32_t slot = slots[i];
     if (is_fixed(slot)) continue;
@@ -223,12 +215,18 @@ void FluidNetwork::fix(std::size_t port, double share, double now_us) {
     if (tracks_ports_) note_port(slot, static_cast<std::int32_t>(port));
     stream.rate = share;
     const double taken = share * stream.num_flows;
+    left -= taken;
+    waiting -= stream.num_flows;
     for (std::size_t p = 0; p < static_cast<std::size_t>(stream.path.num_ports); ++p) {
       const auto crossed = static_cast<std::size_t>(stream.path.port[p]);
+      if (crossed == port) continue;
       left_[crossed] -= taken;
       waiting_[crossed] -= stream.num_flows;
     }
+    collect_end(slot, stream, now_us);
   }
+  left_[port] = left;
+  waiting_[port] = waiting;
 }
 
 std::int32_t& FluidNetwork::alike_of(std::size_t port) {
@@ -318,36 +316,32 @@ void FluidNetwork::fill(double now_us) {
   }
 }
 
-// Collects the next ends of flows. There are many, and only those up to the next share-out matter.
-void FluidNetwork::collect_ends(double now_us) {
-  ends_.clear();
-  double earliest_us = kNever;
+// Brings the streams that the share-out did not reach up to now.
+void FluidNetwork::advance_others(double now_us) {
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (i + kAhead < active_.size()) prefetch(active_[i + kAhead]);
+    if (i + kAhead < active_.size() && !is_fixed(active_[i + kAhead])) prefetch(active_[i + kAhead]);
     const std::int32_t slot = active_[i];
+    if (is_fixed(slot)) continue;
     Stream& stream = streams_[static_cast<std::size_t>(slot)];
-    if (!is_fixed(slot)) advance(slot, stream, now_us);
-    const double end = end_us(stream, now_us);
-    earliest_us = std::min(earliest_us, end);
-    if (end <= std::max(limit_us_, earliest_us)) {
-      ends_.push_back({end, stream.first_end.second, slot});
-    }
+    advance(slot, stream, now_us);
+    collect_end(slot, stream, now_us);
   }
-  since_us_ = now_us;
-  limit_us_ = std::max(limit_us_, earliest_us);
-  std::erase_if(ends_, [this](const End& end) { return end.time_us > limit_us_; });
-  std::make_heap(ends_.begin(), ends_.end(), std::greater<>());
 }
 
 void FluidNetwork::share_out(double now_us, double horizon_us) {
   for (const Joining& flow : joining_) join(flow, now_us);
   joining_.clear();
-  limit_us_ = horizon_us;
   ++num_share_outs_;
   find_reached();
   changed_.clear();
+  ends_.clear();
+  horizon_us_ = horizon_us;
+  limit_us_ = kNever;
   fill(now_us);
-  collect_ends(now_us);
+  advance_others(now_us);
+  since_us_ = now_us;
+  std::erase_if(ends_, [this](const End& end) { return end.time_us > limit_us_; });
+  std::make_heap(ends_.begin(), ends_.end(), std::greater<>());
 }
 
 double FluidNetwork::next_end_us() const { return ends_.empty() ? kNever : ends_.front().time_us; }

@@ -1,8 +1,10 @@
 // Transfers as fluids: every flow crosses a few ports and gets its max-min fair share of them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -104,7 +106,11 @@ class FluidNetwork {
   void list(std::int32_t slot);
   void unlist(std::int32_t slot);
   void count(std::int32_t slot, std::int32_t flows);
-  void advance(std::int32_t slot, Stream& stream, double now_us);
+  // Records the bytes that have moved since the last share-out.
+  void advance(std::int32_t slot, Stream& stream, double now_us) {
+    stream.served += stream.rate * (now_us - since_us_);
+    if (tracks_ports_) members_[static_cast<std::size_t>(slot)].bound_us = bound_us(slot, now_us);
+  }
   void find_reached();
   void reach(std::int32_t port);
   void order_reached();
@@ -112,11 +118,26 @@ class FluidNetwork {
   [[nodiscard]] std::int32_t& alike_of(std::size_t port);
   void fill(double now_us);
   void fix(std::size_t port, double share, double now_us);
-  void collect_ends(double now_us);
+  // Collects the next end of the stream's flows unless it comes too late: there are many, and only
+  // those up to the next share-out matter.
+  void collect_end(std::int32_t slot, const Stream& stream, double now_us) {
+    const double end = end_us(stream, now_us);
+    if (end > limit_us_) return;
+    ends_.push_back({end, stream.first_end.second, slot});
+    limit_us_ = std::max(horizon_us_, end);
+  }
+  void advance_others(double now_us);
   [[nodiscard]] PortTimes bound_us(std::int32_t slot, double now_us) const;
   void note_port(std::int32_t slot, std::int32_t port);
   void note_end(std::int32_t slot, std::int32_t tag, double now_us);
-  [[nodiscard]] static double end_us(const Stream& stream, double since_us);
+  // The time at which the first flow of the stream ends at current rates, if `served` is up to
+  // `since_us`.
+  [[nodiscard]] static double end_us(const Stream& stream, double since_us) {
+    const double bytes_left = stream.first_end.first - stream.served;
+    if (bytes_left <= 0) return since_us;
+    return stream.rate > 0 ? since_us + bytes_left / stream.rate
+                           : std::numeric_limits<double>::infinity();
+  }
   [[nodiscard]] bool is_fixed(std::int32_t slot) const {
     return fixed_in_[static_cast<std::size_t>(slot)] == num_share_outs_;
   }
@@ -159,7 +180,8 @@ class FluidNetwork {
   std::vector<std::size_t> by_share_;    // of alike_, ascending
   std::vector<std::size_t> next_place_;  // in in_order_
   std::vector<End> ends_;  // a heap of streams' first ends up to `limit_us_`, earliest on top
-  double limit_us_ = 0;
+  double horizon_us_ = 0;
+  double limit_us_ = 0;  // the horizon, or the first end of all if that is later
   double since_us_ = 0;
   bool tracks_ports_ = false;
   std::unordered_map<std::int32_t, PortTimes> bound_at_join_;  // by tag
