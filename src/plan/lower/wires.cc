@@ -15,18 +15,22 @@ namespace {
 struct Account {
   std::vector<std::pair<std::int32_t, std::int64_t>> deposits;
   std::size_t next = 0;
+  bool is_sorted = true;  // by stage, from `next` on
 
   void deposit(std::int32_t stage, std::int64_t tiles) {
     if (deposits.size() > next && deposits.back().first == stage) {
       deposits.back().second += tiles;
-    } else {
-      deposits.emplace_back(stage, tiles);
+      return;
     }
+    if (deposits.size() > next && deposits.back().first > stage) is_sorted = false;
+    deposits.emplace_back(stage, tiles);
   }
   // Returns and removes everything deposited for boundaries up to `stage`.
   std::int64_t withdraw(std::int32_t stage) {
-    const auto rest = deposits.begin() + static_cast<std::ptrdiff_t>(next);
-    if (!std::is_sorted(rest, deposits.end())) std::stable_sort(rest, deposits.end());
+    if (!is_sorted) {
+      std::sort(deposits.begin() + static_cast<std::ptrdiff_t>(next), deposits.end());
+      is_sorted = true;
+    }
     std::int64_t sum = 0;
     for (; next < deposits.size() && deposits[next].first <= stage; ++next) {
       sum += deposits[next].second;

@@ -135,11 +135,26 @@ inline void ShardTraffic::count_reader(Column& column, std::int32_t position, in
 }
 
 void ShardTraffic::update_reads(std::size_t s, std::int32_t position, int sign) {
+  constexpr std::size_t kColumnsAtOnce = 8;
   std::int32_t* const counts = readers_at(position);
   const std::int32_t changing = sign > 0 ? 0 : 1;
   double unevenness = unevenness_;  // in a register: every change waits for the last one
   for (std::size_t r = first_range_[s]; r < first_range_[s + 1]; ++r) {
-    for (std::size_t c = ranges_[r].begin; c < ranges_[r].end; ++c) {
+    const std::size_t end = ranges_[r].end;
+    std::size_t c = ranges_[r].begin;
+    // Most columns have other readers at the position: the compiler tests several at once.
+    for (; c + kColumnsAtOnce <= end; c += kColumnsAtOnce) {
+      std::int32_t* const some = counts + c;
+      std::int32_t changes = 0;
+      for (std::size_t i = 0; i < kColumnsAtOnce; ++i) changes |= some[i] == changing ? 1 : 0;
+      if (changes != 0) {
+        for (std::size_t i = 0; i < kColumnsAtOnce; ++i) {
+          if (some[i] == changing) count_reader(columns_[c + i], position, sign, unevenness);
+        }
+      }
+      for (std::size_t i = 0; i < kColumnsAtOnce; ++i) some[i] += sign;
+    }
+    for (; c < end; ++c) {
       const std::int32_t before = counts[c];
       counts[c] = before + sign;
       if (before == changing) count_reader(columns_[c], position, sign, unevenness);
