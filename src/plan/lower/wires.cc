@@ -11,32 +11,50 @@
 namespace contextile {
 namespace {
 
-// The tiles that one sender gathers of one unit over time: (first stage that counts them, tiles).
-struct Account {
-  std::vector<std::pair<std::int32_t, std::int64_t>> deposits;
-  std::size_t next = 0;
-  bool is_sorted = true;  // by stage, from `next` on
-
+// The tiles that one sender gathers of one unit over time.
+class Account {
+ public:
+  // `stage`: the first one that counts the tiles.
   void deposit(std::int32_t stage, std::int64_t tiles) {
-    if (deposits.size() > next && deposits.back().first == stage) {
-      deposits.back().second += tiles;
+    if (next_ == others_.size()) {
+      if (first_.tiles == 0) first_.stage = stage;
+      if (first_.stage == stage) {
+        first_.tiles += tiles;
+        return;
+      }
+    } else if (others_.back().stage == stage) {
+      others_.back().tiles += tiles;
       return;
+    } else if (others_.back().stage > stage) {
+      are_sorted_ = false;
     }
-    if (deposits.size() > next && deposits.back().first > stage) is_sorted = false;
-    deposits.emplace_back(stage, tiles);
+    others_.push_back({stage, tiles});
   }
   // Returns and removes everything deposited for boundaries up to `stage`.
   std::int64_t withdraw(std::int32_t stage) {
-    if (!is_sorted) {
-      std::sort(deposits.begin() + static_cast<std::ptrdiff_t>(next), deposits.end());
-      is_sorted = true;
-    }
     std::int64_t sum = 0;
-    for (; next < deposits.size() && deposits[next].first <= stage; ++next) {
-      sum += deposits[next].second;
+    if (first_.stage <= stage) sum = std::exchange(first_.tiles, 0);
+    if (!are_sorted_) {
+      std::ranges::sort(others_.begin() + static_cast<std::ptrdiff_t>(next_), others_.end(), {},
+                        &Deposit::stage);
+      are_sorted_ = true;
+    }
+    for (; next_ < others_.size() && others_[next_].stage <= stage; ++next_) {
+      sum += others_[next_].tiles;
     }
     return sum;
   }
+
+ private:
+  struct Deposit {
+    std::int32_t stage = 0;
+    std::int64_t tiles = 0;
+  };
+
+  Deposit first_;  // most accounts have no others at a time
+  std::vector<Deposit> others_;
+  std::size_t next_ = 0;    // of others_: earlier ones are withdrawn
+  bool are_sorted_ = true;  // others_, from next_ on
 };
 
 // The accounts of all senders of results.
