@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <span>
 
 namespace contextile {
 namespace {
@@ -198,17 +199,22 @@ void FluidNetwork::find_reached() {
 
 // Fixes the rates at a port that is full: each of its flows without a rate gets this share.
 void FluidNetwork::fix(std::size_t port, double share, double now_us) {
+  // Finds its streams without a rate first, and without branches: no processor predicts them.
   const std::vector<std::int32_t>& slots = listed_[port];
+  without_rate_.resize(std::max(without_rate_.size(), slots.size()));
+  std::size_t num_found = 0;
+  for (const std::int32_t slot : slots) {
+    without_rate_[num_found] = slot;
+    num_found += is_fixed(slot) ? 0 : 1;
+  }
+  const std::span<const std::int32_t> found(without_rate_.data(), num_found);
+  for (const std::int32_t slot : found.first(std::min(kAhead, num_found))) prefetch(slot);
   // The port's own values stay in registers: every one of its streams changes them.
   double left = left_[port];
   std::int32_t waiting = waiting_[port];
-  for (std::size_t i = 0; i < std::min(kAhead, slots.size()); ++i) {
-    if (!is_fixed(slots[i])) prefetch(slots[i]);
-  }
-  for (std::size_t i = 0; i < slots.size() && waiting > 0; ++i) {
-    if (i + kAhead < slots.size() && !is_fixed(slots[i + kAhead])) prefetch(slots[i + kAhead]);
-    const std::int32_t slot = slots[i];
-    if (is_fixed(slot)) continue;
+  for (std::size_t i = 0; i < num_found; ++i) {
+    if (i + kAhead < num_found) prefetch(found[i + kAhead]);
+    const std::int32_t slot = found[i];
     fixed_in_[static_cast<std::size_t>(slot)] = num_share_outs_;
     Stream& stream = streams_[static_cast<std::size_t>(slot)];
     advance(slot, stream, now_us);
@@ -225,6 +231,7 @@ void FluidNetwork::fix(std::size_t port, double share, double now_us) {
     }
     collect_end(slot, stream, now_us);
   }
+  num_fixed_ += num_found;
   left_[port] = left;
   waiting_[port] = waiting;
 }
@@ -318,8 +325,10 @@ void FluidNetwork::fill(double now_us) {
 
 // Brings the streams that the share-out did not reach up to now.
 void FluidNetwork::advance_others(double now_us) {
+  if (num_fixed_ == active_.size()) return;
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (i + kAhead < active_.size() && !is_fixed(active_[i + kAhead])) prefetch(active_[i + kAhead]);
+    if (i + kAhead < active_.size() && !is_fixed(active_[i + kAhead]))
+      prefetch(active_[i + kAhead]);
     const std::int32_t slot = active_[i];
     if (is_fixed(slot)) continue;
     Stream& stream = streams_[static_cast<std::size_t>(slot)];
@@ -337,6 +346,7 @@ void FluidNetwork::share_out(double now_us, double horizon_us) {
   ends_.clear();
   horizon_us_ = horizon_us;
   limit_us_ = kNever;
+  num_fixed_ = 0;
   fill(now_us);
   advance_others(now_us);
   since_us_ = now_us;

@@ -187,6 +187,8 @@ class FluidNetwork {
   std::unordered_map<std::int32_t, PortTimes> bound_at_join_;  // by tag
   std::int32_t ended_at_port_ = -1;
   std::int64_t num_share_outs_ = 0;
+  std::size_t num_fixed_ = 0;               // streams whose rate the share-out has set
+  std::vector<std::int32_t> without_rate_;  // scratch of fix
   std::int64_t num_flows_ = 0;
 };
 
