@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -90,20 +91,7 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
     if (strategy.deciding() != Deciding::kByRule) continue;
     if (state_.take(quick_[i].arranging_steps, share_of_arranging)) by_rule.push_back(i);
   }
-  std::vector<Bounded> best;
-  std::mutex mutex;
-  state_.progress.expect(std::ssize(by_rule));
-  parallel_for(std::size_t{0}, by_rule.size(), [&](std::size_t i) {
-    Other& other = quick_[by_rule[i]];
-    Bounded bounded = with_bound(other);
-    bounded.index = by_rule[i];
-    other.least_cost_us = bounded.least_cost_us;
-    const std::scoped_lock lock(mutex);
-    best.push_back(std::move(bounded));
-    std::ranges::sort(best, {},
-                      [](const Bounded& b) { return std::pair(b.least_cost_us, b.index); });
-    if (best.size() > kLikely) best.pop_back();
-  });
+  std::vector<Bounded> best = least_bounds(by_rule, kLikely);
   for (Bounded& likely : best) {
     if (is_hopeless(likely.least_cost_us)) break;
     state_.settle();
@@ -113,6 +101,44 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
     take(simulated(other, std::move(likely.arrangement)));
   }
   std::erase_if(quick_, [](const Other& other) { return other.is_done; });
+}
+
+std::vector<OtherStrategies::Bounded> OtherStrategies::least_bounds(
+    const std::vector<std::size_t>& of_quick, std::size_t most) {
+  std::vector<Bounded> best;
+  std::mutex mutex;
+  state_.progress.expect(std::ssize(of_quick));
+  parallel_for(std::size_t{0}, of_quick.size(), [&](std::size_t i) {
+    Other& other = quick_[of_quick[i]];
+    Bounded bounded = with_bound(other);
+    bounded.index = of_quick[i];
+    other.least_cost_us = bounded.least_cost_us;
+    const std::scoped_lock lock(mutex);
+    best.push_back(std::move(bounded));
+    std::ranges::sort(best, {},
+                      [](const Bounded& b) { return std::pair(b.least_cost_us, b.index); });
+    if (best.size() > most) best.pop_back();
+  });
+  return best;
+}
+
+void OtherStrategies::try_any() {
+  // About 20 ms of one core. The cheapest alone is often the slowest plan: ring attention takes 56
+  // times as long as the best plan of one long document under a sparse mask.
+  constexpr std::int64_t kNextToNothing = 5000;
+  std::vector<std::size_t> cheapest(quick_.size());
+  std::iota(cheapest.begin(), cheapest.end(), std::size_t{0});
+  std::ranges::stable_sort(cheapest, {}, [&](std::size_t i) { return quick_[i].arranging_steps; });
+  std::int64_t steps = 0;
+  const auto end = std::ranges::find_if(cheapest, [&](std::size_t i) {
+    steps += quick_[i].arranging_steps;
+    return steps > kNextToNothing;
+  });
+  if (!cheapest.empty()) cheapest.erase(std::max(end, cheapest.begin() + 1), cheapest.end());
+  for (Bounded& likely : least_bounds(cheapest, cheapest.size())) {
+    if (state_.has_plan()) break;
+    take(simulated(quick_[likely.index], std::move(likely.arrangement)));
+  }
 }
 
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
@@ -148,8 +174,11 @@ void OtherStrategies::try_round(const std::vector<Other>& taken, double share) {
     if ((i > 0 || has_plan) && !state_.has_time_for(taken[i].arranging_steps, share)) return;
     bounded[i] = with_bound(taken[i]);
   });
+  std::vector<std::size_t> likeliest(taken.size());
+  std::iota(likeliest.begin(), likeliest.end(), std::size_t{0});
+  std::ranges::stable_sort(likeliest, {}, [&](std::size_t i) { return bounded[i].least_cost_us; });
   std::vector<std::size_t> promising;
-  for (std::size_t i = 0; i < taken.size(); ++i) {
+  for (const std::size_t i : likeliest) {
     if (is_hopeless(bounded[i].least_cost_us)) continue;
     const std::int64_t steps = steps_of_simulating_only(bounded[i].arrangement);
     const bool has_to = !has_plan && promising.empty();

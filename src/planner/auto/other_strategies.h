@@ -24,6 +24,9 @@ class OtherStrategies {
   void try_likely(double share_of_arranging, double share);
   // Tries those that leave no block size open: most are made in a millisecond.
   void try_quick(double share) { try_all(quick_, share); }
+  // Whatever the limits say, arranges the cheapest of those, and more if they take next to nothing.
+  // Simulates the one with the least lower bound, or the next if it needs too much memory.
+  void try_any();
   // Tries the others, which partition.
   void try_partitioning(double share) { try_all(partitioning_, share); }
 
@@ -49,6 +52,9 @@ class OtherStrategies {
   // them from the list.
   void try_all(std::vector<Other>& others, double share);
   void try_round(const std::vector<Other>& taken, double share);
+  // Arranges those of quick_ and returns as many as asked for, least bound first.
+  [[nodiscard]] std::vector<Bounded> least_bounds(const std::vector<std::size_t>& of_quick,
+                                                  std::size_t most);
   void take(PlanCandidate candidate);
   [[nodiscard]] Bounded with_bound(const Other& other) const;
   [[nodiscard]] PlanCandidate simulated(const Other& other, Arrangement arrangement) const;

@@ -77,13 +77,12 @@ constexpr std::array<PhaseRow, 21> kTable = {{
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.try_uneven(row.budget_share); }},
     {"polish", "improve small placements on simulated time", 0, 1, 1, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.polish_best(row.budget_share); }},
-    // The last three run only if the limits let no candidate finish: the cheapest candidate is then
-    // the plan.
-    {"any other", "without a plan: the cheapest other strategy, whatever it takes", 0, 1, 1,
+    // The last three run only if the limits let no candidate finish, and may take longer.
+    {"any other", "without a plan: the likeliest of the cheapest other strategies", 0, 1, 1,
      lacks_plan,
-     [](SearchParts& parts, const PhaseRow& row) {
+     [](SearchParts& parts, const PhaseRow&) {
        parts.state.any_will_do = true;
-       parts.others.try_quick(row.budget_share);
+       parts.others.try_any();
      }},
     {"any placement", "still without a plan: a quick placement, whatever it takes", 1, 1, 1,
      lacks_plan,
