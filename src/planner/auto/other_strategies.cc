@@ -25,6 +25,8 @@ constexpr double kMargin = 0.99;
 // Among the variants that decide by rule, the two with the least bound held the fastest within
 // 0.05% on average over 112 workloads; the first alone takes 0.1 to 2.3% longer (2026-11-24).
 constexpr std::size_t kLikely = 2;
+// A simulation in one round spares later rounds some. More in a round keep more threads busy.
+constexpr std::ptrdiff_t kOfRound = 8;
 
 StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,
                            std::optional<std::int64_t> block_size) {
@@ -68,17 +70,16 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
                              ? steps_of_searching_strategy(devices, tokens, sequences)
                              : steps_of_other_strategy(devices, tokens, sequences);
     if (request.block_size) {
-      steps += steps_of_blocks(
-          static_cast<std::int64_t>(estimated_tiles(state_.workload, *request.block_size)));
+      steps += steps_of_blocks(strategy.deciding() == Deciding::kBySearch,
+                               likely_tiles(state_.workload, *request.block_size));
     }
     quick_.push_back({choice, {}, steps});
     return;
   }
   if (request.block_size) sizes = {*request.block_size};
   for (const std::int64_t size : sizes) {
-    const std::int64_t steps =
-        steps_of_partitioning(devices, num_blocks(state_.workload, size),
-                              static_cast<std::int64_t>(estimated_tiles(state_.workload, size)));
+    const std::int64_t steps = steps_of_partitioning(devices, num_blocks(state_.workload, size),
+                                                     likely_tiles(state_.workload, size));
     partitioning_.push_back({choice, size, steps});
   }
 }
@@ -104,7 +105,7 @@ void OtherStrategies::try_likely(double share_of_arranging, double share) {
 }
 
 std::vector<OtherStrategies::Bounded> OtherStrategies::least_bounds(
-    const std::vector<std::size_t>& of_quick, std::size_t most) {
+    const std::vector<std::size_t>& of_quick, std::optional<std::size_t> most) {
   std::vector<Bounded> best;
   std::mutex mutex;
   state_.progress.expect(std::ssize(of_quick));
@@ -117,33 +118,40 @@ std::vector<OtherStrategies::Bounded> OtherStrategies::least_bounds(
     best.push_back(std::move(bounded));
     std::ranges::sort(best, {},
                       [](const Bounded& b) { return std::pair(b.least_cost_us, b.index); });
-    if (best.size() > most) best.pop_back();
+    if (best.size() > most.value_or(best.size())) best.pop_back();
   });
   return best;
 }
 
 void OtherStrategies::try_any() {
-  // About 20 ms of one core. The cheapest alone is often the slowest plan: ring attention takes 56
-  // times as long as the best plan of one long document under a sparse mask.
+  // The cheapest alone is often the slowest plan, and simulating it may take longer than arranging
+  // several: ring attention takes 56 times as long as the best plan of one long document under a
+  // sparse mask. 5000 steps are about 20 ms of one core.
   constexpr std::int64_t kNextToNothing = 5000;
+  constexpr std::int64_t kTimesTheCheapest = 8;
   std::vector<std::size_t> cheapest(quick_.size());
   std::iota(cheapest.begin(), cheapest.end(), std::size_t{0});
   std::ranges::stable_sort(cheapest, {}, [&](std::size_t i) { return quick_[i].arranging_steps; });
+  if (cheapest.empty()) return;
+  const std::int64_t most_steps =
+      std::max(kNextToNothing, kTimesTheCheapest * quick_[cheapest.front()].arranging_steps);
   std::int64_t steps = 0;
-  const auto end = std::ranges::find_if(cheapest, [&](std::size_t i) {
+  auto end = std::ranges::find_if(cheapest, [&](std::size_t i) {
     steps += quick_[i].arranging_steps;
-    return steps > kNextToNothing;
+    return steps > most_steps;
   });
-  if (!cheapest.empty()) cheapest.erase(std::max(end, cheapest.begin() + 1), cheapest.end());
-  for (Bounded& likely : least_bounds(cheapest, cheapest.size())) {
-    if (state_.has_plan()) break;
-    take(simulated(quick_[likely.index], std::move(likely.arrangement)));
+  // Those that follow need time, but may keep to a limit on tokens or memory.
+  for (auto begin = cheapest.begin(); begin != cheapest.end();) {
+    for (Bounded& likely : least_bounds({begin, end})) {
+      if (state_.has_allowed_plan()) return;
+      take(simulated(quick_[likely.index], std::move(likely.arrangement)));
+    }
+    begin = end;
+    end += std::min<std::ptrdiff_t>(kOfRound, cheapest.end() - end);
   }
 }
 
 void OtherStrategies::try_all(std::vector<Other>& others, double share) {
-  // A simulation in one round spares later rounds some. More in a round keep more threads busy.
-  constexpr std::size_t kOfRound = 8;
   std::erase_if(others, [&](const Other& other) {
     return other.least_cost_us && is_hopeless(*other.least_cost_us);
   });
@@ -152,8 +160,7 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   while (!left.empty()) {
     // Without a plan the cheapest of all must be among those of the round.
     const auto end = left.begin() +
-                     static_cast<std::ptrdiff_t>(state_.has_plan() ? std::min(kOfRound, left.size())
-                                                                   : left.size());
+                     (state_.has_plan() ? std::min(kOfRound, std::ssize(left)) : std::ssize(left));
     const std::vector<Other> of_round(left.begin(), end);
     left.erase(left.begin(), end);
     const std::vector<Other> taken = state_.affordable(
@@ -162,11 +169,12 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
       others.insert(others.end(), of_round.begin(), of_round.end());
       continue;
     }
-    try_round(taken, share);
+    std::ranges::move(try_round(taken, share), std::back_inserter(others));
   }
 }
 
-void OtherStrategies::try_round(const std::vector<Other>& taken, double share) {
+std::vector<OtherStrategies::Other> OtherStrategies::try_round(const std::vector<Other>& taken,
+                                                               double share) {
   const bool has_plan = state_.has_plan();
   std::vector<Bounded> bounded(taken.size());
   state_.progress.expect(std::ssize(taken));
@@ -178,11 +186,20 @@ void OtherStrategies::try_round(const std::vector<Other>& taken, double share) {
   std::iota(likeliest.begin(), likeliest.end(), std::size_t{0});
   std::ranges::stable_sort(likeliest, {}, [&](std::size_t i) { return bounded[i].least_cost_us; });
   std::vector<std::size_t> promising;
+  std::vector<Other> left;
   for (const std::size_t i : likeliest) {
+    if (bounded[i].least_cost_us == kNever) {  // not arranged
+      left.push_back(taken[i]);
+      continue;
+    }
     if (is_hopeless(bounded[i].least_cost_us)) continue;
     const std::int64_t steps = steps_of_simulating_only(bounded[i].arrangement);
     const bool has_to = !has_plan && promising.empty();
-    if (state_.take(steps, share) || has_to) promising.push_back(i);
+    if (state_.take(steps, share) || has_to) {
+      promising.push_back(i);
+    } else {
+      left.push_back(taken[i]);
+    }
   }
   std::vector<PlanCandidate> candidates(promising.size());
   state_.progress.expect(std::ssize(promising));
@@ -191,6 +208,7 @@ void OtherStrategies::try_round(const std::vector<Other>& taken, double share) {
     state_.progress.one_done("simulating other strategies");
   });
   for (PlanCandidate& candidate : candidates) take(std::move(candidate));
+  return left;
 }
 
 void OtherStrategies::take(PlanCandidate candidate) {
@@ -226,7 +244,8 @@ PlanCandidate OtherStrategies::simulated(const Other& other, Arrangement arrange
   const PlanTimes times = times_of(plan, simulate(plan, state_.cluster), state_.memory_limit_bytes);
   candidate.time_us = times.sum_us();
   candidate.memory_bytes = times.memory_bytes;
-  candidate.cost_us = state_.cost_us(candidate.time_us, most_tokens(arrangement, state_.cluster));
+  candidate.most_tokens = most_tokens(arrangement, state_.cluster);
+  candidate.cost_us = state_.cost_us(candidate.time_us, candidate.most_tokens);
   candidate.tiles = tiles_of_a_direction(arrangement);
   candidate.arrange = [arrangement = std::move(arrangement)] { return arrangement; };
   return candidate;

@@ -25,7 +25,8 @@ class OtherStrategies {
   // Tries those that leave no block size open: most are made in a millisecond.
   void try_quick(double share) { try_all(quick_, share); }
   // Whatever the limits say, arranges the cheapest of those, and more if they take next to nothing.
-  // Simulates the one with the least lower bound, or the next if it needs too much memory.
+  // Simulates the one with the least lower bound, or more until one keeps to the limits on tokens
+  // and memory.
   void try_any();
   // Tries the others, which partition.
   void try_partitioning(double share) { try_all(partitioning_, share); }
@@ -51,10 +52,11 @@ class OtherStrategies {
   // Arranges as many as end in that share of the limits and simulates those that may win. Removes
   // them from the list.
   void try_all(std::vector<Other>& others, double share);
-  void try_round(const std::vector<Other>& taken, double share);
-  // Arranges those of quick_ and returns as many as asked for, least bound first.
+  // Returns those that may win but did not fit.
+  [[nodiscard]] std::vector<Other> try_round(const std::vector<Other>& taken, double share);
+  // Arranges those of quick_ and returns them, or the best of them, least bound first.
   [[nodiscard]] std::vector<Bounded> least_bounds(const std::vector<std::size_t>& of_quick,
-                                                  std::size_t most);
+                                                  std::optional<std::size_t> most = {});
   void take(PlanCandidate candidate);
   [[nodiscard]] Bounded with_bound(const Other& other) const;
   [[nodiscard]] PlanCandidate simulated(const Other& other, Arrangement arrangement) const;

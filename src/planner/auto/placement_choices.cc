@@ -83,7 +83,7 @@ void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice 
   if (workload.num_tokens() / choice.block_size > kMostRows) return;
   if (num_blocks(workload, choice.block_size) > kMostPlacedRows) return;
   const std::int32_t width = cluster.devices_per_node;
-  const double tiles = estimated_tiles(workload, choice.block_size);
+  const auto tiles = static_cast<double>(likely_tiles(workload, choice.block_size));
   choice.unit = PlacedUnit::kRows;
   if (tiles <= most_tiles) choices.push_back(choice);
   if (width == 1 || workload.shape.kv_heads % width != 0 || tiles * width > most_tiles) return;
@@ -125,16 +125,29 @@ std::vector<PlacementChoice> uneven_rows(const Workload& workload, const Cluster
 
 std::int64_t num_blocks(const Workload& workload, std::int64_t block_size) {
   std::int64_t blocks = 0;
+  auto home = workload.home.begin();
   for (const Range& sequence : workload.sequences) {
     blocks += (sequence.size() + block_size - 1) / block_size;
+    for (; home != workload.home.end() && home->tokens.begin < sequence.end; ++home) {
+      const std::int64_t before = home->tokens.begin - sequence.begin;
+      if (before > 0 && before % block_size != 0) ++blocks;
+    }
   }
   return blocks;
 }
 
+std::int64_t likely_tiles(const Workload& workload, std::int64_t block_size) {
+  if (!workload.home.empty()) {
+    // Homes may cut smaller blocks.
+    const std::int64_t blocks = num_blocks(workload, block_size);
+    block_size = std::min(block_size, (workload.num_tokens() + blocks - 1) / blocks);
+  }
+  return static_cast<std::int64_t>(estimated_tiles(workload, block_size));
+}
+
 std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choice) {
-  return steps_of_placing_rows(
-      choice.effort, num_blocks(workload, choice.block_size),
-      static_cast<std::int64_t>(estimated_tiles(workload, choice.block_size)));
+  return steps_of_placing_rows(choice.effort, num_blocks(workload, choice.block_size),
+                               likely_tiles(workload, choice.block_size));
 }
 
 std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
@@ -145,8 +158,7 @@ std::int64_t steps_of_tiles(const Workload& workload, const Cluster& cluster,
 }
 
 std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice) {
-  return choice.head_groups *
-         static_cast<std::int64_t>(estimated_tiles(workload, choice.block_size));
+  return choice.head_groups * likely_tiles(workload, choice.block_size);
 }
 
 std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const Cluster& cluster,
@@ -174,7 +186,8 @@ std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const 
   std::vector<std::int64_t> sizes = grid_block_sizes(workload, cluster, request);
   std::ranges::sort(sizes);
   const auto fitting = std::ranges::find_if(sizes, [&](std::int64_t size) {
-    return estimated_tiles(workload, size) <= kTilesOfGroup * cluster.num_devices();
+    return static_cast<double>(likely_tiles(workload, size)) <=
+           kTilesOfGroup * cluster.num_devices();
   });
   const std::int64_t size = fitting == sizes.end() ? sizes.back() : *fitting;
   if (num_blocks(workload, size) > kMostPlacedRows) return {};
@@ -183,7 +196,7 @@ std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const 
   std::vector<PlacementChoice> choices;
   for (std::size_t turn = 0; turn < static_cast<std::size_t>(turns); ++turn) {
     for (const std::int32_t groups : head_groups) {
-      const double tiles = estimated_tiles(workload, size) * groups;
+      const auto tiles = static_cast<double>(likely_tiles(workload, size) * groups);
       if (groups > 1 && tiles > kTilesOfDevice * cluster.num_devices()) continue;
       choices.push_back({.block_size = size,
                          .head_groups = groups,
@@ -229,7 +242,7 @@ std::vector<PlacementChoice> tile_choices(const Workload& workload, const Cluste
   std::vector<PlacementChoice> choices;
   for (const std::int64_t size : grid_block_sizes(workload, cluster, request)) {
     for (const std::int32_t groups : grid_head_groups(workload)) {
-      const double tiles = estimated_tiles(workload, size);
+      const auto tiles = static_cast<double>(likely_tiles(workload, size));
       if (groups > 1 && tiles * groups > kMostPlacedTiles) continue;
       choices.push_back(
           {.block_size = size, .head_groups = groups, .eps = eps, .seed = request.seed + 1});

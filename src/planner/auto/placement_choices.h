@@ -12,8 +12,10 @@
 
 namespace contextile {
 
-// Number of blocks that documents are cut into. Every document begins a block.
+// Number of blocks that documents are cut into. Every document and every home begins a block.
 [[nodiscard]] std::int64_t num_blocks(const Workload& workload, std::int64_t block_size);
+// The tiles to expect of one head group in such blocks.
+[[nodiscard]] std::int64_t likely_tiles(const Workload& workload, std::int64_t block_size);
 
 // Steps of placing (search_budget.h): rows with the choice's effort, tiles with full effort.
 [[nodiscard]] std::int64_t steps_of_rows(const Workload& workload, const PlacementChoice& choice);

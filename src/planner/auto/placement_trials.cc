@@ -232,6 +232,7 @@ void PlacementTrials::take_if_best(const Tried& tried) {
       .cost_us = tried.cost_us,
       .time_us = tried.outcome.times.sum_us(),
       .chosen = "placement",
+      .most_tokens = most_tokens(tried.placement, state_.cluster.num_devices()),
       .tiles = num_tiles(tried.placement),
       .arranging_steps = steps_of_arranging(state_.num_devices(), num_tiles(tried.placement)),
       .arrange = {}};

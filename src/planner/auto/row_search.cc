@@ -21,7 +21,8 @@ constexpr double kNearRows = 1.3;          // times the best: others do not catc
 }  // namespace
 
 std::int64_t RowSearch::likely_tiles(const PlacementChoice& choice) const {
-  const double of_a_group = estimated_tiles(state_.workload, choice.block_size);
+  const auto of_a_group =
+      static_cast<double>(contextile::likely_tiles(state_.workload, choice.block_size));
   double groups = choice.head_groups;
   for (const Tried& tried : tried_) {
     const Placement& placement = tried.placement;

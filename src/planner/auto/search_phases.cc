@@ -16,6 +16,7 @@ bool waits_without_tiles(const SearchParts& parts) {
   return waits_much(parts) && !tiles_lead(parts);
 }
 bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
+bool lacks_allowed_plan(const SearchParts& parts) { return !parts.state.has_allowed_plan(); }
 
 // No measurement of single shares is recorded. They balance a first plan early against a better
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
@@ -45,7 +46,7 @@ constexpr std::array<PhaseRow, 21> kTable = {{
      [](SearchParts& parts, const PhaseRow& row) {
        parts.take(parts.quick.try_tiles(row.draft_share, row.budget_share));
      }},
-    {"probe tiles", "place tiles of eight head groups if the best plan waits", 0, 0.85, 0.1,
+    {"probe tiles", "place tiles of up to eight head groups if the best plan waits", 0, 0.85, 0.1,
      waits_without_tiles,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.probe(row.budget_share); }},
     {"others", "simulate every other strategy that leaves no block size open", 0, 0.9, 0.2, nullptr,
@@ -79,7 +80,7 @@ constexpr std::array<PhaseRow, 21> kTable = {{
      [](SearchParts& parts, const PhaseRow& row) { parts.polish_best(row.budget_share); }},
     // The last three run only if the limits let no candidate finish, and may take longer.
     {"any other", "without a plan: the likeliest of the cheapest other strategies", 0, 1, 1,
-     lacks_plan,
+     lacks_allowed_plan,
      [](SearchParts& parts, const PhaseRow&) {
        parts.state.any_will_do = true;
        parts.others.try_any();

@@ -35,7 +35,8 @@ struct PlanCandidate {
   double time_us = kNever;        // infinity: not tried, or does not fit the device
   std::int64_t memory_bytes = 0;  // PlanTimes::memory_bytes
   std::string chosen;
-  std::int64_t tiles = 0;  // of a direction
+  std::int64_t most_tokens = 0;  // that a device owns
+  std::int64_t tiles = 0;        // of a direction
   std::int64_t arranging_steps = 0;
   std::function<Arrangement()> arrange;
 };
@@ -152,6 +153,10 @@ struct SearchState {
     return taken;
   }
   [[nodiscard]] bool has_plan() const { return best.cost_us < kNever; }
+  // True if there is a plan and it keeps to the requested token limit, which verification checks.
+  [[nodiscard]] bool has_allowed_plan() const {
+    return has_plan() && (!request.limits.tokens || best.most_tokens <= tokens.cap);
+  }
   [[nodiscard]] std::int64_t num_devices() const { return cluster.num_devices(); }
 
   const Workload& workload;

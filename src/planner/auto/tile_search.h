@@ -23,7 +23,7 @@ class TileSearch {
   void take(Tried tried);
   // Tries the best of them near the best so far under more schedules.
   void refine(double share);
-  // Tries eight head groups at several block sizes with few steps.
+  // Tries up to eight head groups at several block sizes with few steps.
   void probe(double share);
   // Tries several block sizes and head groups, the most promising under several schedules, once in
   // a search.

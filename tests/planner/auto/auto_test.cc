@@ -6,11 +6,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/data.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
@@ -18,6 +20,7 @@
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
 #include "planner/auto/arrangement_load.h"
+#include "planner/auto/placement_choices.h"
 #include "planner/auto/search.h"
 #include "planner/auto/search_state.h"
 #include "planner/timed_block_size.h"
@@ -177,6 +180,35 @@ TEST(Auto, KeepsToAMemoryLimitThatAnotherStrategyKeeps) {
     });
   }
   EXPECT_GT(tightened, 0);
+}
+
+// A search that has no steps left for other strategies tries them all the same.
+TEST(Auto, KeepsToLimitsOnTokensAndMemoryInAShortSearch) {
+  const Cluster cluster = cluster_of("p4de", 1, 3);
+  const Workload small = batch_of({1, 31, 1, 454}, "causal");
+  StrategyRequest request;
+  request.options["steps"] = "20000";
+  request.limits.tokens = 163;
+  EXPECT_LE(most_tokens_of(auto_plan(small, cluster, request)), 163);
+
+  const Workload one = batch_of({32'768}, "causal");
+  const Cluster nodes = cluster_of("p4de", 4, 8);
+  StrategyRequest lean;
+  lean.block_size = 128;
+  const Strategy& ring = find_strategy("ring");
+  const std::int64_t bytes = peak_memory_of(build_plan(one, nodes, ring.arrange(one, nodes, lean)));
+  lean.limits.memory_bytes = bytes;
+  lean.options["steps"] = "1000";
+  EXPECT_LE(peak_memory_of(auto_plan(one, nodes, lean)), bytes);
+}
+
+TEST(Auto, CountsBlocksThatHomesCut) {
+  Workload workload = batch_of({1000, 37, 500}, "causal");
+  workload.home = load_layout("zigzag", workload.sequences, 4);
+  const TileGrid cut = cut_into_tiles(workload, 128, BandCuts::kEdges);
+  EXPECT_EQ(num_blocks(workload, 128), cut.work.blocks.num_blocks());
+  EXPECT_LE(likely_tiles(workload, 128), 2 * std::ssize(cut.all_tiles));
+  EXPECT_GE(2 * likely_tiles(workload, 128), std::ssize(cut.all_tiles));
 }
 
 TEST(Auto, SaysWhatTheLeanestCandidateNeedsWhereNoneFitsTheMemoryLimit) {
