@@ -116,7 +116,8 @@ TEST_P(PlansOfDevices, GiveTheBitsOfOneDeviceWithoutRacesOrDeadlocks) {
 INSTANTIATE_TEST_SUITE_P(Strategies, PlansOfDevices,
                          ::testing::Values("ring", "zigzag", "hybrid", "double_ring", "dcp",
                                            "dcp:relays=on", "fcp:block=64", "magi:chunk=64",
-                                           "distca:granularity=16", "auto:steps=2000"));
+                                           "distca:granularity=16",
+                                           "auto:steps=20000,candidates=own"));
 
 // Waits for the device as well, so that a case can read what it has received.
 class Patient : public ForwardingTransport {

@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Case{"fcp:block=64", "shared_question"},
                                          Case{"magi:chunk=64", "causal_blockwise:32,2,1"},
                                          Case{"distca:granularity=16", "causal"},
-                                         Case{"auto:steps=2000", "causal"})));
+                                         Case{"auto:steps=20000,candidates=own", "causal"})));
 
 // Whole runs keep tensors in place, so repetitions are calls that come again.
 TEST(CallGraphs, RepetitionsOfARunAreReplayed) {
