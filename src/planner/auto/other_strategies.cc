@@ -129,22 +129,24 @@ void OtherStrategies::try_any() {
   // sparse mask. 5000 steps are about 20 ms of one core.
   constexpr std::int64_t kNextToNothing = 5000;
   constexpr std::int64_t kTimesTheCheapest = 8;
+  constexpr std::int64_t kMuch = 2'000'000;
   std::vector<std::size_t> cheapest(quick_.size());
   std::iota(cheapest.begin(), cheapest.end(), std::size_t{0});
   std::ranges::stable_sort(cheapest, {}, [&](std::size_t i) { return quick_[i].arranging_steps; });
   if (cheapest.empty()) return;
+  const std::int64_t least_steps = quick_[cheapest.front()].arranging_steps;
   const std::int64_t most_steps =
-      std::max(kNextToNothing, kTimesTheCheapest * quick_[cheapest.front()].arranging_steps);
+      std::max({kNextToNothing, least_steps, std::min(kTimesTheCheapest * least_steps, kMuch)});
   std::int64_t steps = 0;
   auto end = std::ranges::find_if(cheapest, [&](std::size_t i) {
     steps += quick_[i].arranging_steps;
     return steps > most_steps;
   });
   // Those that follow need time, but may keep to a limit on tokens or memory.
-  for (auto begin = cheapest.begin(); begin != cheapest.end();) {
+  for (auto begin = cheapest.begin(); begin != cheapest.end() && !state_.has_allowed_plan();) {
     for (Bounded& likely : least_bounds({begin, end})) {
-      if (state_.has_allowed_plan()) return;
       take(simulated(quick_[likely.index], std::move(likely.arrangement)));
+      if (state_.has_allowed_plan()) break;
     }
     begin = end;
     end += std::min<std::ptrdiff_t>(kOfRound, cheapest.end() - end);
