@@ -14,8 +14,8 @@
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 #include "runtime/cuda/device_ranks.h"
-#include "support/batches.h"
 #include "support/device_calls.h"
+#include "support/device_cases.h"
 #include "support/host_driver.h"
 #include "support/message_of.h"
 
@@ -29,29 +29,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-std::shared_ptr<const Plan> plan_of(const std::string& strategy, const std::string& mask) {
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  shape.dtype = Dtype::kBf16;
-  shape.sink = mask == "lambda:16,100";
-  const Workload workload = batch_of({300, 37, 190}, mask, shape);
-  return plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
-}
-
-struct Case {
-  std::string strategy;
-  std::string mask;
-};
-
-class ReplayedCalls : public ::testing::TestWithParam<std::tuple<Program, Case>> {};
+class ReplayedCalls : public ::testing::TestWithParam<std::tuple<Program, DeviceCase>> {};
 
 // The first call of each direction is captured, the second is one graph. Inputs have changed in
 // between, but not their places. Lists and maps of wgmma are made and uploaded inside of calls.
 TEST_P(ReplayedCalls, GiveTheBitsOfCallsThatRunWithoutRaces) {
   const auto& [program, batch] = GetParam();
-  const auto plan = plan_of(batch.strategy, batch.mask);
+  const auto plan = plan_of_case(batch);
   HostDriver at_once(HostDriver::Mode::kAtOnce);
   DeviceRanks run_ranks(at_once, {}, program, Graphs::kOff);
   DeviceCalls run(run_ranks, plan);
@@ -70,7 +54,7 @@ TEST_P(ReplayedCalls, GiveTheBitsOfCallsThatRunWithoutRaces) {
 }
 
 TEST(CallGraphs, AreOfCallsThatComeAgainUnlessAllAreWanted) {
-  const auto plan = plan_of("hybrid", "lambda:16,100");
+  const auto plan = plan_of_case({"hybrid", "lambda:16,100"});
   HostDriver at_once(HostDriver::Mode::kAtOnce);
   DeviceRanks ranks(at_once, {}, Program::kMma, Graphs::kAuto);
   DeviceCalls calls(ranks, plan);
@@ -92,21 +76,13 @@ TEST(CallGraphs, AreOfCallsThatComeAgainUnlessAllAreWanted) {
   EXPECT_EQ(at_once.num_graph_launches(), 6);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Strategies, ReplayedCalls,
-    ::testing::Combine(::testing::Values(Program::kMma, Program::kWgmma),
-                       ::testing::Values(Case{"ring", "causal"}, Case{"zigzag", "full"},
-                                         Case{"double_ring", "causal"},
-                                         Case{"hybrid", "lambda:16,100"},
-                                         Case{"dcp:relays=on", "causal"},
-                                         Case{"fcp:block=64", "shared_question"},
-                                         Case{"magi:chunk=64", "causal_blockwise:32,2,1"},
-                                         Case{"distca:granularity=16", "causal"},
-                                         Case{"auto:steps=20000,candidates=own", "causal"})));
+INSTANTIATE_TEST_SUITE_P(Strategies, ReplayedCalls,
+                         ::testing::Combine(::testing::Values(Program::kMma, Program::kWgmma),
+                                            ::testing::ValuesIn(device_cases())));
 
 // Whole runs keep tensors in place, so repetitions are calls that come again.
 TEST(CallGraphs, RepetitionsOfARunAreReplayed) {
-  const auto plan = plan_of("zigzag", "causal");
+  const auto plan = plan_of_case({"zigzag", "causal"});
   HostDriver driver(HostDriver::Mode::kAtOnce);
   RunOptions options;
   options.compare = false;
@@ -128,7 +104,7 @@ TEST(CallGraphs, AForgottenWaitIsARaceInsideAGraph) {
   HostDriver driver(HostDriver::Mode::kRecorded);
   driver.forget_waits_of([](cuda::Stream stream) { return stream.id < 8 && stream.id % 2 == 0; });
   DeviceRanks ranks(driver, {}, Program::kMma, Graphs::kOn);
-  DeviceCalls calls(ranks, plan_of("ring", "causal"));
+  DeviceCalls calls(ranks, plan_of_case({"ring", "causal"}));
   calls.set_inputs(1);
   calls.forward();
   EXPECT_THAT(driver.races(), Not(IsEmpty()));
@@ -138,7 +114,7 @@ TEST(CallGraphs, AForgottenWaitIsARaceInsideAGraph) {
 TEST(CallGraphs, OneReplayStandsBetweenWhatComesBeforeAndAfter) {
   HostDriver driver(HostDriver::Mode::kRecorded);
   DeviceRanks ranks(driver, {}, Program::kMma, Graphs::kOn);
-  DeviceCalls calls(ranks, plan_of("zigzag", "causal"));
+  DeviceCalls calls(ranks, plan_of_case({"zigzag", "causal"}));
   for (std::uint64_t seed = 0; seed < 3; ++seed) {  // results are overwritten and inputs rewritten
     calls.set_inputs(seed);
     calls.forward();
@@ -155,7 +131,7 @@ TEST(CallGraphs, OneReplayStandsBetweenWhatComesBeforeAndAfter) {
 TEST(CallGraphs, AFailureInACaptureEndsIt) {
   HostDriver driver(HostDriver::Mode::kAtOnce);
   DeviceRanks ranks(driver, {}, Program::kMma, Graphs::kOn);
-  const auto plan = plan_of("ring", "causal");
+  const auto plan = plan_of_case({"ring", "causal"});
   {
     DeviceCalls calls(ranks, plan);
     calls.set_inputs(1);

@@ -13,7 +13,7 @@
 #include "contextile/executor.h"
 #include "contextile/planner.h"
 #include "runtime/cuda/device_ranks.h"
-#include "support/batches.h"
+#include "support/device_cases.h"
 #include "support/host_driver.h"
 
 namespace contextile {
@@ -24,35 +24,12 @@ using cuda::HostDriver;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-AttentionShape small_shape(Dtype dtype) {
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  shape.dtype = dtype;
-  return shape;
-}
-
-std::shared_ptr<const Plan> plan_of(const std::string& strategy, const std::string& mask,
-                                    const AttentionShape& shape) {
-  const Workload workload = batch_of({300, 37, 190}, mask, shape);
-  return plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
-}
-
-struct Case {
-  std::string strategy;
-  std::string mask;
-};
-
-class PlansOnADevice : public ::testing::TestWithParam<Case> {};
+class PlansOnADevice : public ::testing::TestWithParam<DeviceCase> {};
 
 // If only streams and events order the work, it gives the same bits as ranks of the CPU one after
 // another, and no thread waits for the device inside a call.
 TEST_P(PlansOnADevice, RunWithoutRacesAndGiveTheBitsOfTheHost) {
-  const auto& [strategy, mask] = GetParam();
-  AttentionShape shape = small_shape(Dtype::kBf16);
-  shape.sink = mask == "lambda:16,100";
-  const std::shared_ptr<const Plan> plan = plan_of(strategy, mask, shape);
+  const std::shared_ptr<const Plan> plan = plan_of_case(GetParam());
   RunOptions options;
   options.compare = false;
   const InprocOptions transport;
@@ -74,8 +51,7 @@ TEST_P(PlansOnADevice, RunWithoutRacesAndGiveTheBitsOfTheHost) {
 }
 
 TEST_P(PlansOnADevice, StayWithinTheBoundOfTheirDtype) {
-  const auto& [strategy, mask] = GetParam();
-  const auto plan = plan_of(strategy, mask, small_shape(Dtype::kF16));
+  const auto plan = plan_of_case(GetParam(), small_shape(Dtype::kF16));
   HostDriver driver(HostDriver::Mode::kRecorded);
   DeviceRanks ranks(driver);
   RunOptions options;
@@ -95,7 +71,8 @@ TEST(DeviceBounds, AreThoseOfTheKernelThatRan) {
   DeviceRanks ranks(driver);
   RunOptions options;
   options.host = &ranks;
-  const RunReport report = run_plan(plan_of("zigzag", "causal", small_shape(Dtype::kF16)), options);
+  const RunReport report =
+      run_plan(plan_of_case({"zigzag", "causal"}, small_shape(Dtype::kF16)), options);
   for (const RunError& error : report.masks.at(0).errors) {
     EXPECT_GE(error.bound, error.array == "lse" ? 0x1p-18 : 0x1p-10) << error.array;
     EXPECT_LE(error.error, error.bound) << error.array;
@@ -103,7 +80,7 @@ TEST(DeviceBounds, AreThoseOfTheKernelThatRan) {
 }
 
 TEST(RecordedDevice, AForgottenWaitIsARace) {
-  const auto plan = plan_of("ring", "causal", small_shape(Dtype::kBf16));
+  const auto plan = plan_of_case({"ring", "causal"});
   RunOptions options;
   options.compare = false;
   for (const std::int32_t kind : {0, 1}) {  // a rank's streams are made in this order
@@ -130,15 +107,7 @@ TEST(RecordedDevice, MemoryThatIsGoneIsAFault) {
   EXPECT_EQ(driver.races().size(), 2U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, PlansOnADevice,
-                         ::testing::Values(Case{"ring", "causal"}, Case{"zigzag", "full"},
-                                           Case{"double_ring", "causal"},
-                                           Case{"hybrid", "lambda:16,100"},
-                                           Case{"dcp:relays=on", "causal"},
-                                           Case{"fcp:block=64", "shared_question"},
-                                           Case{"magi:chunk=64", "causal_blockwise:32,2,1"},
-                                           Case{"distca:granularity=16", "causal"},
-                                           Case{"auto:steps=20000,candidates=own", "causal"}));
+INSTANTIATE_TEST_SUITE_P(Strategies, PlansOnADevice, ::testing::ValuesIn(device_cases()));
 
 }  // namespace
 }  // namespace contextile
