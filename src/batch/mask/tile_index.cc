@@ -93,9 +93,8 @@ void TileIndex::group_ranges_by_block() {
   std::vector<std::size_t> next = first_range_of_block_;
   ranges_of_block_.resize(by_token_.size());
   for (const RangeOfBlock& range : by_token_) {
-    ranges_of_block_[next[range.block.index()]++] = {static_cast<std::uint32_t>(range.tokens.begin),
-                                                     static_cast<std::uint32_t>(range.tokens.end),
-                                                     static_cast<std::uint32_t>(range.first_row)};
+    ranges_of_block_[next[range.block.index()]++] = {ShortRange::of(range.tokens),
+                                                     in_32_bits(range.first_row)};
   }
 }
 

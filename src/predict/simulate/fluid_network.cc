@@ -3,14 +3,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <limits>
 #include <numeric>
 #include <span>
 
 namespace contextile {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // If changes reach most streams, searching for the others does not pay. This is the number of
 // share-outs that then go without a search.
@@ -327,8 +324,9 @@ void FluidNetwork::fill(double now_us) {
 void FluidNetwork::advance_others(double now_us) {
   if (num_fixed_ == active_.size()) return;
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (i + kAhead < active_.size() && !is_fixed(active_[i + kAhead]))
+    if (i + kAhead < active_.size() && !is_fixed(active_[i + kAhead])) {
       prefetch(active_[i + kAhead]);
+    }
     const std::int32_t slot = active_[i];
     if (is_fixed(slot)) continue;
     Stream& stream = streams_[static_cast<std::size_t>(slot)];

@@ -64,6 +64,8 @@ class FluidNetwork {
   }
 
  private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
   using FlowEnd = std::pair<double, std::int32_t>;  // (bytes served when it ends, tag)
   // A stream with flows, in a slot that is free again when its last flow ends: few streams have
   // flows at a time, so their slots are near each other. One cache line, because a share-out visits
@@ -135,8 +137,7 @@ class FluidNetwork {
   [[nodiscard]] static double end_us(const Stream& stream, double since_us) {
     const double bytes_left = stream.first_end.first - stream.served;
     if (bytes_left <= 0) return since_us;
-    return stream.rate > 0 ? since_us + bytes_left / stream.rate
-                           : std::numeric_limits<double>::infinity();
+    return stream.rate > 0 ? since_us + bytes_left / stream.rate : kNever;
   }
   [[nodiscard]] bool is_fixed(std::int32_t slot) const {
     return fixed_in_[static_cast<std::size_t>(slot)] == num_share_outs_;

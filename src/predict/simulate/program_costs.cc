@@ -163,7 +163,10 @@ CallTimes ProgramCosts::runs_us() {
   std::size_t run = computed_of_run_.size();  // none
   std::int32_t head_groups = 0;
   for (const PartRun& part : part_runs_.sorted()) {
-    if (part.run != run) head_groups = groups_of_run(run = part.run);
+    if (part.run != run) {
+      run = part.run;
+      head_groups = groups_of_run(run);
+    }
     const CallTimes& part_us = part_run_us(part.q.size(), part.computed_pairs, head_groups);
     for (std::size_t d = 0; d < us.size(); ++d) us[d] += part_us[d];
   }
