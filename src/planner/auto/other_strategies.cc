@@ -66,12 +66,11 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
   const std::int64_t tokens = state_.workload.num_tokens();
   if (sizes.empty()) {
     const std::int64_t sequences = std::ssize(state_.workload.sequences);
-    std::int64_t steps = strategy.deciding() == Deciding::kBySearch
-                             ? steps_of_searching_strategy(devices, tokens, sequences)
-                             : steps_of_other_strategy(devices, tokens, sequences);
+    const bool by_search = strategy.deciding() == Deciding::kBySearch;
+    std::int64_t steps = by_search ? steps_of_searching_strategy(devices, tokens, sequences)
+                                   : steps_of_other_strategy(devices, tokens, sequences);
     if (request.block_size) {
-      steps += steps_of_blocks(strategy.deciding() == Deciding::kBySearch,
-                               likely_tiles(state_.workload, *request.block_size));
+      steps += steps_of_blocks(by_search, likely_tiles(state_.workload, *request.block_size));
     }
     quick_.push_back({choice, {}, steps});
     return;
@@ -129,14 +128,14 @@ void OtherStrategies::try_any() {
   // sparse mask. 5000 steps are about 20 ms of one core.
   constexpr std::int64_t kNextToNothing = 5000;
   constexpr std::int64_t kTimesTheCheapest = 8;
-  constexpr std::int64_t kMuch = 2'000'000;
+  constexpr std::int64_t kMostOfSeveral = 2'000'000;  // unless one takes more
+  if (quick_.empty()) return;
   std::vector<std::size_t> cheapest(quick_.size());
   std::iota(cheapest.begin(), cheapest.end(), std::size_t{0});
   std::ranges::stable_sort(cheapest, {}, [&](std::size_t i) { return quick_[i].arranging_steps; });
-  if (cheapest.empty()) return;
   const std::int64_t least_steps = quick_[cheapest.front()].arranging_steps;
-  const std::int64_t most_steps =
-      std::max({kNextToNothing, least_steps, std::min(kTimesTheCheapest * least_steps, kMuch)});
+  const std::int64_t most_steps = std::max(
+      {kNextToNothing, least_steps, std::min(kTimesTheCheapest * least_steps, kMostOfSeveral)});
   std::int64_t steps = 0;
   auto end = std::ranges::find_if(cheapest, [&](std::size_t i) {
     steps += quick_[i].arranging_steps;

@@ -16,6 +16,14 @@
 namespace contextile {
 namespace {
 
+std::int64_t largest_block(const Blocking& blocks) {
+  std::int64_t largest = 0;
+  for (const BlockId b : IdRange<BlockId>(blocks.num_blocks())) {
+    largest = std::max(largest, blocks.num_tokens(b));
+  }
+  return largest;
+}
+
 double intra_us_per_byte(const Cluster& cluster) {
   return kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;
 }
@@ -171,19 +179,6 @@ double mean_work_us(const PricedTiles& priced, std::int64_t devices) {
   return total_us / static_cast<double>(devices);
 }
 
-namespace {
-
-std::int64_t largest_block(const PricedTiles& priced) {
-  const Blocking& blocks = priced.tiles.work.blocks;
-  std::int64_t largest = 0;
-  for (const BlockId b : IdRange<BlockId>(blocks.num_blocks())) {
-    largest = std::max(largest, blocks.num_tokens(b));
-  }
-  return largest;
-}
-
-}  // namespace
-
 Placement place(const Workload& workload, const Cluster& cluster,
                 std::shared_ptr<const PricedTiles> priced, const PlacementChoice& choice,
                 const PlacingRules& rules, const RowStart* warm) {
@@ -203,7 +198,8 @@ Placement place(const Workload& workload, const Cluster& cluster,
   spec.eps_node = 0.7 * choice.eps;
   // A block that is larger than the cap stays whole. Such a plan is a last resort
   // (SearchState::cost_us).
-  spec.token_cap = rules.token_cap > 0 ? std::max(rules.token_cap, largest_block(*priced)) : 0;
+  spec.token_cap =
+      rules.token_cap > 0 ? std::max(rules.token_cap, largest_block(priced->tiles.work.blocks)) : 0;
   spec.node_weight = spec.inter_weight = inter_weight(cluster);
   spec.effort = choice.effort;
   spec.seed = choice.seed;

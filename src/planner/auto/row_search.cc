@@ -20,9 +20,8 @@ constexpr double kNearRows = 1.3;          // times the best: others do not catc
 
 }  // namespace
 
-std::int64_t RowSearch::likely_tiles(const PlacementChoice& choice) const {
-  const auto of_a_group =
-      static_cast<double>(contextile::likely_tiles(state_.workload, choice.block_size));
+std::int64_t RowSearch::expected_tiles(const PlacementChoice& choice) const {
+  const auto of_a_group = static_cast<double>(likely_tiles(state_.workload, choice.block_size));
   double groups = choice.head_groups;
   for (const Tried& tried : tried_) {
     const Placement& placement = tried.placement;
@@ -36,7 +35,7 @@ std::int64_t RowSearch::likely_tiles(const PlacementChoice& choice) const {
 
 std::int64_t RowSearch::steps_of(const PlacementChoice& choice) const {
   return steps_of_rows(state_.workload, choice) +
-         steps_of_simulating(state_.num_devices(), likely_tiles(choice));
+         steps_of_simulating(state_.num_devices(), expected_tiles(choice));
 }
 
 void RowSearch::place_and_try(std::vector<PlacementChoice> choices, double share) {

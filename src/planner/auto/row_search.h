@@ -36,7 +36,7 @@ class RowSearch {
   void rebalance(std::size_t most, int rounds, double share);
   [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice) const;
   // The tiles to expect of a placement at the choice, as tried placements of its kind have them.
-  [[nodiscard]] std::int64_t likely_tiles(const PlacementChoice& choice) const;
+  [[nodiscard]] std::int64_t expected_tiles(const PlacementChoice& choice) const;
 
   SearchState& state_;
   PlacementTrials trials_;

@@ -54,15 +54,15 @@ constexpr std::array<PhaseRow, 21> kTable = {{
     {"likely tiles", "place tiles at several block sizes and head groups if tiles lead", 0, 0.93,
      0.3, tiles_lead,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
-    {"more rows", "place rows at more block sizes and seeds, with more steps if rows are near", 0,
-     0.93, 0.3, rows_are_near,
+    {"more rows", "if rows are near the best, place them at more block sizes and seeds", 0, 0.93,
+     0.3, rows_are_near,
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
     {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 0.95,
      0.5, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.improve(row.budget_share); }},
     {"tiles", "place tiles likewise if they did not lead", 0, 0.97, 0.6, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
-    {"far rows", "place rows likewise if they were not near", 0, 0.97, 0.6, nullptr,
+    {"far rows", "place rows likewise if they were far", 0, 0.97, 0.6, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
     {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.98, 0.7,
      nullptr,
@@ -78,13 +78,9 @@ constexpr std::array<PhaseRow, 21> kTable = {{
      [](SearchParts& parts, const PhaseRow& row) { parts.rows.try_uneven(row.budget_share); }},
     {"polish", "improve small placements on simulated time", 0, 1, 1, nullptr,
      [](SearchParts& parts, const PhaseRow& row) { parts.polish_best(row.budget_share); }},
-    // The last three run only if the limits let no candidate finish, and may take longer.
+    // The last three run only if the limits let no candidate finish. They may exceed the limits.
     {"any other", "without a plan: the likeliest of the cheapest other strategies", 0, 1, 1,
-     lacks_allowed_plan,
-     [](SearchParts& parts, const PhaseRow&) {
-       parts.state.any_will_do = true;
-       parts.others.try_any();
-     }},
+     lacks_allowed_plan, [](SearchParts& parts, const PhaseRow&) { parts.others.try_any(); }},
     {"any placement", "still without a plan: a quick placement, whatever it takes", 1, 1, 1,
      lacks_plan,
      [](SearchParts& parts, const PhaseRow& row) {
