@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/process_owner.h"
 #include "base/quote.h"
 #include "store/implementations.h"
 
@@ -19,26 +20,26 @@ class MemoryStore : public Store {
 
  protected:
   [[nodiscard]] bool do_put(Key key, Bytes value, Milliseconds expiry) override {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = locked();
     if (live(key) != nullptr) return false;
     set(key, value, expiry);
     return true;
   }
 
   void do_replace(Key key, Bytes value, Milliseconds expiry) override {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = locked();
     set(key, value, expiry);
   }
 
   [[nodiscard]] std::optional<StoreValue> do_get(Key key) override {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = locked();
     const Entry* entry = live(key);
     if (entry == nullptr) return std::nullopt;
     return entry->value;
   }
 
   [[nodiscard]] std::optional<StoreValue> do_pull(Key key, Milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
+    Lock lock = locked();
     const Entry* entry = nullptr;
     stored_.wait_until(lock, Clock::now() + timeout, [&] {
       entry = live(key);
@@ -49,14 +50,14 @@ class MemoryStore : public Store {
   }
 
   [[nodiscard]] bool do_erase(Key key) override {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = locked();
     if (live(key) == nullptr) return false;
     entries_.erase(entries_.find(key));
     return true;
   }
 
   [[nodiscard]] bool do_renew(Key key, Bytes value, Milliseconds expiry) override {
-    const std::scoped_lock lock(mutex_);
+    const Lock lock = locked();
     Entry* entry = live(key);
     if (entry == nullptr ||
         !std::equal(value.begin(), value.end(), entry->value.begin(), entry->value.end())) {
@@ -67,10 +68,18 @@ class MemoryStore : public Store {
   }
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
   struct Entry {
     StoreValue value;
     Clock::time_point end;
   };
+
+  // In a child made by fork, no other thread would ever store anything.
+  [[nodiscard]] Lock locked() {
+    owner_.check("store memory:");
+    return Lock(mutex_);
+  }
 
   // Null if the entry's life is over; then it is erased.
   Entry* live(Key key) {
@@ -93,6 +102,7 @@ class MemoryStore : public Store {
 
   static constexpr std::int64_t kSweepInterval = 256;
 
+  const ProcessOwner owner_;
   std::mutex mutex_;
   std::condition_variable stored_;
   std::map<std::string, Entry, std::less<>> entries_;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/process_owner.h"
 #include "contextile/extend/transport.h"
 #include "transport/inproc_group.h"
 
@@ -17,7 +18,13 @@ class InprocTransport : public Transport {
  public:
   InprocTransport(std::shared_ptr<InprocGroup> group, Rank rank)
       : group_(std::move(group)), rank_(rank) {}
-  ~InprocTransport() override { group_->leave(rank_); }
+  ~InprocTransport() override {
+    if (!owner_.is_forked()) {
+      group_->leave(rank_);
+    } else {  // a thread of the parent may hold its locks
+      static_cast<void>(new std::shared_ptr<InprocGroup>(std::move(group_)));
+    }
+  }
   InprocTransport(const InprocTransport&) = delete;
   InprocTransport& operator=(const InprocTransport&) = delete;
 
@@ -38,6 +45,7 @@ class InprocTransport : public Transport {
   }
 
  private:
+  const ProcessOwner owner_;
   std::shared_ptr<InprocGroup> group_;
   Rank rank_;
 };

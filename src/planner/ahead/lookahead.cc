@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/process_owner.h"
 #include "contextile/plan_file.h"
 #include "planner/ahead/lookahead_keys.h"
 #include "planner/ahead/step_value.h"
@@ -146,6 +147,7 @@ struct LookaheadPlanner::State {
   std::exception_ptr failure;
   LookaheadStatistics counted;
 
+  const ProcessOwner owner;
   std::atomic<bool> stopped = false;
   std::vector<std::thread> threads;
 
@@ -391,17 +393,25 @@ LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
   }
 }
 
-LookaheadPlanner::~LookaheadPlanner() { state_->stop(); }
+LookaheadPlanner::~LookaheadPlanner() {
+  if (state_->owner.is_forked()) {
+    static_cast<void>(state_.release());  // its threads are the parent's
+  } else {
+    state_->stop();
+  }
+}
 
 const std::shared_ptr<Store>& LookaheadPlanner::store() const { return state_->store; }
 
 LookaheadStatistics LookaheadPlanner::statistics() const {
+  state_->owner.check("planning ahead");
   const std::scoped_lock lock(state_->mutex);
   return state_->counted;
 }
 
 bool LookaheadPlanner::wait_for(milliseconds timeout) {
   State& state = *state_;
+  state.owner.check("planning ahead");
   std::unique_lock lock(state.mutex);
   const auto done = [&] { return state.counted.slowest_rank_step >= state.options.end_step; };
   state.changed.wait_for(lock, std::min(timeout, kMaxStoreExpiry),

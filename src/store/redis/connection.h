@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/process_owner.h"
 #include "store/redis_address.h"
 
 struct redisContext;
@@ -49,6 +50,9 @@ class RedisConnection {
   // ConnectionLost, after which the connection is of no use, and RedisRefusal.
   [[nodiscard]] RedisReply call(std::span<const std::string_view> words, Milliseconds timeout);
 
+  // Returns true in a child that inherited the connection by fork.
+  [[nodiscard]] bool is_forked() const { return owner_.is_forked(); }
+
  private:
   struct Free {
     void operator()(redisContext* context) const;
@@ -58,6 +62,7 @@ class RedisConnection {
   void send(std::string_view bytes);
   [[noreturn]] void fail_lost(std::string_view what) const;
 
+  const ProcessOwner owner_;
   std::unique_ptr<redisContext, Free> context_;
 };
 

@@ -157,6 +157,8 @@ class RedisStore : public Store {
   std::unique_ptr<RedisConnection> borrow() {
     {
       const std::scoped_lock lock(mutex_);
+      // In a child made by fork: connections that the parent uses, too.
+      std::erase_if(idle_, [](const auto& connection) { return connection->is_forked(); });
       if (!idle_.empty()) {
         std::unique_ptr<RedisConnection> connection = std::move(idle_.back());
         idle_.pop_back();
