@@ -33,6 +33,7 @@ constexpr const char* kUsage =
     "  TRANSPORT  mpi: started by mpirun, where the library was built with MPI;\n"
     "             inproc: four ranks as threads of this process, to try the program itself;\n"
     "             gloo: one rank, --rank R --size N --rendezvous URL --run ID [--connect MS]\n"
+    "             [--secret-file FILE]\n"
     "  --case     that case alone (all)\n"
     "  --endless  no cases: messages around a ring until an error, with that timeout\n"
     "  --piece-bytes  how large the pieces are that messages are cut into (the transport's own)\n";
@@ -66,6 +67,8 @@ Settings settings_of(int argc, char** argv) {
       settings.gloo.rendezvous = value;
     } else if (name == "--run") {
       settings.gloo.run_id = value;
+    } else if (name == "--secret-file") {
+      settings.gloo.secret_file = value;
     } else if (name == "--connect") {
       settings.gloo.connect_timeout = std::chrono::milliseconds(parse_size(name, value, 1));
     } else {

@@ -8,6 +8,9 @@ Ends with status 77 and a line that says what is missing if there is no gloo.
 """
 
 import argparse
+import contextlib
+import hashlib
+import hmac
 import os
 import pathlib
 import signal
@@ -74,6 +77,13 @@ def errors_unless(ends, texts):
     return "\n".join(wrong)
 
 
+def public_name(run_id):
+    """Returns how a folder calls a run, whose id it does not show."""
+    parts = (b"contextile run", run_id.encode())
+    text = b"".join(len(part).to_bytes(8, sys.byteorder) + part for part in parts)
+    return f"run-{hmac.new(b'', text, hashlib.sha256).hexdigest()[:24]}"
+
+
 def run_cases(groups, kind, size):
     """Runs every conformance case. Returns what is wrong, or nothing."""
     ends = ends_of(groups.start(kind, range(size), size))
@@ -125,17 +135,113 @@ def disagree_on_size(groups, kind):
 
 def find_old_files(groups):
     """Files of other runs do not matter; a file that seems to be of this run is no peer."""
-    old = "contextile gloo 1\n6f6c64\n1\n2\n00\n\n"
+    old = "x" * 32 + "contextile gloo 2\n1\n2\n127.0.0.1\n9\n"
     (groups.folder / "old.rank-1").write_text(old, encoding="utf-8")
     (groups.folder / "old.failed").write_text("out of luck", encoding="utf-8")
     ends = ends_of(groups.start("folder", [0, 1], 2, "--case", "ATicketIsWaitedOnce"))
     wrong = [f"status {status}: {error}" for status, _, error in ends if status != 0]
     for path in groups.folder.iterdir():
         path.unlink()
-    name = f"run_20{groups.num_groups + 1}_2e0.rank-1"
+    name = f"{public_name(f'run {groups.num_groups + 1}.0')}.rank-1"
     (groups.folder / name).write_text(old, encoding="utf-8")
     ends = ends_of(groups.start("folder", [1], 2, "--case", "ATicketIsWaitedOnce"))
     wrong.append(errors_unless(ends, [["rendezvous", name, "an earlier run"]]))
+    return "\n".join(text for text in wrong if text)
+
+
+def listening_ports(process):
+    """Returns the ports at which a process listens."""
+    folder = f"/proc/{process.pid}/fd"
+    inodes = set()
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(f"{folder}/{name}")
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sorted(int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes)
+
+
+def probe(port, how, stay):
+    """Acts as a port scan, a health check or a mistaken client. Those that stay go into `stay`."""
+    stranger = socket.create_connection(("127.0.0.1", port))
+    stranger.sendall({"closing": b"", "silent": b"", "garbage": os.urandom(5000),
+                      "half": b"contextile gloo2" + bytes(32), "quarter": b"context",
+                      "HTTP": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"}[how])
+    if how == "closing":
+        stranger.close()
+    else:
+        stay.append(stranger)
+
+
+def meet_strangers(groups, how):
+    """Strangers connect to every port of the first rank while its group gathers.
+
+    They change nothing. Once the group has met, no port is open."""
+    where = groups.rendezvous("address")
+    command = [groups.program, "gloo", "--size", "3", *where, "--endless", "60000"]
+
+    def start(rank):
+        return subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True)
+
+    stay, wrong = [], []
+    processes = [start(0)]
+    limit = time.monotonic() + LIMIT_S
+    while not (ports := listening_ports(processes[0])) or len(ports) < 2:
+        if time.monotonic() > limit:
+            return f"expected two open ports, found {ports}"
+        time.sleep(0.01)
+    for port in ports * 3:
+        probe(port, how, stay)
+    processes.append(start(1))
+    for port in ports * 3:
+        with contextlib.suppress(ConnectionRefusedError):
+            probe(port, how, stay)
+    processes.append(start(2))
+    for rank, process in enumerate(processes):
+        line = process.stdout.readline()
+        if not line.startswith(f"rank {rank} is process"):
+            wrong.append(f"expected rank {rank} in its group, found {line!r}")
+        elif ports := listening_ports(process):
+            wrong.append(f"expected no open port of rank {rank}, found {ports}")
+    for process in processes:
+        if process.poll() is not None:
+            wrong.append(f"expected a running group, found status {process.returncode}")
+        process.kill()
+        error = process.communicate()[1]
+        if error:
+            wrong.append(error)
+    for stranger in stay:
+        stranger.close()
+    return "\n".join(wrong)
+
+
+def check_secrets(groups, kind):
+    """Ranks with the secret meet. One with another or none is turned away, and both say so."""
+    secret, other = groups.folder / "secret", groups.folder / "other"
+    secret.write_text("the secret of this group\n")
+    other.write_text("the secret of another one\n")
+    for path in (secret, other):
+        path.chmod(0o600)
+
+    def ends(*files):
+        where = groups.rendezvous(kind)
+        processes = []
+        for rank, file in enumerate(files):
+            options = ["--secret-file", str(file)] if file else []
+            processes.append(subprocess.Popen(
+                [groups.program, "gloo", "--rank", str(rank), "--size", "2", *where, "--case", "ATicketIsWaitedOnce",
+                 "--connect", "3000", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return ends_of(processes)
+
+    wrong = [f"status {status}: {error}" for status, _, error in ends(secret, secret) if status != 0]
+    for theirs in (other, None):
+        found = ends(secret, theirs)
+        wrong.append(errors_unless(found, [["rendezvous", "secret"]] * 2))
+        wrong += [f"expected no word of the run, found {error}" for _, _, error in found[:1] if "run " in error]
+    for path in list(groups.folder.iterdir()):
+        path.unlink()
     return "\n".join(text for text in wrong if text)
 
 
@@ -186,10 +292,13 @@ def main():
         ("files of old runs", find_old_files),
         ("options that cannot be", refuse_options),
     ]
+    tests += [(f"strangers, {how}", lambda groups, how=how: meet_strangers(groups, how))
+              for how in ("closing", "silent", "garbage", "half", "quarter", "HTTP")]
     for kind in ("folder", "address"):
         tests += [
             (f"ranks that do not come, {kind}", lambda groups, kind=kind: miss_rank(groups, kind)),
             (f"a number taken twice, {kind}", lambda groups, kind=kind: take_number_twice(groups, kind)),
+            (f"secrets, {kind}", lambda groups, kind=kind: check_secrets(groups, kind)),
             (f"another size, {kind}", lambda groups, kind=kind: disagree_on_size(groups, kind)),
         ]
     program = os.path.abspath(options.program)

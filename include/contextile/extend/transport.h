@@ -151,6 +151,11 @@ struct GlooOptions {
   // remains of an earlier run are never taken for a peer. Required with a folder; with an address
   // it may be empty.
   std::string run_id;
+  // The secret of the group, the same on all ranks: at most one of the two. With it, each proves to
+  // the others that it belongs to the group. Neither secret nor run id is sent.
+  std::string secret;       // 16 to 4096 bytes
+  std::string secret_file;  // holds the secret; one line break at its end does not count
+  // Both empty: the file that CONTEXTILE_SECRET_FILE names, else no secret.
   // The network to use: that of an interface ("eth0"), or else the one of a name or an address of
   // this machine ("10.0.0.7"). Both empty: the network that leads to rank 0 for tcp://, that of the
   // machine's name for file://.
@@ -169,8 +174,12 @@ void check_rendezvous(const std::string& rendezvous);
 
 // Returns this rank's end of a new group when every rank has connected to every other. Throws
 // InvalidArgument on impossible options and if the build has no gloo. Throws TransportError naming
-// the ranks that did not come or do not fit: a rank number taken twice, another size. Uses two
-// threads per peer in addition to gloo's own, and memory for at most eight pieces of 1 MiB.
+// the ranks that did not come or do not fit: a rank number taken twice, another size, another
+// secret. Connections that do not greet like a rank of the group are dropped. Uses two threads per
+// peer in addition to gloo's own, and memory for at most eight pieces of 1 MiB.
+//
+// A group belongs to the process that made it. In a child made by fork its calls throw
+// InvalidArgument, and destroying it says nothing to the peers.
 [[nodiscard]] std::unique_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
 // ----------------------------------------------------------------------------------- mpi transport
@@ -197,7 +206,7 @@ struct MpiOptions {
 //
 // Throws InvalidArgument if the build has no MPI, on options that are impossible or differ between
 // ranks, and on an MPI initialised with less than MPI_THREAD_MULTIPLE. Throws TransportError if a
-// rank does not come within the timeout.
+// rank does not come within the timeout, be it before MPI is initialised or after.
 [[nodiscard]] std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options = {});
 
 }  // namespace contextile

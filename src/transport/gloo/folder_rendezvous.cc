@@ -5,45 +5,46 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/quote.h"
+#include "transport/gloo/frame.h"
 #include "transport/gloo/rendezvous.h"
+#include "transport/gloo/secret.h"
 
 namespace contextile {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{10};  // no notification works on every network
 
+// More than any file of a rank has.
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 16;
+
 std::optional<std::string> contents_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
-// Returns the run as part of a file name: letters and digits stay as they are.
-std::string name_of(std::string_view run_id) {
-  std::string name;
-  for (const char c : run_id) {
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    name += plain ? std::string(1, c) : fmt::format("_{:02x}", static_cast<unsigned char>(c));
-  }
-  return name;
+  std::string text(kMaxFileBytes, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return text;
 }
 
 class FolderRendezvous : public Rendezvous {
  public:
-  FolderRendezvous(const GlooOptions& options, const std::string& folder)
-      : rank_(options.rank),
-        timeout_(options.connect_timeout),
-        deadline_(Clock::now() + options.connect_timeout),
-        prefix_(fmt::format("{}/{}", folder, name_of(options.run_id))) {}
+  FolderRendezvous(const std::string& folder, const Member& member,
+                   std::chrono::milliseconds timeout)
+      : member_(member),
+        rank_(member.rank),
+        timeout_(timeout),
+        deadline_(Clock::now() + timeout),
+        prefix_(fmt::format("{}/{}", folder, public_name_of(member.run_id))) {}
   ~FolderRendezvous() override { remove_mine(); }
   FolderRendezvous(const FolderRendezvous&) = delete;
   FolderRendezvous& operator=(const FolderRendezvous&) = delete;
@@ -63,6 +64,9 @@ class FolderRendezvous : public Rendezvous {
  private:
   [[nodiscard]] std::string path_of(Rank rank) const {
     return fmt::format("{}.rank-{}", prefix_, rank.value);
+  }
+  [[nodiscard]] std::string code_of_file(std::string_view text) const {
+    return code_of(member_.secret, {"folder", member_.run_id, text});
   }
   [[nodiscard]] std::string failure_path() const { return prefix_ + ".failed"; }
 
@@ -85,12 +89,13 @@ class FolderRendezvous : public Rendezvous {
   }
 
   void publish(const Introduction& mine) {
-    is_mine_ = make_file(path_of(rank_), mine.text());
+    const std::string text = mine.text();
+    is_mine_ = make_file(path_of(rank_), code_of_file(text) + text);
     if (is_mine_) return;
     throw TransportError(
         fmt::format("rank {}, rendezvous: expected one process per rank, found {} of another: two "
-                    "processes with this number, or an earlier run '{}'",
-                    rank_.value, path_of(rank_), mine.run_id));
+                    "processes with this number, or an earlier run with this id",
+                    rank_.value, path_of(rank_)));
   }
 
   [[nodiscard]] std::vector<Introduction> collect(const Introduction& mine) const {
@@ -104,8 +109,9 @@ class FolderRendezvous : public Rendezvous {
       }
       if (missing.empty()) return all;
       if (const auto failure = contents_of(failure_path())) {
-        throw TransportError(fmt::format("rank {}, rendezvous: a rank has failed: {} ({})",
-                                         rank_.value, *failure, failure_path()));
+        throw TransportError(
+            fmt::format("rank {}, rendezvous: a rank has failed: {} ({})", rank_.value,
+                        without_orders(failure->substr(0, kMostWordsOfPeers)), failure_path()));
       }
       if (Clock::now() >= deadline_) {
         throw TransportError(fmt::format("rank {}, rendezvous: {} did not come to {} in {} ms",
@@ -119,10 +125,17 @@ class FolderRendezvous : public Rendezvous {
   [[nodiscard]] bool read(Rank rank, const Introduction& mine, Introduction& other) const {
     const auto text = contents_of(path_of(rank));
     if (!text) return false;
-    const auto found = Introduction::parse(*text);
+    const std::string_view introduction =
+        std::string_view(*text).substr(std::min(kCodeBytes, text->size()));
+    const auto found = Introduction::parse(introduction);
     if (!found || found->rank != rank) {
       throw TransportError(fmt::format("rank {}, rendezvous: expected rank {}'s address, found {}",
                                        rank_.value, rank.value, path_of(rank)));
+    }
+    if (!same_code(std::string_view(*text).substr(0, kCodeBytes), code_of_file(introduction))) {
+      throw TransportError(fmt::format(
+          "rank {}, rendezvous: expected {} of a rank with {}, found one with another", rank_.value,
+          path_of(rank), member_.secret.empty() ? "no secret" : "the same secret"));
     }
     check_fits(mine, *found);
     other = *found;
@@ -133,6 +146,7 @@ class FolderRendezvous : public Rendezvous {
     if (std::exchange(is_mine_, false)) ::unlink(path_of(rank_).c_str());
   }
 
+  const Member member_;
   const Rank rank_;
   const std::chrono::milliseconds timeout_;
   const Clock::time_point deadline_;
@@ -142,14 +156,15 @@ class FolderRendezvous : public Rendezvous {
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> open_folder(const GlooOptions& options, const std::string& folder) {
+std::unique_ptr<Rendezvous> open_folder(const std::string& folder, const Member& member,
+                                        std::chrono::milliseconds timeout) {
   struct stat status {};
   CONTEXTILE_CHECK(::stat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode),
                    "gloo: expected a folder for the rendezvous, found '{}'", folder);
-  CONTEXTILE_CHECK(!options.run_id.empty(),
+  CONTEXTILE_CHECK(!member.run_id.empty(),
                    "gloo: expected the id of this run for the rendezvous in {}, found none",
                    folder);
-  return std::make_unique<FolderRendezvous>(options, folder);
+  return std::make_unique<FolderRendezvous>(folder, member, timeout);
 }
 
 }  // namespace contextile

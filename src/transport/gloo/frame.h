@@ -7,7 +7,7 @@
 namespace contextile {
 
 enum class FrameKind : std::uint32_t {
-  kHello = 1,  // rank (number), size of the group (message_bytes), run (payload): the first frame
+  kHello = 1,  // rank (number), size of the group (message_bytes): the first frame
   kPosted,     // a receive has been launched: its number in the pair, its size
   kData,       // the next piece of the message under way; only after its kPosted
   kPing,       // answered by kPong: shows that the process lives and whether bytes move there

@@ -19,7 +19,7 @@ constexpr std::int32_t kMostUnanswered = 3;  // pings that a running process lea
 // ----------------------------------------------------------------------------- coming and leaving
 
 GlooGroup::GlooGroup(const GlooOptions& options, std::unique_ptr<GlooMesh> mesh,
-                     const std::vector<std::string>& members)
+                     const std::vector<HostAndPort>& members)
     : options_(options),
       ping_interval_(std::clamp(options.timeout / 8, std::chrono::milliseconds(1),
                                 std::chrono::milliseconds(200))),
@@ -37,27 +37,21 @@ GlooGroup::GlooGroup(const GlooOptions& options, std::unique_ptr<GlooMesh> mesh,
   }
 }
 
-void GlooGroup::start(const std::vector<std::string>& members) {
+void GlooGroup::start(const std::vector<HostAndPort>& members) {
   const Clock::time_point deadline = Clock::now() + options_.connect_timeout;
   for (std::int32_t r = 0; r < size(); ++r) {
     peers_.push_back(r == rank().value ? nullptr : std::make_unique<Peer>());
     if (r != rank().value) peers_.back()->rank = Rank{r};
   }
   // Connects to all peers, then starts two threads for each.
+  if (mesh_) mesh_->connect(members, deadline);
   for (const auto& peer : peers_) {
-    if (!peer) continue;
-    try {
-      mesh_->connect(peer->rank, members[peer->rank.index()]);
-      peer->link = mesh_->link(peer->rank);
-    } catch (const TransportError& error) {
-      throw TransportError(fmt::format("rank {}, rendezvous: cannot connect to rank {}: {}",
-                                       rank().value, peer->rank.value, error.what()));
-    }
+    if (peer) peer->link = mesh_->link(peer->rank);
   }
   Lock lock(mutex_);
   for (const auto& peer : peers_) {
     if (!peer) continue;
-    peer->controls.push_back({FrameKind::kHello, rank().value, size(), options_.run_id});
+    peer->controls.push_back({FrameKind::kHello, rank().value, size(), ""});
     peer->last_heard = Clock::now();
     peer->is_sending = true;
     peer->sender = std::thread([this, &peer = *peer] { run_sender(peer); });

@@ -31,10 +31,9 @@ namespace contextile {
 // `leave`, or a throwing `launch` or `wait` has returned.
 class GlooGroup {
  public:
-  // Connects to the peers at their addresses and returns when all have said hello. `members`, by
-  // rank, are their addresses for this rank.
+  // Connects to the peers at their addresses, by rank, and returns when all have said hello.
   GlooGroup(const GlooOptions& options, std::unique_ptr<GlooMesh> mesh,
-            const std::vector<std::string>& members);
+            const std::vector<HostAndPort>& members);
   // Leaves the group. If a launch was never waited for, that is a failure.
   ~GlooGroup();
   GlooGroup(const GlooGroup&) = delete;
@@ -113,7 +112,7 @@ class GlooGroup {
   [[nodiscard]] const PostedEnd* abandoned_end(const Launch& launch) const;
   [[nodiscard]] static bool is_silent(const Peer& peer);
   [[nodiscard]] std::string silent_peers() const;
-  void start(const std::vector<std::string>& members);
+  void start(const std::vector<HostAndPort>& members);
   void leave();
   void stop_threads();
 
@@ -124,7 +123,7 @@ class GlooGroup {
   [[nodiscard]] std::size_t fill_data(Lock& lock, Peer& peer, std::span<std::byte> frame);
   void read(Peer& peer, const FrameHeader& header, std::span<const std::byte> payload);
   void read_data(Lock& lock, Peer& peer, std::span<const std::byte> payload);
-  void read_hello(Peer& peer, const FrameHeader& header, std::string_view run_id);
+  void read_hello(Peer& peer, const FrameHeader& header);
   void lose(Peer& peer, std::string_view why);
 
   const GlooOptions options_;

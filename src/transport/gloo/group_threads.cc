@@ -115,7 +115,7 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
   }
   switch (header.kind) {
     case FrameKind::kHello:
-      read_hello(peer, header, text_of(payload));
+      read_hello(peer, header);
       break;
     case FrameKind::kPosted:
       if (peer.announced.size() == kMostAnnounced) {
@@ -154,17 +154,14 @@ void GlooGroup::read(Peer& peer, const FrameHeader& header, std::span<const std:
   changed_.notify_all();
 }
 
-void GlooGroup::read_hello(Peer& peer, const FrameHeader& header, std::string_view run_id) {
-  if (header.number == peer.rank.value && header.message_bytes == size() &&
-      run_id == options_.run_id) {
+void GlooGroup::read_hello(Peer& peer, const FrameHeader& header) {
+  if (header.number == peer.rank.value && header.message_bytes == size()) {
     peer.greeted = true;
     return;
   }
   set_failure(fmt::format(
-      "rank {} is connected to another group: expected rank {} of {} in run '{}', found rank {} "
-      "of {} in run '{}'",
-      rank().value, peer.rank.value, size(), options_.run_id, header.number, header.message_bytes,
-      printable(run_id)));
+      "rank {} is connected to another group: expected rank {} of {}, found rank {} of {}",
+      rank().value, peer.rank.value, size(), header.number, header.message_bytes));
 }
 
 void GlooGroup::read_data(Lock& lock, Peer& peer, std::span<const std::byte> payload) {

@@ -1,8 +1,6 @@
 #include "transport/gloo/link.h"
 
 #include <gloo/transport/context.h>
-#include <gloo/transport/pair.h>
-#include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include <csignal>
@@ -11,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/check.h"
 #include "transport/gloo/frame.h"
 
 namespace contextile {
@@ -22,16 +19,6 @@ constexpr std::size_t kFramesOfARing = 4;
 constexpr std::uint64_t kSlot = 1;
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 
-// Returns gloo's text without the place in gloo's source that it begins with.
-std::string reason_of(const std::exception& error) {
-  std::string_view text = error.what();
-  if (text.starts_with('[')) {
-    const std::size_t end = text.find("] ");
-    if (end != std::string_view::npos) text.remove_prefix(end + 2);
-  }
-  return std::string(text);
-}
-
 sigset_t sigpipe() {
   sigset_t set;
   sigemptyset(&set);
@@ -40,6 +27,15 @@ sigset_t sigpipe() {
 }
 
 }  // namespace
+
+std::string reason_of(const std::exception& error) {
+  std::string_view text = error.what();
+  if (text.starts_with('[')) {
+    const std::size_t end = text.find("] ");
+    if (end != std::string_view::npos) text.remove_prefix(end + 2);
+  }
+  return std::string(text);
+}
 
 // -------------------------------------------------------------------------------------- a link
 
@@ -136,48 +132,6 @@ void GlooLink::stop_sending() {
 void GlooLink::stop_receiving() {
   receiving_stopped_ = true;
   for (Frame& frame : incoming_) frame.buffer->abortWaitRecv();
-}
-
-// -------------------------------------------------------------------------------------- the mesh
-
-GlooMesh::GlooMesh(const GlooOptions& options, const std::string& hostname) {
-  gloo::transport::tcp::attr attributes;
-  attributes.iface = options.interface_name;
-  attributes.hostname = hostname;
-  try {
-    device_ = gloo::transport::tcp::CreateDevice(attributes);
-    context_ = device_->createContext(options.rank.value, options.size);
-    // Gloo waits for a connection five times as long as its timeout.
-    context_->setTimeout(options.connect_timeout / 5 + std::chrono::milliseconds(1));
-    for (int peer = 0; peer < options.size; ++peer) {
-      std::string address;
-      if (peer != options.rank.value) {
-        const std::vector<char> bytes = context_->createPair(peer)->address().bytes();
-        address.assign(bytes.begin(), bytes.end());
-      }
-      addresses_.push_back(std::move(address));
-    }
-  } catch (const std::exception& error) {
-    fail_argument("gloo: expected a network of this machine{}, found none: {}",
-                  !options.interface_name.empty() ? " called " + options.interface_name
-                  : !hostname.empty()             ? " at " + hostname
-                                                  : std::string(),
-                  reason_of(error));
-  }
-}
-
-GlooMesh::~GlooMesh() = default;
-
-void GlooMesh::connect(Rank peer, const std::string& address) {
-  try {
-    context_->getPair(peer.value)->connect(std::vector<char>(address.begin(), address.end()));
-  } catch (const std::exception& error) {
-    throw LinkClosed(reason_of(error));
-  }
-}
-
-std::unique_ptr<GlooLink> GlooMesh::link(Rank peer) {
-  return std::make_unique<GlooLink>(*context_, peer);
 }
 
 // ----------------------------------------------------------------------------------- the signal

@@ -4,17 +4,22 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "contextile/extend/transport.h"
+#include "transport/gloo/greeting.h"
+#include "transport/gloo/socket.h"
 
 namespace gloo::transport {
 class Context;
-class Device;
 class UnboundBuffer;
+namespace tcp {
+class Device;
+}  // namespace tcp
 }  // namespace gloo::transport
 
 namespace contextile {
@@ -24,6 +29,9 @@ class LinkClosed : public TransportError {
  public:
   using TransportError::TransportError;
 };
+
+// Returns gloo's text without the place in gloo's source that it begins with.
+[[nodiscard]] std::string reason_of(const std::exception& error);
 
 // A link to one peer. One thread at a time sends, one receives. Each direction has a ring of
 // frames: gloo's own thread moves some while the callers fill or read others.
@@ -70,27 +78,35 @@ class GlooLink {
   std::atomic<bool> receiving_stopped_ = false;
 };
 
-// Gloo's device with its thread, and a connection to every peer.
+// Gloo's device with its thread, and a connection to every peer. Gloo's own listeners take the
+// first connection that comes for the peer's, and end the process if it does not speak gloo. So
+// connections are made and greeted here, and then given to gloo.
 class GlooMesh {
  public:
-  // Binds one address per peer; `addresses` returns them. Throws InvalidArgument if the machine has
-  // no such network.
-  GlooMesh(const GlooOptions& options, const std::string& hostname);
+  // Listens for the peers. Throws InvalidArgument if the machine has no such network.
+  GlooMesh(const GlooOptions& options, const Member& member, const std::string& hostname);
   ~GlooMesh();
   GlooMesh(const GlooMesh&) = delete;
   GlooMesh& operator=(const GlooMesh&) = delete;
 
-  // Returns, by rank, the address that the peer needs to connect, in gloo's own form; empty for
-  // this rank.
-  [[nodiscard]] const std::vector<std::string>& addresses() const { return addresses_; }
-  // Connects to the peer, which is at the address.
-  void connect(Rank peer, const std::string& address);
+  // Returns the address at which the peers find this rank.
+  [[nodiscard]] const HostAndPort& address() const { return address_; }
+  // Connects to all peers, whose addresses are `members` by rank, and listens no more. Throws
+  // TransportError that names a peer.
+  void connect(const std::vector<HostAndPort>& members, Clock::time_point deadline);
   [[nodiscard]] std::unique_ptr<GlooLink> link(Rank peer);
 
  private:
-  std::shared_ptr<gloo::transport::Device> device_;
+  void call(Rank peer, const HostAndPort& address, Clock::time_point deadline);
+  void welcome_callers(Clock::time_point deadline);
+  void give(Rank peer, Socket socket);
+  [[nodiscard]] bool is_linked(Rank peer) const;
+
+  const Member member_;
+  Socket listener_;
+  HostAndPort address_;
+  std::shared_ptr<gloo::transport::tcp::Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
-  std::vector<std::string> addresses_;
 };
 
 // While an object of this class lives, writing to a connection that the peer has closed does not

@@ -9,7 +9,9 @@ bool gloo_transport_available() { return false; }
 
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions&) {
   fail_argument(
-      "gloo: expected a build with gloo, found one without: install libgloo-dev and build again");
+      "gloo: expected a build with gloo, found one without: install libgloo-dev and libssl-dev, "
+      "and build "
+      "again");
 }
 
 }  // namespace contextile

@@ -5,31 +5,12 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/quote.h"
 #include "transport/gloo/rendezvous_place.h"
 
 namespace contextile {
 namespace {
 
-constexpr std::string_view kHeading = "contextile gloo 1";
-
-std::string hex_of(std::string_view bytes) {
-  std::string text;
-  for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return text;
-}
-
-std::optional<std::string> bytes_of(std::string_view hex) {
-  if (hex.size() % 2 != 0) return std::nullopt;
-  std::string bytes;
-  for (std::size_t i = 0; i < hex.size(); i += 2) {
-    unsigned value = 0;
-    const auto [end, error] = std::from_chars(&hex[i], &hex[i] + 2, value, 16);
-    if (error != std::errc() || end != &hex[i] + 2) return std::nullopt;
-    bytes += static_cast<char>(value);
-  }
-  return bytes;
-}
+constexpr std::string_view kHeading = "contextile gloo 2";
 
 // Takes the text up to the next line break off `text` and returns it.
 std::string_view next_line(std::string_view& text) {
@@ -49,33 +30,24 @@ std::optional<std::int32_t> number_of(std::string_view text) {
 }  // namespace
 
 std::string Introduction::text() const {
-  std::string text = fmt::format("{}\n{}\n{}\n{}\n", kHeading, hex_of(run_id), rank.value, size);
-  for (const std::string& address : addresses) text += hex_of(address) + "\n";
-  return text;
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n", kHeading, rank.value, size, address.host,
+                     address.port);
 }
 
 std::optional<Introduction> Introduction::parse(std::string_view text) {
   if (next_line(text) != kHeading) return std::nullopt;
-  const std::optional<std::string> run_id = bytes_of(next_line(text));
   const std::optional<std::int32_t> rank = number_of(next_line(text));
   const std::optional<std::int32_t> size = number_of(next_line(text));
-  if (!run_id || !rank || !size || *rank < 0 || *rank >= *size) return std::nullopt;
-  Introduction found{Rank{*rank}, *size, *run_id, {}};
-  while (!text.empty()) {
-    const std::optional<std::string> address = bytes_of(next_line(text));
-    if (!address) return std::nullopt;
-    found.addresses.push_back(*address);
+  const std::string_view host = next_line(text);
+  const std::string_view port = next_line(text);
+  if (!rank || !size || *rank < 0 || *rank >= *size || host.empty() || !number_of(port) ||
+      !text.empty()) {
+    return std::nullopt;
   }
-  if (found.addresses.size() != static_cast<std::size_t>(*size)) return std::nullopt;
-  return found;
+  return Introduction{Rank{*rank}, *size, {std::string(host), std::string(port)}};
 }
 
 void check_fits(const Introduction& mine, const Introduction& other) {
-  if (other.run_id != mine.run_id) {
-    throw TransportError(
-        fmt::format("rank {}, rendezvous: expected run '{}', found '{}' of rank {}",
-                    mine.rank.value, mine.run_id, printable(other.run_id), other.rank.value));
-  }
   if (other.size != mine.size) {
     throw TransportError(
         fmt::format("rank {}, rendezvous: expected a group of one size, found rank {} with {} "
@@ -88,10 +60,15 @@ std::string list_of_ranks(const std::vector<std::int32_t>& ranks, std::int32_t s
   return fmt::format("rank{} {} of {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), size);
 }
 
-std::unique_ptr<Rendezvous> open_rendezvous(const GlooOptions& options) {
-  const RendezvousPlace place = parse_rendezvous(options.rendezvous);
-  return place.port.empty() ? open_folder(options, place.folder)
-                            : open_address(options, place.host, place.port);
+Member member_of(const GlooOptions& options, std::string secret) {
+  return {options.rank, options.size, options.run_id, std::move(secret)};
+}
+
+std::unique_ptr<Rendezvous> open_rendezvous(const std::string& url, const Member& member,
+                                            std::chrono::milliseconds timeout) {
+  const RendezvousPlace place = parse_rendezvous(url);
+  return place.port.empty() ? open_folder(place.folder, member, timeout)
+                            : open_address({place.host, place.port}, member, timeout);
 }
 
 }  // namespace contextile

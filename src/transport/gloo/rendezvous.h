@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "contextile/extend/transport.h"
+#include "transport/gloo/greeting.h"
+#include "transport/gloo/socket.h"
 
 namespace contextile {
 
@@ -17,8 +19,7 @@ namespace contextile {
 struct Introduction {
   Rank rank;
   std::int32_t size = 0;
-  std::string run_id;
-  std::vector<std::string> addresses;  // where each peer finds this rank, in gloo's form
+  HostAndPort address;  // where the peers find this rank
 
   [[nodiscard]] std::string text() const;
   // Returns nothing if the text is no introduction.
@@ -44,12 +45,18 @@ class Rendezvous {
   virtual void complete() {}
 };
 
-[[nodiscard]] std::unique_ptr<Rendezvous> open_rendezvous(const GlooOptions& options);
-[[nodiscard]] std::unique_ptr<Rendezvous> open_folder(const GlooOptions& options,
-                                                      const std::string& folder);
-// `host` and `port` are those of rank 0.
-[[nodiscard]] std::unique_ptr<Rendezvous> open_address(const GlooOptions& options,
-                                                       const std::string& host,
-                                                       const std::string& port);
+// Returns this process as greetings know it.
+[[nodiscard]] Member member_of(const GlooOptions& options, std::string secret);
+
+// `timeout` limits how long all ranks take to come.
+[[nodiscard]] std::unique_ptr<Rendezvous> open_rendezvous(const std::string& url,
+                                                          const Member& member,
+                                                          std::chrono::milliseconds timeout);
+[[nodiscard]] std::unique_ptr<Rendezvous> open_folder(const std::string& folder,
+                                                      const Member& member,
+                                                      std::chrono::milliseconds timeout);
+// `address` is that of rank 0.
+[[nodiscard]] std::unique_ptr<Rendezvous> open_address(HostAndPort address, const Member& member,
+                                                       std::chrono::milliseconds timeout);
 
 }  // namespace contextile
