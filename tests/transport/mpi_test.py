@@ -113,6 +113,22 @@ def lose_rank(program, layers, how, timeout_ms, expected):
     return "\n".join(wrong + lines) if wrong else None
 
 
+def stop_before_init(program, layers):
+    """Rank 2 stops before MPI is initialised: the others must not wait for it for ever.
+
+    Each of them must say so, and the job must end in failure. Returns what is wrong, or nothing.
+    """
+    script = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ]; then kill -STOP $$; fi; exec "$@"'
+    command = ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, "bash", "-c", script, "bash", program, "mpi",
+               "--endless", "2000"]
+    done = subprocess.run(command, env=environment(layers), capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines()
+            if line.startswith("transport_ranks: MPI_Init: expected all processes of the job in 2000 ms")]
+    if done.returncode in (0, 124, 137) or len(said) != RANKS - 1:
+        return f"expected {RANKS - 1} errors of MPI_Init, found status {done.returncode}\n{done.stdout}{done.stderr}"
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", required=True)
@@ -140,6 +156,8 @@ def main():
             options.program, layers, signal.SIGKILL, 20000, ["received SIGTERM"])))
         tests.append((f"a stopped rank, {layers}", lambda layers=layers: lose_rank(
             options.program, layers, signal.SIGSTOP, 1000, stalled)))
+        tests.append((f"a rank that stops before MPI_Init, {layers}", lambda layers=layers: stop_before_init(
+            options.program, layers)))
     return run_all(tests)
 
 

@@ -5,11 +5,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/check.h"
+#include "base/process_owner.h"
 #include "transport/mpi/mpi_call.h"
 
 namespace contextile {
@@ -23,7 +27,9 @@ std::atomic<bool> sigterm_came = false;  // set in a signal handler, read in oth
 static_assert(std::atomic<bool>::is_always_lock_free);
 std::atomic<bool> finalizes_at_exit = false;
 std::atomic<bool> lost_peer = false;
-bool ends_orderly = false;  // end_at_exit is registered
+bool ends_orderly = false;            // end_at_exit is registered
+std::optional<ProcessOwner> process;  // that initialised MPI here
+bool is_forked() { return process && process->is_forked(); }
 thread_local bool in_progress_thread = false;
 
 // Open MPI's launcher kills all processes as soon as one ends in failure, or while it waits for
@@ -38,21 +44,74 @@ bool finalized() {
   return done != 0;
 }
 
+// The thread that initialises MPI, and finalises it, too, because MPI wants one thread for both. In
+// MPI_Init it waits for all processes of the job, as long as that takes; others wait for it only
+// for a time. Never destroyed, because that thread may stay in MPI for good.
+class MpiThread {
+ public:
+  struct Outcome {
+    int code = MPI_SUCCESS;
+    int provided = MPI_THREAD_SINGLE;
+  };
+
+  // Returns nothing if MPI_Init does not come to its end in that time.
+  std::optional<Outcome> init(std::chrono::milliseconds timeout) {
+    Lock lock(mutex_);
+    if (!std::exchange(started_, true)) std::thread([this] { run(); }).detach();
+    changed_.wait_for(lock, timeout, [this] { return outcome_.has_value(); });
+    return outcome_;
+  }
+  void finalize() {
+    Lock lock(mutex_);
+    shall_finalize_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return finalized_; });
+  }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void run() {
+    Outcome outcome;
+    outcome.code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &outcome.provided);
+    Lock lock(mutex_);
+    outcome_ = outcome;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return shall_finalize_; });
+    lock.unlock();
+    static_cast<void>(MPI_Finalize());  // nothing is left that could report an error
+    lock.lock();
+    finalized_ = true;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool started_ = false;
+  std::optional<Outcome> outcome_;
+  bool shall_finalize_ = false;
+  bool finalized_ = false;
+};
+MpiThread& mpi_thread() {
+  static auto* const thread = new MpiThread;
+  return *thread;
+}
+
 // Finalises MPI if it can: MPI_Finalize would wait forever for a lost peer, and a progress thread
-// ends the program only if an MPI gives up inside a call. Errors are ignored because
-// nothing is left that could report them.
+// ends the program only if an MPI gives up inside a call. A child made by fork has no part in MPI.
 void end_at_exit() {
   int done = 0;
+  if (is_forked()) return;
   if (lost_peer || sigterm_came || in_progress_thread) {
     std::this_thread::sleep_for(kLastWords);
   } else if (finalizes_at_exit && MPI_Finalized(&done) == MPI_SUCCESS && done == 0) {
-    static_cast<void>(MPI_Finalize());
+    mpi_thread().finalize();
   }
 }
 
 }  // namespace
 
-void start_mpi() {
+void start_mpi(std::chrono::milliseconds timeout) {
   const std::lock_guard<std::mutex> lock(process_mutex);
   if (finalized()) throw TransportError("expected MPI to run, found that it has been finalised");
   int initialized = 0;
@@ -61,7 +120,18 @@ void start_mpi() {
   if (initialized != 0) {
     check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
   } else {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    if (!ends_orderly) ends_orderly = std::atexit(end_at_exit) == 0;
+    process.emplace();
+    const std::optional<MpiThread::Outcome> outcome = mpi_thread().init(timeout);
+    if (!outcome) {
+      note_lost_peer();
+      throw TransportError(fmt::format(
+          "MPI_Init: expected all processes of the job in {} ms, found that one did not come: it "
+          "has stopped, or does not call MPI",
+          timeout.count()));
+    }
+    check_mpi(outcome->code, "MPI_Init_thread");
+    provided = outcome->provided;
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
               "MPI_Comm_set_errhandler");
     finalizes_at_exit = true;
@@ -94,6 +164,7 @@ SigtermWatch::SigtermWatch() {
 }
 
 SigtermWatch::~SigtermWatch() {
+  if (is_forked()) return;
   const std::lock_guard<std::mutex> lock(process_mutex);
   if (--num_watches > 0) return;
   struct sigaction now {};

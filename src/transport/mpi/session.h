@@ -1,11 +1,14 @@
 // The state that a process has once: MPI itself, and the signal by which launchers end the process.
 #pragma once
 
+#include <chrono>
+
 namespace contextile {
 
 // Initialises MPI unless that has been done, and then finalises it at exit. Throws InvalidArgument
-// if MPI was initialised without MPI_THREAD_MULTIPLE, TransportError if it has been finalised.
-void start_mpi();
+// if MPI was initialised without MPI_THREAD_MULTIPLE. Throws TransportError if it has been
+// finalised, and if a process of the job has stopped or does not come in that time.
+void start_mpi(std::chrono::milliseconds timeout);
 
 // Notes that a peer died, stopped or did not come. From now on MPI is not finalised at exit.
 void note_lost_peer();
