@@ -116,6 +116,27 @@ TEST_F(Launch, RanksWithOtherOptionsAreNamed) {
   EXPECT_THAT(error_of("--seed 7"), HasSubstr("the same seed on all ranks"));
 }
 
+TEST_F(Launch, RanksTakeTheirSecretFromAFileThatOthersCannotRead) {
+  if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
+  const std::string plan = small_plan("p.plan");
+  const std::string secret = file("secret", "only these ranks know it\n");
+  const auto launch = [&] {
+    return contextile({"launch", "-n", "4", "--secret-file", secret, "--", "run", plan});
+  };
+  std::filesystem::permissions(secret, std::filesystem::perms(0644));
+  const Outcome readable = launch();
+  EXPECT_EQ(readable.exit_code, 2);
+  EXPECT_THAT(readable.err, AllOf(HasSubstr("chmod 600"), HasSubstr("found the mode 644")));
+  std::filesystem::permissions(secret, std::filesystem::perms(0600));
+  EXPECT_EQ(launch().exit_code, 0);
+  const Outcome missing =
+      contextile({"launch", "-n", "4", "--secret-file", path("none"), "--", "run", plan});
+  EXPECT_EQ(missing.exit_code, 3) << missing.err;
+  const Outcome threads = contextile({"run", plan, "--secret-file", secret});
+  EXPECT_EQ(threads.exit_code, 2);
+  EXPECT_THAT(threads.err, HasSubstr("--secret-file, --interface: expected with --transport gloo"));
+}
+
 TEST_F(Launch, TwoLaunchesOfOneGroupMeetInAFolder) {
   if (!has("gloo")) GTEST_SKIP() << "built without gloo (libgloo-dev)";
   const std::string plan = small_plan("p.plan");

@@ -14,6 +14,7 @@
 
 #include "base/rng.h"
 #include "store/redis_server.h"
+#include "support/in_child.h"
 #include "support/message_of.h"
 
 namespace contextile {
@@ -261,6 +262,27 @@ INSTANTIATE_TEST_SUITE_P(Every, StoreTest,
                          [](const auto& info) {
                            return info.param == "redis+unix" ? "redis_unix" : info.param;
                          });
+
+// Answers for a child of this process must not mix with those for the process itself.
+TEST_P(StoreTest, ServesAChildMadeByFork) {
+  constexpr int kTimes = 200;
+  ASSERT_TRUE(store().put("parent", bytes_of("1"), kLong));
+  const bool is_shared = GetParam() != "memory";
+  const ChildProcess child([&] {
+    try {
+      for (int i = 0; i < kTimes; ++i) {
+        store().replace("child", bytes_of("2"), kLong);
+        if (store().get("child") != bytes_of("2")) return 1;
+      }
+      return is_shared ? 0 : 2;
+    } catch (const InvalidArgument&) {
+      return is_shared ? 3 : 0;
+    }
+  });
+  for (int i = 0; i < kTimes; ++i) EXPECT_EQ(store().get("parent"), bytes_of("1"));
+  EXPECT_EQ(child.status(), 0);
+  EXPECT_EQ(store().get("child").has_value(), is_shared);
+}
 
 TEST(StoreAddress, EveryKindIsTested) {
   std::vector<std::string_view> schemes;

@@ -17,6 +17,7 @@
 #include "contextile/plan_file.h"
 #include "store/redis_server.h"
 #include "support/batches.h"
+#include "support/in_child.h"
 #include "support/message_of.h"
 
 namespace contextile {
@@ -182,6 +183,16 @@ TEST(Lookahead, EndsWhilePlanning) {
     LookaheadPlanner planner(job, {.threads = 2});
     ASSERT_TRUE(planner.store()->pull("run/1/claim", seconds(300)).has_value());
   }
+}
+
+TEST(Lookahead, IsDroppedByAChildMadeByFork) {
+  auto planner = std::make_unique<LookaheadPlanner>(small_job(), LookaheadOptions{});
+  EXPECT_EQ(ChildProcess([&] {
+              EXPECT_THROW(static_cast<void>(planner->statistics()), InvalidArgument);
+              planner.reset();
+              return testing::Test::HasFailure() ? 1 : 0;
+            }).status(),
+            0);
 }
 
 TEST(Lookahead, GoesOnWhenItsPlannerIsReplacedAgainAndAgain) {

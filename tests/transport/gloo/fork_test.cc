@@ -1,13 +1,9 @@
 // Children that inherit a group by fork.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -15,6 +11,7 @@
 
 #include "contextile/extend/transport.h"
 #include "support/free_port.h"
+#include "support/in_child.h"
 
 namespace contextile {
 namespace {
@@ -49,18 +46,6 @@ std::int64_t num_sockets() {
   return count;
 }
 
-// Runs `body` in a child. Returns its exit status, or -1 if it did not end by itself.
-int status_in_child(const std::function<int()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(60);  // a child that hangs ends by this signal
-    ::_exit(body());
-  }
-  int status = 0;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 void use(Group& group) {
   std::thread other([&] { barrier(*group[1]); });
   barrier(*group[0]);
@@ -69,17 +54,17 @@ void use(Group& group) {
 
 TEST(ForkedGroup, IsDroppedByAChildThatGoesOn) {
   Group group = make_group();
-  EXPECT_EQ(status_in_child([&] {
+  EXPECT_EQ(ChildProcess([&] {
               for (auto& rank : group) rank.reset();
               return 0;
-            }),
+            }).status(),
             0);
   use(group);
 }
 
 TEST(ForkedGroup, SaysThatItBelongsToTheParent) {
   Group group = make_group();
-  EXPECT_EQ(status_in_child([&] {
+  EXPECT_EQ(ChildProcess([&] {
               group[0]->abort("of a child");  // no peer hears of it
               try {
                 barrier(*group[0]);
@@ -88,7 +73,7 @@ TEST(ForkedGroup, SaysThatItBelongsToTheParent) {
                                                                                              : 0;
               }
               return 1;
-            }),
+            }).status(),
             0);
   use(group);
 }
@@ -97,7 +82,7 @@ TEST(ForkedGroup, LeavesTheChildNoSocket) {
   const std::int64_t before = num_sockets();
   Group group = make_group();
   EXPECT_EQ(num_sockets(), before + 2);
-  EXPECT_EQ(status_in_child([&] { return num_sockets() == before ? 0 : 1; }), 0);
+  EXPECT_EQ(ChildProcess([&] { return num_sockets() == before ? 0 : 1; }).status(), 0);
   use(group);
 }
 
