@@ -88,19 +88,24 @@ class Processes {
   std::vector<EndedProcess> wait(std::chrono::milliseconds grace) {
     constexpr auto kPoll = std::chrono::milliseconds(10);
     while (std::ranges::any_of(running_, [](pid_t process) { return process != 0; })) {
+      if (arrived != 0) pass_on();
       collect();
-      if (arrived != 0) {
-        signal_all(arrived);
-        arrived = 0;
-        failed_at_ = Clock::now();  // the others have the grace to end by themselves
-      }
-      if (failed_at_) insist(*failed_at_ + grace);
+      if (ending_since_) insist(*ending_since_ + grace);
       std::this_thread::sleep_for(kPoll);
     }
     return ended_;
   }
 
  private:
+  // All have the grace, from now on, to end by themselves.
+  void pass_on() {
+    const int signal = arrived;
+    arrived = 0;
+    if (!has_failed_) passed_on_ = signal;
+    signal_all(signal);
+    ending_since_ = Clock::now();
+  }
+
   void collect() {
     for (std::size_t i = 0; i < running_.size(); ++i) {
       int status = 0;
@@ -108,7 +113,11 @@ class Processes {
       running_[i] = 0;
       ended_[i].signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
       ended_[i].exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-      if (ended_[i].exit_code != 0 && !failed_at_) failed_at_ = Clock::now();
+      ended_[i].passed_on = passed_on_;
+      ended_[i].was_ended_here = ended_[i].signal != 0 && asked_;
+      if (ended_[i].exit_code == 0 || ending_since_) continue;
+      has_failed_ = true;
+      ending_since_ = Clock::now();
     }
   }
 
@@ -131,8 +140,10 @@ class Processes {
 
   std::vector<pid_t> running_;  // 0: ended
   std::vector<EndedProcess> ended_;
-  std::optional<Clock::time_point> failed_at_;
-  bool asked_ = false;
+  std::optional<Clock::time_point> ending_since_;  // one failed, or a signal was passed on
+  bool has_failed_ = false;                        // before a signal was passed on
+  int passed_on_ = 0;
+  bool asked_ = false;  // by SIGTERM, after the grace
 };
 
 }  // namespace

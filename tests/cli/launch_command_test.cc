@@ -1,7 +1,9 @@
 // `contextile launch`, and runs whose ranks are processes.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -230,6 +232,52 @@ TEST_F(Launch, EndsTheOthersWhenARankHasFailed) {
     EXPECT_EQ(outcome.exit_code, 1);
     EXPECT_THAT(outcome.err, HasSubstr("rank 0 was ended by signal"));
   }
+}
+
+// A launch whose ranks each do their part of `commands`, which the launch's SIGTERM reaches when
+// all have begun.
+class ToldToEnd : public Launch {
+ protected:
+  Outcome told_to_end(const std::vector<std::string>& ranks, const std::string& options = "") {
+    std::string waits;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      static_cast<void>(file(fmt::format("{}.sh", i), ranks[i] + "\n"));
+      waits += fmt::format("until [ -e begun.{} ]; do sleep 0.01; done\n", i);
+    }
+    return bash(fmt::format(
+        "rm -f begun.*\n'{}' launch -n {} {} -- sh {{rank}}.sh &\n{}kill -TERM $!\nwait $!\n",
+        CONTEXTILE_PROGRAM, ranks.size(), options, waits));
+  }
+};
+
+TEST_F(ToldToEnd, ALaunchEndsAsItsRanksDo) {
+  const std::string ends_well = "trap 'kill $!; exit 0' TERM\nsleep 1000 & touch begun.{}\nwait\n";
+  const Outcome well = told_to_end(
+      {fmt::format(fmt::runtime(ends_well), 0), fmt::format(fmt::runtime(ends_well), 1)});
+  EXPECT_EQ(well.exit_code, 0);
+  EXPECT_EQ(well.err, "");
+  for (const char* first : {"touch begun.0\nexec sleep 1000",
+                            "trap 'kill $!; exit 0' TERM\nsleep 1000 & touch begun.0\nwait",
+                            "trap 'kill $!; exit 3' TERM\nsleep 1000 & touch begun.0\nwait"}) {
+    SCOPED_TRACE(first);
+    const Outcome outcome = told_to_end({first, "touch begun.1\nexec sleep 1000"});
+    EXPECT_EQ(outcome.exit_code, 128 + SIGTERM);
+    EXPECT_EQ(outcome.err, "");
+  }
+}
+
+TEST_F(ToldToEnd, ARankThatFailsInAnotherWayIsReported) {
+  const std::string other = "touch begun.1\nexec sleep 1000";
+  const Outcome crashed =
+      told_to_end({"trap 'kill $!; kill -SEGV $$' TERM\nsleep 1000 & touch begun.0\nwait", other});
+  EXPECT_EQ(crashed.exit_code, 3);
+  EXPECT_EQ(crashed.err, "contextile: launch: rank 0 was ended by signal 11\n");
+  const Outcome deaf =
+      told_to_end({"trap '' TERM\ntouch begun.0\nexec sleep 1000", other}, "--grace 0.1");
+  EXPECT_EQ(deaf.exit_code, 3);
+  EXPECT_EQ(deaf.err,
+            "contextile: launch: rank 0 was ended by signal 9, 0.1 s (--grace) after signal 15 was "
+            "passed on\n");
 }
 
 TEST_F(Launch, RefusesWhatCannotWork) {

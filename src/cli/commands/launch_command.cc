@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -222,21 +223,35 @@ std::vector<std::vector<std::string>> commands_of(const LaunchOptions& options) 
   return commands;
 }
 
+void report_signal(const LaunchOptions& options, std::int32_t rank, const EndedProcess& ended) {
+  const std::string why = ended.passed_on != 0 && ended.was_ended_here
+                              ? fmt::format(", {:g} s (--grace) after signal {} was passed on",
+                                            options.grace_s, ended.passed_on)
+                              : "";
+  fmt::print(stderr, "contextile: launch: rank {} was ended by signal {}{}\n", rank, ended.signal,
+             why);
+}
+
 int run(const LaunchOptions& options) {
   const auto grace = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.grace_s));
   const std::vector<EndedProcess> ended = run_processes(commands_of(options), grace);
+  // Ranks that lose another one by the signal that was passed on to all fail as a consequence.
+  const auto passed_on = std::ranges::find_if(ended, &EndedProcess::ended_by_passed_on);
   int exit_code = kExitOk;
   for (std::size_t i = 0; i < ended.size(); ++i) {
-    const auto rank = options.first_rank + static_cast<std::int32_t>(i);
+    if (ended[i].ended_by_passed_on()) continue;
     if (ended[i].signal != 0) {
-      fmt::print(stderr, "contextile: launch: rank {} was ended by signal {}\n", rank,
-                 ended[i].signal);
+      report_signal(options, options.first_rank + static_cast<std::int32_t>(i), ended[i]);
+    } else if (passed_on != ended.end() && ended[i].passed_on != 0) {
+      continue;
     }
     // The error that a rank found counts more than the report of another rank that heard of it.
     const int code = ended[i].signal != 0 ? kExitEnvironment : ended[i].exit_code;
     if (exit_code == kExitOk || (exit_code == kExitEnvironment && code != kExitOk))
       exit_code = code;
   }
+  // A shell then sees that the signal ended this program.
+  if (exit_code == kExitOk && passed_on != ended.end()) std::raise(passed_on->signal);
   return exit_code;
 }
 
@@ -262,14 +277,17 @@ Action add_launch_command(CLI::App& app) {
              "another for every group",
              "random, where one launch starts all ranks"},
             [options](const std::string& text) { options->run_id = text; });
-  add_value(app, "--grace",
-            {"SECONDS", "how long ranks have to end by themselves when one has failed", "5"},
-            [options](const std::string& text) {
-              options->grace_s = parse_number("--grace", text);
-              if (options->grace_s < 0 || options->grace_s > 1e6) {
-                fail_argument("--grace: expected 0 to 1e6 seconds, found {}", quote(text));
-              }
-            });
+  add_value(
+      app, "--grace",
+      {"SECONDS",
+       "how long ranks have to end by themselves after one has failed or a signal has arrived",
+       "5"},
+      [options](const std::string& text) {
+        options->grace_s = parse_number("--grace", text);
+        if (options->grace_s < 0 || options->grace_s > 1e6) {
+          fail_argument("--grace: expected 0 to 1e6 seconds, found {}", quote(text));
+        }
+      });
   add_words(
       app, "COMMAND", options->command,
       {"",
