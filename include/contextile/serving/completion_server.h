@@ -91,6 +91,8 @@ struct ServeOptions {
   std::chrono::milliseconds slow_step{10'000};
   ServeLog log = ServeLog::kEvents;
   std::function<void(const std::string& line)> write_log = {};  // unset: standard error
+  // Called by the first run, in its thread, when the engines are ready and /health says so.
+  std::function<void()> on_ready = {};
 };
 
 // Returns what this build lacks for serving; empty: nothing.

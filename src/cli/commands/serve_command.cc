@@ -42,10 +42,8 @@ std::unique_ptr<DecoderRank> load(Transport& transport, const ServedDecoder& dec
                                        weights_of(decoder.model, part), decoder.decoder);
 }
 
-// One rank, from its weights to the end of serving. `ready` is called on the first rank when all
-// ranks are, and returns the server.
-void serve_rank(Transport& transport, const Serving& serving,
-                const std::function<CompletionServer&()>& ready) {
+// One rank, from its weights to the end of serving. `server` is used on the first rank alone.
+void serve_rank(Transport& transport, const Serving& serving, CompletionServer* server) {
   const std::unique_ptr<DecoderRank> model = load(transport, serving);
   std::unique_ptr<DecoderRank> second;
   DraftModel draft;
@@ -57,7 +55,7 @@ void serve_rank(Transport& transport, const Serving& serving,
   EngineRank rank(transport, engine);
   barrier(transport);
   if (transport.rank().value == 0) {
-    ready().run(rank, engine);
+    server->run(rank, engine);
     return print(accepted_text(engine.scheduler().stats()));
   }
   while (!rank.advance().stopped) {
@@ -91,8 +89,10 @@ std::string sampling_text(const GenerationDefaults& defaults) {
 
 std::unique_ptr<CompletionServer> open_server(const ServeCommandOptions& options,
                                               const Serving& serving,
-                                              const SamplingParams& sampling) {
+                                              const SamplingParams& sampling,
+                                              const std::function<void()>& on_ready) {
   ServeOptions serve = options.serve;
+  serve.on_ready = on_ready;
   serve.model = options.name.empty() ? serving.model.name : options.name;
   serve.vocab_size = serving.model.config.vocab_size;
   serve.end_tokens = serving.model.config.end_tokens;
@@ -122,6 +122,7 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
 }
 
 // The first rank's server: listens before weights are loaded, so that /health can say "starting".
+// Its address is printed when /health says "ok".
 class OpenServer {
  public:
   explicit OpenServer(const ServeCommandOptions& options) : options_(options) {}
@@ -129,21 +130,19 @@ class OpenServer {
   void open(const Serving& serving) {
     if (server_ != nullptr) return;
     const GenerationDefaults defaults = generation_defaults(options_, serving);
-    sampling_ = sampling_text(defaults);
-    server_ = open_server(options_, serving, defaults.sampling);
+    const std::string sampling = sampling_text(defaults);
+    server_ = open_server(options_, serving, defaults.sampling, [this, serving, sampling] {
+      print_start(options_, serving, sampling, *server_);
+    });
     stop_.emplace(*server_);
   }
-  CompletionServer& ready(const Serving& serving) {
-    if (!std::exchange(is_announced_, true)) print_start(options_, serving, sampling_, *server_);
-    return *server_;
-  }
+  // Null on the other ranks.
+  [[nodiscard]] CompletionServer* get() { return server_.get(); }
 
  private:
   const ServeCommandOptions& options_;
-  std::string sampling_;  // of requests that do not say, for print_start
   std::unique_ptr<CompletionServer> server_;
   std::optional<StopOnSignal> stop_;
-  bool is_announced_ = false;
 };
 
 int serve_inproc(const ServeCommandOptions& options) {
@@ -154,11 +153,7 @@ int serve_inproc(const ServeCommandOptions& options) {
   OpenServer server(options);
   server.open(serving);
   run_inproc(
-      ranks,
-      [&](Transport& transport) {
-        serve_rank(transport, serving,
-                   [&]() -> CompletionServer& { return server.ready(serving); });
-      },
+      ranks, [&](Transport& transport) { serve_rank(transport, serving, server.get()); },
       inproc_options(options.transport));
   return kExitOk;
 }
@@ -240,16 +235,15 @@ int serve_process(const ServeCommandOptions& options) {
                    "--decode-context-parallel, whose ranks cannot go on without one of them");
   ProcessRanks ranks(options);
   OpenServer server(options);
-  std::optional<FirstSignals> wait_for_first;
-  if (ranks.transport().rank().value != 0) wait_for_first.emplace(ignore_signal);
+  // The first rank ends the others when the signal reaches it.
+  if (ranks.transport().rank().value != 0) ignore_first_signals();
   bool has_agreed = false;
   while (true) {
     const Serving serving = serving_of(options, ranks.transport().size());
     if (ranks.transport().rank().value == 0) server.open(serving);
     try {
       if (!std::exchange(has_agreed, true)) ranks.agree(serving);
-      serve_rank(ranks.transport(), serving,
-                 [&]() -> CompletionServer& { return server.ready(serving); });
+      serve_rank(ranks.transport(), serving, server.get());
       return kExitOk;
     } catch (const TransportError& error) {
       if (!ranks.can_regroup()) throw;

@@ -4,8 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstddef>
-#include <iterator>
+#include <csignal>
 #include <system_error>
 
 #include "base/check.h"
@@ -21,29 +20,25 @@ void pass_on(int) {
   const char byte = 1;
   static_cast<void>(!::write(signal_pipe, &byte, 1));
 }
+void ignore(int) {}
 
-}  // namespace
-
-FirstSignals::FirstSignals(void (*handler)(int)) {
+void handle_first_signals(void (*handler)(int)) {
   struct sigaction action = {};
   action.sa_handler = handler;
   action.sa_flags = SA_RESETHAND | SA_RESTART;
-  for (std::size_t i = 0; i < std::size(kSignals); ++i) {
-    ::sigaction(kSignals[i], &action, &before_[i]);
-  }
+  for (const int signal : kSignals) ::sigaction(signal, &action, nullptr);
 }
-FirstSignals::~FirstSignals() {
-  for (std::size_t i = 0; i < std::size(kSignals); ++i) {
-    ::sigaction(kSignals[i], &before_[i], nullptr);
-  }
-}
+
+}  // namespace
+
+void ignore_first_signals() { handle_first_signals(ignore); }
 
 StopOnSignal::StopOnSignal(CompletionServer& server) {
   if (::pipe2(ends_, O_CLOEXEC) != 0) {
     fail_io("serve: cannot open a pipe: {}", std::generic_category().message(errno));
   }
   signal_pipe = ends_[1];
-  signals_.emplace(pass_on);
+  handle_first_signals(pass_on);
   waiter_ = std::thread([this, &server] {
     char byte = 0;
     while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
@@ -52,7 +47,7 @@ StopOnSignal::StopOnSignal(CompletionServer& server) {
   });
 }
 StopOnSignal::~StopOnSignal() {
-  signals_.reset();
+  handle_first_signals(ignore);
   ::close(ends_[1]);
   waiter_.join();
   ::close(ends_[0]);

@@ -1,32 +1,18 @@
 // The end of a server by SIGINT or SIGTERM.
 #pragma once
 
-#include <csignal>
-#include <optional>
 #include <thread>
 
 #include "contextile/serving/completion_server.h"
 
 namespace contextile {
 
-// A handler that does nothing.
-inline void ignore_signal(int) {}
+// Makes the first SIGINT or SIGTERM from now on do nothing, and a second one end the process. It
+// lasts until the process ends, because the signal may reach a rank that is already ending.
+// It does not use signal masks of threads: libraries have threads of their own, from before main.
+void ignore_first_signals();
 
-// While one lives, the first SIGINT or SIGTERM does what the handler does, and a second one ends
-// the process. It does not use signal masks of threads: libraries have threads of their own, from
-// before main.
-class FirstSignals {
- public:
-  explicit FirstSignals(void (*handler)(int));
-  ~FirstSignals();
-  FirstSignals(const FirstSignals&) = delete;
-  FirstSignals& operator=(const FirstSignals&) = delete;
-
- private:
-  struct sigaction before_[2] = {};
-};
-
-// Stops the server at the first signal.
+// Stops the server at the first signal. Once it is gone, a first signal does nothing.
 class StopOnSignal {
  public:
   explicit StopOnSignal(CompletionServer& server);
@@ -36,7 +22,6 @@ class StopOnSignal {
 
  private:
   int ends_[2] = {-1, -1};
-  std::optional<FirstSignals> signals_;
   std::thread waiter_;
 };
 

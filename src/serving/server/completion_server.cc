@@ -101,6 +101,7 @@ class HttpServer final : public CompletionServer {
 
   void run(EngineRank& rank, const Engine& engine) override {
     health_.note_start(engine.scheduler().cache().layout().num_ranks);
+    if (!std::exchange(was_ready_, true) && options_.on_ready) options_.on_ready();
     try {
       while (!rank_advances(rank, engine)) {
       }
@@ -469,7 +470,8 @@ class HttpServer final : public CompletionServer {
   RequestQueue queue_;
   EngineHealth health_;
   std::int32_t port_ = -1;
-  HttpFront server_;  // the last: its threads use the others
+  bool was_ready_ = false;  // used by run alone
+  HttpFront server_;        // the last: its threads use the others
 };
 
 }  // namespace
