@@ -25,7 +25,7 @@ import time
 import urllib.parse
 
 MODEL = "random:layers=3,hidden=48,heads=24,kv_heads=2,head_dim=8,ffn=64,vocab=256,window=40"
-LIMIT_S = 60
+LIMIT_S = 120  # a hang, even on a machine that is busy with other things
 
 
 class Answer:
@@ -43,9 +43,12 @@ class Answer:
 
 
 class Server:
-    """Starts `command` until its server answers, and the other processes of its group with it."""
+    """Starts `command` until its server answers, and the other processes of its group with it.
 
-    def __init__(self, command, others=()):
+    A launcher of ranks gets SIGTERM at the end, so that it ends them."""
+
+    def __init__(self, command, others=(), launches=False):
+        self.launches = launches
         self.others = [subprocess.Popen(other, stderr=subprocess.PIPE, text=True) for other in others]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.url = None
@@ -62,18 +65,23 @@ class Server:
         return self
 
     def __exit__(self, *_):
+        if self.launches and self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LIMIT_S)
         for process in [self.process, *self.others]:
             process.kill()
             process.wait()
 
-    def send(self, data, wait_s=10):
-        """Sends bytes on a new connection. Returns the answer until the server closes it or falls
-        silent."""
-        with socket.create_connection((self.url.hostname, self.url.port), timeout=wait_s) as connection:
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
+    def send(self, data):
+        """Sends bytes on a new connection. Returns the answer until the server closes it, which it
+        may do before it has read them all."""
+        with socket.create_connection((self.url.hostname, self.url.port), timeout=LIMIT_S) as connection:
             answer = b""
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
                 while piece := connection.recv(65536):
                     answer += piece
             return answer
@@ -99,10 +107,10 @@ class Server:
                 return int(line.split()[1])
         raise KeyError(name)
 
-    def wait_for(self, name, value):
+    def wait_for(self, name, *values):
         limit = time.monotonic() + LIMIT_S
-        while self.metric(name) != value:
-            assert time.monotonic() < limit, f"{name}: expected {value}, found {self.metric(name)}"
+        while (found := self.metric(name)) not in values:
+            assert time.monotonic() < limit, f"{name}: expected {values}, found {found}"
             time.sleep(0.02)
 
     def stop(self):
@@ -162,8 +170,8 @@ class Tests:
     def test_processes_over_gloo_give_the_tokens_of_one_rank(self):
         if not self.gloo:
             return
-        with Server([self.program, "launch", "-n", "3", "--", "serve", "--model", MODEL, "--port", "0",
-                     "--hop-b-groups", "2"]) as server:
+        with Server([self.program, "launch", "-n", "3", "--grace", str(LIMIT_S), "--", "serve", "--model", MODEL,
+                     "--port", "0", "--hop-b-groups", "2"], launches=True) as server:  # fmt: skip
             assert self.complete_all(server) == self.tokens_of_one_rank()
             assert server.stop() == 0
 
@@ -177,7 +185,7 @@ class Tests:
             return
         words = ["--oversubscribe", "-n", "3"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
         with Server([self.mpirun, *words, self.program, "serve", "--model", MODEL, "--port", "0", "--transport",
-                     "mpi"]) as server:  # fmt: skip
+                     "mpi"], launches=True) as server:  # fmt: skip
             assert self.complete_all(server) == self.tokens_of_one_rank()
 
     def test_pages_that_are_short_lose_nothing(self):
@@ -351,19 +359,21 @@ class Tests:
             connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 60000, "stream": True}))
             response = connection.getresponse()
             assert response.read(20)
-            assert server.metric("requests_running") == 1
+            server.wait_for("requests_running", 1)
             response.close()
             connection.close()
             server.wait_for("requests_running", 0)
             server.wait_for("kv_pages_free", 2048)
-            # This also holds while its prompt is computed and nothing has been written.
+            # This also holds while its prompts are computed, which takes minutes, and nothing has
+            # been written.
+            prompts = [letter * 60_000 for letter in "bcdefghijklm"]
             connection = server.connect()
-            connection.request("POST", "/v1/completions", json.dumps({"prompt": "b" * 60_000, "stream": True}))
-            server.wait_for("requests_running", 1)
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": prompts, "stream": True}))
+            server.wait_for("requests_running", *range(1, len(prompts) + 1))
             connection.sock.close()
-            computed = server.metric("computed_tokens_total")
             server.wait_for("requests_running", 0)
-            assert server.metric("computed_tokens_total") < computed + 40_000
+            server.wait_for("requests_waiting", 0)
+            assert server.metric("computed_tokens_total") < 60_000 * len(prompts) / 2
 
     def test_requests_that_two_servers_could_read_differently_are_refused(self):
         begin = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -389,7 +399,7 @@ class Tests:
                 assert answer.count(b"Content-Length:") == 1, answer  # no second request follows
             before = self.resident_mib(server)
             endless = server.send(b"GET / HTTP/1.1\r\nA: " + b"x" * (64 << 20))
-            assert endless.startswith((b"HTTP/1.1 431", b"")), endless[:100]
+            assert not endless or endless.startswith(b"HTTP/1.1 431"), endless[:100]
             assert self.resident_mib(server) < before + 16
             assert server.complete(prompt="a", max_tokens=1).status == 200
 
@@ -421,18 +431,18 @@ class Tests:
                 connection.request("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 60000, "stream": true}')
                 streams.append((connection, connection.getresponse()))
             assert server.ask("GET", "/health").status == 200
-            assert server.metric("requests_running") == 4
+            server.wait_for("requests_running", 4)
             for connection, response in streams:
                 response.close()
                 connection.close()
             assert server.complete(prompt="a", max_tokens=1).status == 200
-            # A missing body holds a thread; the end of the server does not wait for it.
-            silent = stack.enter_context(socket.create_connection(address))
+            # A missing body holds a thread; the end of the server does not wait until it is refused
+            # with 408.
+            silent = stack.enter_context(socket.create_connection(address, timeout=LIMIT_S))
             silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
-            time.sleep(0.2)
-            begin = time.monotonic()
             assert server.stop() == 0
-            assert time.monotonic() - begin < 10
+            with contextlib.suppress(ConnectionError):
+                assert b" 408 " not in silent.recv(65536)
 
     def test_clients_that_leave_are_forgotten_without_streams_too(self):
         with self.serve() as server:
@@ -479,11 +489,28 @@ class Tests:
     def test_control_c_ends_launched_ranks_well(self):
         if not self.gloo:
             return
-        command = [self.program, "launch", "-n", "2", "--grace", "30", "--", "serve", "--port", "0", "--model", MODEL]
+        command = [self.program, "launch", "-n", "2", "--grace", str(LIMIT_S), "--", "serve", "--port", "0", "--model",
+                   MODEL]  # fmt: skip
         launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         assert any(line.startswith("serving") for line in launcher.stdout)
         os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does, to all of the group
         assert launcher.wait(LIMIT_S) == 0, launcher.stderr.read()
+
+    def test_a_signal_to_a_rank_that_is_ending_changes_nothing(self):
+        """The signal comes to the first rank, which ends the other one, and to that one in every
+        part of its end."""
+        if not self.gloo:
+            return
+        for delay_ms in range(0, 30, 3):
+            meeting = tempfile.mkdtemp(dir=self.folder)
+            command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
+                       f"file://{meeting}", "--run-id", "a", "--port", "0"]  # fmt: skip
+            with Server([*command, "--rank", "0"], [[*command, "--rank", "1"]]) as server:
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(delay_ms / 1e3)
+                server.others[0].send_signal(signal.SIGTERM)
+                assert server.process.wait(LIMIT_S) == 0, server.process.stderr.read()
+                assert server.others[0].wait(LIMIT_S) == 0, (delay_ms, server.others[0].stderr.read())
 
     def test_health_says_what_is_so(self):
         if not self.gloo:
@@ -493,7 +520,8 @@ class Tests:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
-                   f"file://{meeting}", "--run-id", "a", "--port", str(port)]  # fmt: skip
+                   f"file://{meeting}", "--run-id", "a", "--port", str(port), "--timeout",
+                   str(3 * LIMIT_S)]  # fmt: skip
         first = subprocess.Popen([*command, "--rank", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         second = subprocess.Popen([*command, "--rank", "1"], stderr=subprocess.DEVNULL)
         try:
@@ -507,12 +535,13 @@ class Tests:
 
             assert health() == (200, "ok\n")
             second.send_signal(signal.SIGSTOP)
-            limit = time.monotonic() + 30
+            limit = time.monotonic() + LIMIT_S
             while health()[0] == 200:
                 assert time.monotonic() < limit
                 time.sleep(0.5)
             assert health()[1].startswith("degraded: no step has ended for"), health()
             second.send_signal(signal.SIGCONT)
+            limit = time.monotonic() + LIMIT_S
             while health()[0] != 200:
                 assert time.monotonic() < limit
                 time.sleep(0.5)
@@ -544,7 +573,8 @@ class Tests:
             with concurrent.futures.ThreadPoolExecutor(100) as pool:
                 answers = list(pool.map(lambda i: server.complete(prompt=[i % 256], max_tokens=3), range(600)))
             assert {answer.status for answer in answers} <= {200, 429}, {answer.status for answer in answers}
-            assert sum(answer.status == 200 for answer in answers) >= 50
+            # There is always room for as many as may wait.
+            assert sum(answer.status == 200 for answer in answers) >= 8
             refused = [answer for answer in answers if answer.status == 429]
             assert all(answer.headers["Retry-After"] == "1" for answer in refused)
             assert self.resident_mib(server) < before + 64
@@ -572,7 +602,7 @@ class Tests:
         def rank(number):
             return [self.program, "serve", "--model", MODEL, "--port", "0", "--ranks", "3", "--transport", "gloo",
                     "--rendezvous", f"file://{folder}", "--run-id", run, "--store", store or f"file://{folder}",
-                    "--timeout", "8", "--rank", str(number), *options]  # fmt: skip
+                    "--timeout", "30", "--rank", str(number), *options]  # fmt: skip
 
         return Server(rank(0), [rank(1), rank(2)])
 
@@ -610,11 +640,13 @@ class Tests:
             assert again.returncode == 3, again
             assert "goes on without this rank" in again.stderr, again.stderr
             assert server.complete(prompt=self.prompts()[2], max_tokens=12).tokens == expected[2]
-            time.sleep(1.5)  # the server looks every second
+            log = ""  # the server looks every second
+            while "rank '2' came back and was refused" not in log:
+                line = server.process.stderr.readline()
+                assert line, log
+                log += line
             assert server.stop() == 0
             assert server.others[0].wait(LIMIT_S) == 0
-            log = server.process.stderr.read()
-            assert "rank '2' came back and was refused" in log, log
 
     def test_without_the_first_rank_all_end(self):
         if not self.gloo:
@@ -642,8 +674,7 @@ def main():
         tests = Tests(arguments, folder)
         for name in [name for name in dir(tests) if name.startswith("test_") and arguments.only in name]:
             print(name, flush=True)
-            with contextlib.suppress(BrokenPipeError):
-                getattr(tests, name)()
+            getattr(tests, name)()
     return 0
 
 
