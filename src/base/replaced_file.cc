@@ -10,15 +10,14 @@
 #include <climits>
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <streambuf>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/new_file.h"
 #include "base/standard_stream.h"
 
 namespace contextile {
@@ -73,7 +72,6 @@ std::string target_of(const std::string& path) {
   return target.string();
 }
 
-constexpr mode_t kReadWriteForAll = 0666;  // without the bits that the process masks
 constexpr mode_t kPermissions = 07777;
 
 }  // namespace
@@ -107,7 +105,7 @@ class ReplacedFile::Buffer : public std::streambuf {
       if (::access(path.c_str(), W_OK) != 0) fail_writing(path, errno);
       return replace(path, status.st_mode & kPermissions);
     }
-    if (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)) return open(path, O_WRONLY);
+    if (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode)) return open_stream(path);
     if (S_ISDIR(status.st_mode)) fail_writing(path, EISDIR);
     throw OutputError(fmt::format(
         "{}: expected a regular file, a pipe or a character device, found another kind", path));
@@ -138,21 +136,23 @@ class ReplacedFile::Buffer : public std::streambuf {
  private:
   static constexpr std::size_t kPendingBytes = std::size_t{1} << 16;
 
-  void open(const std::string& path, int flags) {
+  void open_stream(const std::string& path) {
     do {
-      descriptor_ = ::open(path.c_str(), flags | O_CLOEXEC, kReadWriteForAll);
+      descriptor_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
     } while (descriptor_ < 0 && errno == EINTR);
     if (descriptor_ < 0) fail_writing(name_, errno);
   }
 
-  // Writes under a name of this thread's own in the target's folder: rename works inside one file
-  // system only.
+  // Writes under another name in the target's folder, because rename works inside one file system
+  // only. Others may be able to write to that folder (/tmp): the name cannot be foreseen, and what
+  // already lies under it is not opened. The new file is never more open than the old one.
   void replace(const std::string& path, std::optional<mode_t> mode) {
     target_ = target_of(path);
-    const std::size_t thread = std::hash<std::thread::id>{}(std::this_thread::get_id());
-    std::string temporary = fmt::format("{}.{}.{:x}.tmp", target_, ::getpid(), thread);
-    open(temporary, O_WRONLY | O_CREAT | O_TRUNC);
-    temporary_ = std::move(temporary);
+    NewFile made =
+        make_new_file(target_ + ".", ".tmp", mode ? kReadWriteForOwner : kReadWriteForAll);
+    if (made.descriptor < 0) fail_writing(name_, made.error);
+    descriptor_ = made.descriptor;
+    temporary_ = std::move(made.path);
     entry_ = remember(temporary_);
     if (mode && ::fchmod(descriptor_, *mode) != 0) fail_writing(name_, errno);
   }

@@ -11,12 +11,12 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/new_file.h"
 #include "base/quote.h"
 #include "store/implementations.h"
 #include "store/value_file.h"
@@ -27,7 +27,6 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-constexpr mode_t kReadWriteForAll = 0666;  // without the bits that the process masks
 constexpr std::int64_t kSweepInterval = 256;
 constexpr auto kDraftLife = std::chrono::minutes(10);  // writing one value takes less
 constexpr std::string_view kDraftPrefix = "draft-";
@@ -226,7 +225,7 @@ class FileStore : public Store {
 
   // Holds the folder's lock until the result is destroyed.
   [[nodiscard]] Descriptor hold(std::string_view operation, Key key) const {
-    Descriptor file = open_file(folder_ + "/lock", O_RDWR | O_CREAT);
+    Descriptor file = open_file(folder_ + "/lock", O_RDWR | O_CREAT | O_NOFOLLOW);
     if (!file.valid()) fail(operation, key, errno);
     constexpr milliseconds kLongestPause{5};
     const Clock::time_point deadline = Clock::now() + timeout_;
@@ -247,14 +246,10 @@ class FileStore : public Store {
   [[nodiscard]] Draft write_draft(std::string_view operation, Key key, Bytes value,
                                   Milliseconds expiry) {
     // Processes of several machines can have the same number, hence a random name.
-    std::random_device random;
-    Draft draft(fmt::format("{}/{}{:08x}{:08x}", folder_, kDraftPrefix, random(), random()));
-    Descriptor file = open_file(draft.path, O_WRONLY | O_CREAT | O_EXCL);
-    if (!file.valid()) {
-      const int error = errno;
-      draft.path.clear();  // it belongs to another writer
-      fail(operation, key, error);
-    }
+    NewFile made = make_new_file(fmt::format("{}/{}", folder_, kDraftPrefix), "", kReadWriteForAll);
+    if (made.descriptor < 0) fail(operation, key, made.error);
+    Descriptor file(made.descriptor);
+    Draft draft(std::move(made.path));
     const auto header = encode_value_header({now_ms() + expiry.count(), value.size()});
     if (!write_all(file.get(), header) || !write_all(file.get(), value) || !file.close()) {
       fail(operation, key, errno);

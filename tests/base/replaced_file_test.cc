@@ -1,5 +1,6 @@
 #include "base/replaced_file.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -7,12 +8,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <thread>
 
+#include "base/new_file.h"
 #include "contextile/base.h"
 #include "support/message_of.h"
 
@@ -153,6 +157,52 @@ TEST_F(ReplacedFiles, ThatAreUnfinishedCanBeRemoved) {
   EXPECT_EQ(num_files(), 2);
   remove_unfinished_files();
   EXPECT_EQ(num_files(), 0);
+}
+
+// A link that lies in a folder that others write to is not written through.
+TEST_F(ReplacedFiles, DoNotFollowLinksInAFolderOfOthers) {
+  put(path("other"), "another user's");
+  const std::size_t thread = std::hash<std::thread::id>{}(std::this_thread::get_id());
+  for (const std::string& name :
+       {fmt::format("a.{}.{:x}.tmp", ::getpid(), thread), std::string("a.tmp")}) {
+    fs::create_symlink(path("other"), path(name));
+  }
+  replace(path("a"), "new");
+  EXPECT_EQ(content(path("a")), "new");
+  EXPECT_EQ(content(path("other")), "another user's");
+}
+
+TEST_F(ReplacedFiles, HaveAnotherTemporaryNameEachTime) {
+  const auto name_of_temporary = [&] {
+    ReplacedFile file(path("a"));
+    return fs::directory_iterator(folder_)->path().filename().string();
+  };
+  const std::string first = name_of_temporary();
+  EXPECT_NE(first, name_of_temporary());
+  EXPECT_EQ(first.size(), std::string("a.0123456789abcdef.tmp").size());
+}
+
+// The new bytes of a private file are private from the first one on.
+TEST_F(ReplacedFiles, AreNoMoreOpenThanTheOldOnesWhileTheyAreWritten) {
+  const mode_t before = ::umask(0);
+  put(path("a"), "old");
+  ASSERT_EQ(::chmod(path("a").c_str(), 0600), 0);
+  ReplacedFile file(path("a"));
+  file.write("new");
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
+    struct stat status {};
+    ASSERT_EQ(::stat(entry.path().c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600U) << entry.path();
+  }
+  ::umask(before);
+}
+
+TEST(NewFiles, LeaveWhatIsThere) {
+  const std::string folder = ::testing::TempDir();
+  const NewFile missing = make_new_file(folder + "no such folder/a", "", kReadWriteForAll);
+  EXPECT_EQ(missing.descriptor, -1);
+  EXPECT_EQ(missing.error, ENOENT);
+  EXPECT_EQ(missing.path, "");
 }
 
 }  // namespace
