@@ -1,7 +1,6 @@
 #include "base/file_bytes.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include "base/check.h"
 #include "base/out_of_memory.h"
 #include "base/standard_stream.h"
+#include "base/steady_file.h"
 
 namespace contextile {
 namespace {
@@ -21,22 +21,12 @@ namespace {
   fail_io("{}: cannot read: {}", name, std::generic_category().message(error));
 }
 
-class FileDescriptor {
- public:
-  explicit FileDescriptor(const std::string& path)
-      : value_(path == kStandardStream ? ::dup(STDIN_FILENO)
-                                       : ::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (value_ < 0) fail_reading(path, errno);
-  }
-  ~FileDescriptor() { ::close(value_); }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-
-  [[nodiscard]] int get() const { return value_; }
-
- private:
-  int value_;
-};
+FileDescriptor open_source(const std::string& path) {
+  const int value =
+      path == kStandardStream ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (value < 0) fail_reading(path, errno);
+  return FileDescriptor(value);
+}
 
 // Reads until `result` holds `size` bytes or the source ends; true at the end.
 bool read_up_to(int file, std::uint64_t size, std::string_view name,
@@ -59,6 +49,29 @@ bool read_up_to(int file, std::uint64_t size, std::string_view name,
 std::uint64_t half_of_memory() {
   return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
          static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) / 2;
+}
+
+// All bytes of a regular file: first its beginning, then, if `look` lets it pass, the rest.
+struct Content {
+  std::unique_ptr<std::uint8_t[]> bytes;
+  std::size_t size = 0;
+};
+
+Content read_regular(const SteadyFile& file, const FirstLook& look) {
+  std::vector<std::uint8_t> first(std::min<std::uint64_t>(file.size(), kFirstBytes));
+  first.resize(file.read_up_to(0, first));
+  static_cast<void>(look(first, file.name()));
+  if (file.size() > half_of_memory()) {
+    fail_io("{}: expected at most {} bytes, half of this machine's memory, found {}", file.name(),
+            half_of_memory(), file.size());
+  }
+  return with_memory_for(
+      [&] { return fmt::format("{}, a file of {} bytes", file.name(), file.size()); },
+      [&] {
+        Content content{std::make_unique_for_overwrite<std::uint8_t[]>(file.size()), 0};
+        content.size = file.read_up_to(0, {content.bytes.get(), file.size()});
+        return content;
+      });
 }
 
 std::vector<std::uint8_t> read_stream(int file, std::string_view name, const FirstLook& look) {
@@ -94,33 +107,20 @@ FirstLook expect_text(std::string what) {
 
 FileBytes::FileBytes(const std::string& path, const FirstLook& look)
     : name_(path == kStandardStream ? "standard input" : path) {
-  const FileDescriptor file(path);
+  FileDescriptor file = open_source(path);
   struct stat info = {};
   if (::fstat(file.get(), &info) != 0) fail_reading(name_, errno);
   if (S_ISDIR(info.st_mode)) fail_reading(name_, EISDIR);
-  // Files in /proc claim to be regular and empty: they are read, too. So is standard input, even
-  // from a regular file: it begins where the file's offset is, a mapping would begin at byte 0.
+  // Files in /proc claim to be regular and empty: they are read to their end. So is standard input,
+  // even from a regular file: it begins where the file's offset is, not at byte 0.
   if (S_ISREG(info.st_mode) && info.st_size > 0 && path != kStandardStream) {
-    const auto size = static_cast<std::size_t>(info.st_size);
-    void* const mapping = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (mapping != MAP_FAILED) {
-      mapping_ = mapping;
-      bytes_ = {static_cast<const std::uint8_t*>(mapping), size};
-      try {
-        static_cast<void>(look(bytes_, name_));
-      } catch (...) {
-        ::munmap(mapping_, size);
-        throw;
-      }
-      return;
-    }
+    Content content = read_regular(SteadyFile(std::move(file), info, name_), look);
+    content_ = std::move(content.bytes);
+    bytes_ = {content_.get(), content.size};
+    return;
   }
-  copy_ = read_stream(file.get(), name_, look);
-  bytes_ = copy_;
-}
-
-FileBytes::~FileBytes() {
-  if (mapping_ != nullptr) ::munmap(mapping_, bytes_.size());
+  stream_ = read_stream(file.get(), name_, look);
+  bytes_ = stream_;
 }
 
 }  // namespace contextile

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,18 +26,16 @@ inline constexpr std::uint64_t kMaxTextBytes = std::uint64_t{1} << 30;
 // the message ("a cluster as JSON").
 [[nodiscard]] FirstLook expect_text(std::string what);
 
-// The bytes of a file. Regular files are mapped, so that only the pages that a parser looks at are
-// read. Anything else (a pipe, a device, standard input) is read piece by piece, to its end or the
-// limit. NOTE: as with every mapping, cutting the file short while it is mapped is a bus error.
+// The bytes of a file, as a copy in memory: whatever becomes of the file, they stay. Regular files
+// are read at once. Anything else (a pipe, a device, standard input) is read piece by piece, to its
+// end or the limit.
 class FileBytes {
  public:
-  // Throws IoError with the source and the system's reason, also if a source that is no regular
-  // file goes on beyond the limit, and what `look` throws. `path` kStandardStream is standard
-  // input.
+  // Throws IoError with the source and the system's reason, also if a regular file changes while it
+  // is read (its size before and after) or is larger than half of this machine's memory, or if
+  // another source goes on beyond the limit; and what `look` throws. `path` kStandardStream is
+  // standard input.
   FileBytes(const std::string& path, const FirstLook& look);
-  ~FileBytes();
-  FileBytes(const FileBytes&) = delete;
-  FileBytes& operator=(const FileBytes&) = delete;
 
   // How messages call the source: the path, or "standard input".
   [[nodiscard]] const std::string& name() const { return name_; }
@@ -47,8 +46,9 @@ class FileBytes {
 
  private:
   std::string name_;
-  void* mapping_ = nullptr;  // null: the bytes are in copy_
-  std::vector<std::uint8_t> copy_;
+  // The bytes of a regular file or those of a stream. The former are never filled with zeros first.
+  std::unique_ptr<std::uint8_t[]> content_;
+  std::vector<std::uint8_t> stream_;
   std::span<const std::uint8_t> bytes_;
 };
 

@@ -4,10 +4,9 @@
 // The safetensors format: 8 bytes with the length of a header, a JSON object of tensors by name
 // with dtype, shape and place, then their bytes (huggingface/safetensors, "Format").
 #include <algorithm>
+#include <array>
 #include <bit>
-#include <cstring>
 #include <filesystem>
-#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "base/little_endian.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
+#include "base/steady_file.h"
 #include "serving/model/tensor_source.h"
 
 namespace contextile {
@@ -31,7 +31,8 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // what the format's own
 enum class Element : std::uint8_t { kF32, kBf16, kF16 };
 
 struct StoredTensor {
-  std::span<const std::uint8_t> bytes;
+  std::uint64_t begin = 0;  // where its bytes are in the file
+  std::uint64_t num_bytes = 0;
   std::vector<std::int64_t> shape;
   std::optional<Element> element;  // none: a kind that is not read here
   std::string element_name;
@@ -54,23 +55,26 @@ float float_at(std::span<const std::uint8_t> bytes, std::size_t at, Element elem
   return element == Element::kBf16 ? bf16_to_float(bits) : f16_to_float(bits);
 }
 
-// One file, mapped while its tensors are read.
+// One file, open while its tensors are read. Its bytes are never in memory as a whole: those of a
+// tensor pass through a small buffer into the part that needs them.
 class SafetensorsFile {
  public:
-  explicit SafetensorsFile(const std::string& path)
-      : file_(path, [](std::span<const std::uint8_t>, std::string_view) {
-          return std::numeric_limits<std::uint64_t>::max();
-        }) {
-    const std::span<const std::uint8_t> bytes = file_.bytes();
-    CONTEXTILE_CHECK(bytes.size() >= 8, "{}: expected a safetensors file, found {} bytes",
-                     file_.name(), bytes.size());
-    const auto header_bytes = get(bytes, 0);
-    CONTEXTILE_CHECK(header_bytes <= kMaxHeaderBytes && header_bytes <= bytes.size() - 8,
+  explicit SafetensorsFile(const std::string& path) : file_(path) {
+    const std::uint64_t size = file_.size();
+    CONTEXTILE_CHECK(size >= kLengthBytes, "{}: expected a safetensors file, found {} bytes",
+                     file_.name(), size);
+    std::array<std::uint8_t, kLengthBytes> length{};
+    file_.read(0, length);
+    const auto header_bytes = get(length, 0);
+    CONTEXTILE_CHECK(header_bytes <= kMaxHeaderBytes && header_bytes <= size - kLengthBytes,
                      "{}: expected a safetensors header of at most {} bytes, found {}",
-                     file_.name(), std::min<std::uint64_t>(kMaxHeaderBytes, bytes.size() - 8),
+                     file_.name(), std::min<std::uint64_t>(kMaxHeaderBytes, size - kLengthBytes),
                      header_bytes);
-    data_ = bytes.subspan(8 + header_bytes);
-    const json header = parse_json(file_.text().substr(8, header_bytes), file_.name());
+    data_begin_ = kLengthBytes + header_bytes;
+    std::vector<std::uint8_t> text(header_bytes);
+    file_.read(kLengthBytes, text);
+    const json header =
+        parse_json({reinterpret_cast<const char*>(text.data()), text.size()}, file_.name());
     CONTEXTILE_CHECK(header.is_object(), "{}: expected an object of tensors, found {}",
                      file_.name(), header.type_name());
     for (const auto& [name, entry] : header.items()) {
@@ -79,11 +83,13 @@ class SafetensorsFile {
     check_places();
   }
 
-  [[nodiscard]] std::span<const std::uint8_t> bytes() const { return file_.bytes(); }
+  [[nodiscard]] const SteadyFile& file() const { return file_; }
   [[nodiscard]] const std::string& path() const { return file_.name(); }
   [[nodiscard]] const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
 
  private:
+  static constexpr std::size_t kLengthBytes = 8;
+
   [[nodiscard]] StoredTensor tensor_of(const std::string& name, const json& entry) const {
     try {
       StoredTensor tensor;
@@ -91,11 +97,12 @@ class SafetensorsFile {
       tensor.element = element_of(tensor.element_name);
       tensor.shape = entry.at("shape").get<std::vector<std::int64_t>>();
       const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
-      CONTEXTILE_CHECK(
-          offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= data_.size(),
-          "{}, tensor {}: expected data_offsets inside {} bytes, found {}", file_.name(),
-          quote(name), data_.size(), entry.at("data_offsets").dump());
-      tensor.bytes = data_.subspan(offsets[0], offsets[1] - offsets[0]);
+      const std::uint64_t data_bytes = file_.size() - data_begin_;
+      CONTEXTILE_CHECK(offsets.size() == 2 && offsets[0] <= offsets[1] && offsets[1] <= data_bytes,
+                       "{}, tensor {}: expected data_offsets inside {} bytes, found {}",
+                       file_.name(), quote(name), data_bytes, entry.at("data_offsets").dump());
+      tensor.begin = data_begin_ + offsets[0];
+      tensor.num_bytes = offsets[1] - offsets[0];
       return tensor;
     } catch (const json::exception& error) {
       fail_argument("{}, tensor {}: expected dtype, shape and data_offsets: {}", file_.name(),
@@ -105,22 +112,112 @@ class SafetensorsFile {
 
   // Checks that no byte belongs to two tensors.
   void check_places() const {
-    std::vector<std::pair<std::span<const std::uint8_t>, std::string_view>> places;
+    struct Place {
+      std::uint64_t begin;
+      std::uint64_t end;
+      std::string_view name;
+    };
+    std::vector<Place> places;
     for (const auto& [name, tensor] : tensors_) {
-      if (!tensor.bytes.empty()) places.emplace_back(tensor.bytes, name);
+      if (tensor.num_bytes > 0) {
+        places.push_back({tensor.begin, tensor.begin + tensor.num_bytes, name});
+      }
     }
-    std::ranges::sort(places, {}, [](const auto& place) { return place.first.data(); });
+    std::ranges::sort(places, {}, &Place::begin);
     for (std::size_t i = 1; i < places.size(); ++i) {
-      CONTEXTILE_CHECK(
-          places[i - 1].first.data() + places[i - 1].first.size() <= places[i].first.data(),
-          "{}: expected tensors with bytes of their own, found {} and {} overlapping", file_.name(),
-          quote(places[i - 1].second), quote(places[i].second));
+      CONTEXTILE_CHECK(places[i - 1].end <= places[i].begin,
+                       "{}: expected tensors with bytes of their own, found {} and {} overlapping",
+                       file_.name(), quote(places[i - 1].name), quote(places[i].name));
     }
   }
 
-  FileBytes file_;
-  std::span<const std::uint8_t> data_;
+  SteadyFile file_;
+  std::uint64_t data_begin_ = 0;
   std::map<std::string, StoredTensor> tensors_;
+};
+
+// Reads parts of the tensors of one file, piece by piece.
+class PartReader {
+ public:
+  // The part must lie in the tensor, whose elements have `element_bytes` bytes each.
+  PartReader(const SteadyFile& file, const StoredTensor& tensor, const MatrixPart& part,
+             std::int64_t element_bytes)
+      : file_(file),
+        part_(part),
+        element_bytes_(element_bytes),
+        row_length_(std::max<std::int64_t>(part.columns, 1)),
+        width_(part.column_range.size()),
+        begin_(static_cast<std::int64_t>(tensor.begin) +
+               part.index * part.rows * row_length_ * element_bytes) {}
+
+  // take(i, bytes): the bytes of elements, the i-th of the part first. All come once, in order.
+  template <typename Take>
+  void for_each_piece(const Take& take) {
+    const Range rows = part_.row_range;
+    if (width_ == row_length_) return read_run(rows.begin, part_.size(), take);
+    // Rows of which little is left out are read whole, several at a time: a call of the system for
+    // each would take longer than copying what is not needed.
+    constexpr std::int64_t kSmallGapBytes = std::int64_t{4} << 10;
+    const bool has_gaps = (row_length_ - width_) * element_bytes_ > kSmallGapBytes;
+    const std::int64_t at_once =
+        has_gaps ? 1 : std::max<std::int64_t>(kPieceBytes / (row_length_ * element_bytes_), 1);
+    for (std::int64_t row = rows.begin; row < rows.end; row += at_once) {
+      const std::int64_t count = std::min(at_once, rows.end - row);
+      if (count == 1) {
+        read_run(row, width_, take);
+      } else {
+        read_rows(row, count, take);
+      }
+      i_ += static_cast<std::size_t>(count * width_);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;
+
+  // The place in the file of the part's first element of a row.
+  [[nodiscard]] std::int64_t place_of(std::int64_t row) const {
+    return begin_ + (row * row_length_ + part_.column_range.begin) * element_bytes_;
+  }
+
+  std::span<const std::uint8_t> read(std::int64_t offset, std::int64_t num_bytes) {
+    buffer_.resize(std::max(buffer_.size(), static_cast<std::size_t>(num_bytes)));
+    const auto piece = std::span(buffer_).first(static_cast<std::size_t>(num_bytes));
+    file_.read(static_cast<std::uint64_t>(offset), piece);
+    return piece;
+  }
+
+  // Elements that follow each other in the file, from the first of a row on.
+  template <typename Take>
+  void read_run(std::int64_t row, std::int64_t count, const Take& take) {
+    const std::int64_t at_once = kPieceBytes / element_bytes_;
+    for (std::int64_t done = 0; done < count; done += at_once) {
+      const std::int64_t size = std::min(at_once, count - done);
+      take(i_ + static_cast<std::size_t>(done),
+           read(place_of(row) + done * element_bytes_, size * element_bytes_));
+    }
+  }
+
+  template <typename Take>
+  void read_rows(std::int64_t row, std::int64_t count, const Take& take) {
+    const std::int64_t row_bytes = row_length_ * element_bytes_;
+    const std::int64_t width_bytes = width_ * element_bytes_;
+    const auto piece = read(place_of(row), (count - 1) * row_bytes + width_bytes);
+    for (std::int64_t r = 0; r < count; ++r) {
+      take(i_ + static_cast<std::size_t>(r * width_),
+           piece.subspan(static_cast<std::size_t>(r * row_bytes),
+                         static_cast<std::size_t>(width_bytes)));
+    }
+  }
+
+  const SteadyFile& file_;
+  const MatrixPart& part_;
+  const std::int64_t element_bytes_;
+  const std::int64_t row_length_;
+  const std::int64_t width_;
+  const std::int64_t begin_;  // of the matrix in the file
+  std::size_t i_ = 0;         // elements that were taken, of whole rows
+  std::vector<std::uint8_t> buffer_;
 };
 
 class SafetensorsSource final : public TensorSource {
@@ -152,17 +249,25 @@ class SafetensorsSource final : public TensorSource {
   }
 
   void read(const MatrixPart& part, std::span<float> out) const override {
-    const StoredTensor& tensor = tensor_of(part);
-    for_each_element(part, bytes_of(*tensor.element), [&](std::size_t i, std::size_t at) {
-      out[i] = float_at(tensor.bytes, at, *tensor.element);
-    });
+    const auto& [file, tensor] = place_of(part);
+    const Element element = *tensor->element;
+    const auto size = static_cast<std::size_t>(bytes_of(element));
+    PartReader(file->file(), *tensor, part, bytes_of(element))
+        .for_each_piece([&](std::size_t first, std::span<const std::uint8_t> bytes) {
+          for (std::size_t i = 0; i < bytes.size() / size; ++i) {
+            out[first + i] = float_at(bytes, i * size, element);
+          }
+        });
   }
 
   void read_bf16(const MatrixPart& part, std::span<std::uint16_t> out) const override {
-    const StoredTensor& tensor = tensor_of(part);
-    for_each_element(part, 2, [&](std::size_t i, std::size_t at) {
-      out[i] = static_cast<std::uint16_t>(get(tensor.bytes, at, 2));
-    });
+    const auto& [file, tensor] = place_of(part);
+    PartReader(file->file(), *tensor, part, 2)
+        .for_each_piece([&](std::size_t first, std::span<const std::uint8_t> bytes) {
+          for (std::size_t i = 0; i < bytes.size() / 2; ++i) {
+            out[first + i] = static_cast<std::uint16_t>(get(bytes, 2 * i, 2));
+          }
+        });
   }
 
  private:
@@ -171,26 +276,12 @@ class SafetensorsSource final : public TensorSource {
     const StoredTensor* tensor;
   };
 
-  [[nodiscard]] const StoredTensor& tensor_of(const MatrixPart& part) const {
+  [[nodiscard]] const Place& place_of(const MatrixPart& part) const {
     const auto found = places_.find(part.name);
     CONTEXTILE_CHECK(found != places_.end(), "{}: expected a tensor {}, found none",
                      files_.front()->path(), part.name);
     check_tensor(*found->second.file, *found->second.tensor, part);
-    return *found->second.tensor;
-  }
-
-  // take(i, at): the i-th element of the part has its bytes at `at`.
-  template <typename Take>
-  static void for_each_element(const MatrixPart& part, std::int64_t element_bytes,
-                               const Take& take) {
-    const std::int64_t row_length = std::max<std::int64_t>(part.columns, 1);
-    const std::int64_t first = part.index * part.rows * row_length;
-    std::size_t i = 0;
-    for (std::int64_t row = part.row_range.begin; row < part.row_range.end; ++row) {
-      for (std::int64_t c = part.column_range.begin; c < part.column_range.end; ++c) {
-        take(i++, static_cast<std::size_t>((first + row * row_length + c) * element_bytes));
-      }
-    }
+    return found->second;
   }
 
   static void check_tensor(const SafetensorsFile& file, const StoredTensor& tensor,
@@ -204,8 +295,8 @@ class SafetensorsSource final : public TensorSource {
                      file.path(), part.name, quote(tensor.element_name));
     auto size = static_cast<std::uint64_t>(bytes_of(*tensor.element));
     for (const std::int64_t count : shape) size *= static_cast<std::uint64_t>(count);
-    CONTEXTILE_CHECK(tensor.bytes.size() == size, "{}, tensor {}: expected {} bytes, found {}",
-                     file.path(), part.name, size, tensor.bytes.size());
+    CONTEXTILE_CHECK(tensor.num_bytes == size, "{}, tensor {}: expected {} bytes, found {}",
+                     file.path(), part.name, size, tensor.num_bytes);
   }
 
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
@@ -243,20 +334,25 @@ std::vector<std::string> files_of(const std::string& folder) {
 }
 
 // Adds the beginning of a file, where its header is, and pieces at even distances.
-void add_samples(std::span<const std::uint8_t> bytes, XXH3_state_t& state) {
-  constexpr std::size_t kHeader = std::size_t{1} << 20;
-  constexpr std::size_t kPiece = std::size_t{4} << 10;
-  constexpr std::size_t kPieces = std::size_t{4} << 10;
-  const std::uint64_t size = bytes.size();
+void add_samples(const SteadyFile& file, XXH3_state_t& state) {
+  constexpr std::uint64_t kHeader = std::uint64_t{1} << 20;
+  constexpr std::uint64_t kPiece = std::uint64_t{4} << 10;
+  constexpr std::uint64_t kPieces = std::uint64_t{4} << 10;
+  const std::uint64_t size = file.size();
   XXH3_64bits_update(&state, &size, sizeof size);
-  const auto add = [&](std::size_t begin, std::size_t count) {
-    const auto part = bytes.subspan(begin, std::min(count, bytes.size() - begin));
+  std::vector<std::uint8_t> buffer(std::min(size, kHeader));
+  const auto add = [&](std::uint64_t begin, std::uint64_t count) {
+    const auto part = std::span(buffer).first(std::min(count, size - begin));
+    file.read(begin, part);
     XXH3_64bits_update(&state, part.data(), part.size());
   };
-  if (bytes.size() <= kHeader + kPiece * kPieces) return add(0, bytes.size());
+  if (size <= kHeader + kPiece * kPieces) {
+    for (std::uint64_t begin = 0; begin < size; begin += kHeader) add(begin, kHeader);
+    return;
+  }
   add(0, kHeader);
-  const std::size_t step = (bytes.size() - kHeader - kPiece) / (kPieces - 1);
-  for (std::size_t i = 0; i < kPieces; ++i) add(kHeader + i * step, kPiece);
+  const std::uint64_t step = (size - kHeader - kPiece) / (kPieces - 1);
+  for (std::uint64_t i = 0; i < kPieces; ++i) add(kHeader + i * step, kPiece);
 }
 
 }  // namespace
@@ -273,7 +369,7 @@ std::uint64_t weights_digest(const std::string& folder) {
     const std::string name = std::filesystem::path(path).filename().string();
     XXH3_64bits_update(state.get(), name.data(), name.size());
     const SafetensorsFile file(path);
-    add_samples(file.bytes(), *state);
+    add_samples(file.file(), *state);
   }
   return XXH3_64bits_digest(state.get());
 }
