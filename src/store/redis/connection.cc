@@ -7,10 +7,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "contextile/store.h"
 
 namespace contextile {
 namespace {
@@ -29,6 +33,43 @@ struct FreeReply {
 struct FreeCommand {
   void operator()(char* command) const { redisFreeCommand(command); }
 };
+
+// The longest line of an answer: a status, an error, a number or the size of a value.
+constexpr std::size_t kMaxLineBytes = std::size_t{64} << 10;
+
+// The size that a value or an array states in its first line, -1 if there is none. Throws
+// RedisRefusal on one that no answer to a command of ours has.
+std::size_t stated_bytes(std::string_view line) {
+  const char kind = line.front();
+  const std::string_view digits = line.substr(1);
+  std::int64_t size = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), size);
+  constexpr std::int64_t kNothing = -1;
+  const bool is_number = error == std::errc() && end == digits.data() + digits.size();
+  if (is_number && size == kNothing) return 0;
+  if (kind == '*') throw RedisRefusal(fmt::format("an array of {} values", quote(digits)));
+  if (!is_number || size < 0 || std::cmp_greater(size, kMaxStoreValueBytes)) {
+    throw RedisRefusal(fmt::format("a value of {} bytes, of which at most {} are stored",
+                                   quote(digits), kMaxStoreValueBytes));
+  }
+  return static_cast<std::size_t>(size);
+}
+
+// How many bytes an answer that begins so may have; none if its first line is not whole yet. Throws
+// RedisRefusal on answers that no command of ours has, before hiredis reads them: it reserves
+// memory for as many elements as an array announces.
+std::optional<std::size_t> max_answer_bytes(std::string_view begin) {
+  constexpr std::string_view kLines = "+-:";
+  constexpr std::string_view kSized = "$*";
+  if (kLines.find(begin.front()) != std::string_view::npos) return kMaxLineBytes;
+  if (kSized.find(begin.front()) == std::string_view::npos) {
+    throw RedisRefusal("an answer that begins with " + quote(begin));
+  }
+  const std::size_t line = begin.find('\r');
+  if (line == std::string_view::npos) return std::nullopt;
+  constexpr std::size_t kLineEnds = 4;  // two, of two bytes each
+  return line + stated_bytes(begin.substr(0, line)) + kLineEnds;
+}
 
 // "LOADING Redis is loading the dataset in memory": the server is on its way.
 bool is_passing(std::string_view error) {
@@ -76,9 +117,7 @@ RedisReply RedisConnection::call(std::span<const std::string_view> words, Millis
   set_timeout(timeout);
   send({command.get(), static_cast<std::size_t>(size)});
 
-  void* answer = nullptr;
-  if (redisGetReply(context_.get(), &answer) != REDIS_OK) fail_lost("read");
-  const std::unique_ptr<redisReply, FreeReply> reply(static_cast<redisReply*>(answer));
+  const std::unique_ptr<redisReply, FreeReply> reply(static_cast<redisReply*>(read_answer()));
   RedisReply result;
   switch (reply->type) {
     case REDIS_REPLY_INTEGER:
@@ -95,12 +134,32 @@ RedisReply RedisConnection::call(std::span<const std::string_view> words, Millis
     case REDIS_REPLY_ERROR: {
       const std::string_view error(reply->str, reply->len);
       if (is_passing(error)) throw ConnectionLost(quote(error));
-      throw RedisRefusal(std::string(error));
+      throw RedisRefusal(quote(error));
     }
     default:
       throw RedisRefusal(fmt::format("an answer of kind {}", reply->type));
   }
   return result;
+}
+
+// Reads one answer. The caller frees it.
+void* RedisConnection::read_answer() {
+  std::optional<std::size_t> most;
+  while (true) {
+    if (redisBufferRead(context_.get()) != REDIS_OK) fail_lost("read");
+    const redisReader& reader = *context_->reader;
+    const std::string_view unread(reader.buf + reader.pos, reader.len - reader.pos);
+    if (unread.empty()) continue;
+    if (!most) most = max_answer_bytes(unread);
+    if (unread.size() > most.value_or(kMaxLineBytes)) {
+      throw RedisRefusal(
+          fmt::format("more than {} bytes of an answer", most.value_or(kMaxLineBytes)));
+    }
+    if (!most) continue;
+    void* answer = nullptr;
+    if (redisGetReplyFromReader(context_.get(), &answer) != REDIS_OK) fail_lost("read");
+    if (answer != nullptr) return answer;
+  }
 }
 
 void RedisConnection::set_timeout(Milliseconds timeout) {

@@ -22,7 +22,8 @@ class ConnectionLost : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-// The server has refused. No other connection would do better.
+// The server has refused, or its answer is none that a command of ours has; what() quotes what was
+// found. No other connection would do better.
 class RedisRefusal : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -46,8 +47,10 @@ class RedisConnection {
   RedisConnection(const RedisConnection&) = delete;
   RedisConnection& operator=(const RedisConnection&) = delete;
 
-  // Sends a command and waits for its answer, at most `timeout` without a byte moving. Throws
-  // ConnectionLost, after which the connection is of no use, and RedisRefusal.
+  // Sends a command and waits for its answer, at most `timeout` without a byte moving. An answer
+  // may be a value of at most kMaxStoreValueBytes, a number, a status or nothing: one that
+  // announces an array or a larger value is refused before memory is reserved for it. Throws
+  // ConnectionLost and RedisRefusal, after both of which the connection is of no use.
   [[nodiscard]] RedisReply call(std::span<const std::string_view> words, Milliseconds timeout);
 
   // Returns true in a child that inherited the connection by fork.
@@ -60,6 +63,7 @@ class RedisConnection {
 
   void set_timeout(Milliseconds timeout);
   void send(std::string_view bytes);
+  [[nodiscard]] void* read_answer();
   [[noreturn]] void fail_lost(std::string_view what) const;
 
   const ProcessOwner owner_;

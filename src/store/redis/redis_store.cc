@@ -128,7 +128,7 @@ class RedisStore : public Store {
         lost = error.what();
         drop_idle();
       } catch (const RedisRefusal& error) {
-        fail(operation, fmt::format("expected an answer, found {}", quote(error.what())));
+        fail(operation, fmt::format("expected an answer, found {}", error.what()));
       }
       if (since() >= timeout_) {
         fail(operation, fmt::format("expected a Redis server, found none in {} ms ({} tries): {}",
@@ -141,10 +141,6 @@ class RedisStore : public Store {
   std::optional<StoreValue> value_of(Operation operation, RedisReply reply) {
     if (reply.kind == RedisReply::Kind::kNothing) return std::nullopt;
     if (reply.kind != RedisReply::Kind::kText) fail(operation, "expected a value, found a number");
-    if (reply.text.size() > kMaxStoreValueBytes) {
-      fail(operation, fmt::format("expected a value of at most {} bytes, found {}",
-                                  kMaxStoreValueBytes, reply.text.size()));
-    }
     return std::move(reply.text);
   }
 
