@@ -16,6 +16,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "contextile/cluster.h"
@@ -68,6 +69,12 @@ struct LookaheadOptions {
   std::chrono::milliseconds claim_expiry{10'000};
   std::chrono::milliseconds expiry{std::chrono::hours(24)};  // of plans that no rank has taken
   std::chrono::milliseconds poll_interval{10};  // between two checks of the ranks' progress
+  // How long a planner goes on trying while the store fails, beyond StoreOptions::timeout of a
+  // call. The default is as long as a rank waits for a step.
+  std::chrono::milliseconds store_patience{600'000};
+  // Called by planning threads with a line when the store begins to fail, when it answers again,
+  // and when planning has ended. Empty: nothing is logged.
+  std::function<void(std::string_view line)> log = {};
 };
 
 struct LookaheadStatistics {  // of this process, so far
@@ -81,10 +88,14 @@ struct LookaheadStatistics {  // of this process, so far
                                  // last seen
 };
 
+// The state of a planner, for the feeds of its process (PlanFeed::watch).
+class PlannerHealth;
+
 // Plans steps in their order as long as it lives. It proves each plan whole, then puts every rank's
 // slice into the store. Any number of planners, on any machines, share the steps of a run: each
 // claims a step first, and a claim that is not renewed is taken over. A planner that is killed and
-// restarted continues where the ranks are.
+// restarted continues where the ranks are. One that fails says why: in the store, where the feeds
+// of all ranks look, and in its health.
 class LookaheadPlanner {
  public:
   // Without a store, it plans for ranks of this process. Throws InvalidArgument on bad options and
@@ -97,10 +108,12 @@ class LookaheadPlanner {
 
   [[nodiscard]] const std::shared_ptr<Store>& store() const;
   [[nodiscard]] LookaheadStatistics statistics() const;
+  // It may outlive the planner.
+  [[nodiscard]] std::shared_ptr<const PlannerHealth> health() const;
 
   // Waits, at most for `timeout`, until every rank has acknowledged all steps below end_step.
   // Returns true if they have. Throws the error that ended planning: IoError when the store is
-  // gone.
+  // gone for longer than LookaheadOptions::store_patience.
   [[nodiscard]] bool wait_for(std::chrono::milliseconds timeout);
 
  private:
@@ -148,10 +161,15 @@ class PlanFeed {
   PlanFeed(const PlanFeed&) = delete;
   PlanFeed& operator=(const PlanFeed&) = delete;
 
+  // Names what hinders a planner of this process in the errors of take(), also where the planner
+  // cannot say it in the store.
+  void watch(std::shared_ptr<const PlannerHealth> planner);
+
   // Returns the plan of a step that is not acknowledged, and the same plan if it is called again.
   // Throws PlanningFailed with the planner's error, InvalidPlan when the plan in the store is
-  // corrupt or of another job, TransportError when it does not arrive within the timeout, and
-  // IoError when the store is gone.
+  // corrupt or of another job, and IoError when the store is gone. Throws TransportError with the
+  // reason when the plan does not arrive within the timeout, or sooner if a planner of the run has
+  // ended and no other one shows life within LookaheadOptions::claim_expiry.
   [[nodiscard]] TakenStep take(std::int64_t step);
   // Declares that this rank needs neither this step nor those before it any more.
   void acknowledge(std::int64_t step);

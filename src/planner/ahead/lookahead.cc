@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,8 @@
 #include "base/process_owner.h"
 #include "contextile/plan_file.h"
 #include "planner/ahead/lookahead_keys.h"
+#include "planner/ahead/planner_health.h"
+#include "planner/ahead/rank_steps.h"
 #include "planner/ahead/step_value.h"
 
 namespace contextile {
@@ -26,9 +29,21 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Thrown into a search by its ProgressHook. Not an Error, so that nothing takes it for a failure of
-// its own.
+// Thrown into a search by its ProgressHook, and instead of trying the store again. Not an Error, so
+// that nothing takes it for a failure of its own.
 struct PlanningStopped {};
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "an error of an unknown kind";
+  }
+}
 
 // Makes a name that distinguishes this planner's claims from all others'.
 std::vector<std::uint8_t> random_name() {
@@ -64,51 +79,20 @@ void check_options(const LookaheadOptions& options) {
       "look-ahead: expected claims of at least 3 ms and looks every 1 ms or more, found "
       "{} and {} ms",
       options.claim_expiry.count(), options.poll_interval.count());
+  CONTEXTILE_CHECK(options.store_patience >= milliseconds(0),
+                   "look-ahead: expected a patience with the store of 0 ms or more, found {}",
+                   options.store_patience.count());
 }
 
-// The progress of every rank, as recorded in the store.
-class RankSteps {
- public:
-  RankSteps(std::int32_t num_ranks, std::int64_t first_step)
-      : next_(static_cast<std::size_t>(num_ranks), first_step),
-        first_step_(first_step),
-        slowest_(first_step) {}
-
-  void refresh_all(Store& store, const LookaheadKeys& keys) {
-    for (std::size_t r = 0; r < next_.size(); ++r) next_[r] = next_of(r, store, keys);
-    slowest_ = *std::ranges::min_element(next_);
+// Throws on slices that are no values of a store, which is a failure of their step alone.
+void check_fits_store(const std::vector<std::vector<std::uint8_t>>& slices) {
+  constexpr std::size_t kMaxHeaderBytes = 1024;
+  for (std::size_t r = 0; r < slices.size(); ++r) {
+    CONTEXTILE_CHECK(slices[r].size() <= kMaxStoreValueBytes - kMaxHeaderBytes,
+                     "rank {}: expected a slice of at most {} bytes, found {}", r,
+                     kMaxStoreValueBytes - kMaxHeaderBytes, slices[r].size());
   }
-
-  // The same if ranks only go forward: it reads the last rank again until that has not moved.
-  void refresh_slowest(Store& store, const LookaheadKeys& keys) {
-    while (true) {
-      const auto last = std::ranges::min_element(next_);
-      const std::int64_t next =
-          next_of(static_cast<std::size_t>(last - next_.begin()), store, keys);
-      const bool has_moved = next > *last;
-      *last = next;
-      slowest_ = *std::ranges::min_element(next_);
-      if (!has_moved) return;
-    }
-  }
-
-  [[nodiscard]] std::int64_t slowest() const { return slowest_; }
-  [[nodiscard]] bool needs(std::size_t rank, std::int64_t step) const {
-    return next_[rank] <= step;
-  }
-
- private:
-  [[nodiscard]] std::int64_t next_of(std::size_t rank, Store& store,
-                                     const LookaheadKeys& keys) const {
-    const std::string key = keys.next(Rank{static_cast<std::int32_t>(rank)});
-    const std::optional<StoreValue> text = store.get(key);
-    return text ? parse_step_text(*text, fmt::format("{} {}", store.name(), key)) : first_step_;
-  }
-
-  std::vector<std::int64_t> next_;  // by rank
-  const std::int64_t first_step_;   // of ranks without an entry in the store
-  std::int64_t slowest_;
-};
+}
 
 }  // namespace
 
@@ -126,6 +110,7 @@ struct LookaheadPlanner::State {
         store(std::move(into)),
         keys(options.run_id),
         name(random_name()),
+        health(std::make_shared<PlannerHealth>(options.log)),
         ranks(job.cluster.num_devices(), options.first_step) {
     if (store == nullptr) store = open_store("memory:");
   }
@@ -135,10 +120,12 @@ struct LookaheadPlanner::State {
   std::shared_ptr<Store> store;
   const LookaheadKeys keys;
   const std::vector<std::uint8_t> name;
+  const std::shared_ptr<PlannerHealth> health;
 
-  std::mutex looking;  // one thread looks for work at a time; guards the next three
+  std::mutex looking;  // one thread looks for work at a time; guards the next four
   RankSteps ranks;
-  std::set<std::int64_t> ready;  // in the window, as last seen
+  std::optional<std::int64_t> unsure;  // a step whose claim was sent; the answer has not come
+  std::set<std::int64_t> ready;        // in the window, as last seen
   Clock::time_point looked_at_all{};
 
   mutable std::mutex mutex;  // guards the members below
@@ -148,19 +135,23 @@ struct LookaheadPlanner::State {
   LookaheadStatistics counted;
 
   const ProcessOwner owner;
-  std::atomic<bool> stopped = false;
+  std::atomic<bool> stopped = false;  // planning has ended: it is closing, or has failed
+  std::atomic<bool> closing = false;
   std::vector<std::thread> threads;
 
   void start();
   void stop();
   void fail(std::exception_ptr error);
-  void pause(milliseconds time);
+  void pause(milliseconds time, const std::atomic<bool>& until);
+  template <typename Use>
+  std::invoke_result_t<const Use&> with_patience(const Use& use);
 
   void look();
   std::optional<std::int64_t> claim_next();
   bool claim(std::int64_t step);
   void give_back(std::int64_t step);
-  void renew_claims();
+  void show_life();
+  void tell_of_end();
 
   void work();
   void serve(std::int64_t step);
@@ -174,6 +165,7 @@ void LookaheadPlanner::State::start() {
     return [this, body] {
       try {
         while (!stopped) body();
+      } catch (const PlanningStopped&) {
       } catch (...) {
         fail(std::current_exception());
       }
@@ -182,30 +174,72 @@ void LookaheadPlanner::State::start() {
   for (std::int32_t t = 0; t < options.threads; ++t) {
     threads.emplace_back(guarded([this] { work(); }));
   }
-  threads.emplace_back(guarded([this] {
-    pause(options.claim_expiry / 3);
-    renew_claims();
-  }));
+  threads.emplace_back([this, live = guarded([this] {
+                                with_patience([this] { return show_life(), true; });
+                                pause(options.claim_expiry / 3, stopped);
+                              })] {
+    live();
+    tell_of_end();
+  });
 }
 
 void LookaheadPlanner::State::stop() {
-  stopped = true;
+  {
+    const std::scoped_lock lock(mutex);
+    stopped = closing = true;
+  }
   changed.notify_all();
   for (std::thread& thread : threads) thread.join();
 }
 
 void LookaheadPlanner::State::fail(std::exception_ptr error) {
+  health->end(text_of(error));
   {
     const std::scoped_lock lock(mutex);
     if (!failure) failure = std::move(error);
+    stopped = true;
   }
-  stopped = true;
   changed.notify_all();
 }
 
-void LookaheadPlanner::State::pause(milliseconds time) {
+void LookaheadPlanner::State::pause(milliseconds time, const std::atomic<bool>& until) {
   std::unique_lock lock(mutex);
-  changed.wait_for(lock, time, [this] { return stopped.load(); });
+  changed.wait_for(lock, time, [&] { return until.load(); });
+}
+
+// Returns use(), which calls the store and may be called again. While the store fails, it tries
+// again at ever longer intervals, because ranks that compute do not notice the failure: they come
+// for their next plan later, and only then begin to wait. Throws PlanningStopped, and the store's
+// error after options.store_patience.
+template <typename Use>
+std::invoke_result_t<const Use&> LookaheadPlanner::State::with_patience(const Use& use) {
+  constexpr milliseconds kFirstPause{50};
+  constexpr milliseconds kLongestPause{2000};
+  std::optional<Clock::time_point> failing_since;
+  for (milliseconds wait = kFirstPause;; wait = std::min(2 * wait, kLongestPause)) {
+    try {
+      auto result = use();
+      if (failing_since) health->store_answers();
+      return result;
+    } catch (const IoError& error) {
+      if (failing_since) {
+        health->store_fails_again(error.what());
+      } else {
+        failing_since = Clock::now();
+        health->store_begins_to_fail(error.what());
+      }
+      if (Clock::now() - *failing_since >= options.store_patience) {
+        health->give_store_up();
+        throw IoError(fmt::format("the store has failed for {:.1f} s: {}",
+                                  seconds_since(*failing_since), error.what()));
+      }
+    }
+    pause(wait, stopped);
+    if (stopped) {
+      health->give_store_up();
+      throw PlanningStopped{};
+    }
+  }
 }
 
 // --------------------------------------------------------------------------- dividing the work
@@ -249,20 +283,30 @@ bool LookaheadPlanner::State::claim(std::int64_t step) {
     const std::scoped_lock lock(mutex);
     if (mine.contains(step)) return false;
   }
+  // A claim whose answer did not come may lie in the store, where it would hold up the step until
+  // it expires.
+  if (unsure == step) store->erase(keys.claim(step));
   if (store->get(keys.ready(step))) {
     ready.insert(step);
     return false;
   }
-  if (!store->put(keys.claim(step), name, options.claim_expiry)) return false;
+  unsure = step;
+  const bool is_mine = store->put(keys.claim(step), name, options.claim_expiry);
+  if (!is_mine) {
+    unsure.reset();
+    return false;
+  }
   // Its last owner may have finished it between the two calls. It is then marked, or all ranks are
   // past it.
   const bool is_ready = store->get(keys.ready(step)).has_value();
   ranks.refresh_slowest(*store, keys);
   if (is_ready || step < ranks.slowest()) {
     store->erase(keys.claim(step));
+    unsure.reset();
     ready.insert(step);
     return false;
   }
+  unsure.reset();
   const std::scoped_lock lock(mutex);
   mine.insert(step);
   return true;
@@ -278,7 +322,11 @@ void LookaheadPlanner::State::give_back(std::int64_t step) {
   store->erase(keys.claim(step));
 }
 
-void LookaheadPlanner::State::renew_claims() {
+// Says that this planner lives, that its claims are still its own, and that no planner's end is the
+// run's.
+void LookaheadPlanner::State::show_life() {
+  store->replace(keys.alive(), name, options.claim_expiry);
+  store->erase(keys.failed());
   std::set<std::int64_t> steps;
   {
     const std::scoped_lock lock(mutex);
@@ -290,15 +338,32 @@ void LookaheadPlanner::State::renew_claims() {
   }
 }
 
+// Says why planning has ended, until this planner is closed: the store may not answer now, and may
+// forget.
+void LookaheadPlanner::State::tell_of_end() {
+  while (!closing) {
+    const std::optional<std::string> reason = health->end_reason();
+    if (!reason) return;
+    const std::string text = fmt::format("{}: {}", std::string(name.begin(), name.end()), *reason);
+    try {
+      store->replace(keys.failed(),
+                     {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()},
+                     options.expiry);
+    } catch (const Error&) {  // wait_for and the feeds of this process know it all the same
+    }
+    pause(options.claim_expiry / 3, closing);
+  }
+}
+
 // ----------------------------------------------------------------------------------- planning
 
 void LookaheadPlanner::State::work() {
   const Clock::time_point started = Clock::now();
-  if (const std::optional<std::int64_t> step = claim_next()) {
+  if (const auto step = with_patience([this] { return claim_next(); })) {
     serve(*step);
     return;
   }
-  pause(options.poll_interval);
+  pause(options.poll_interval, stopped);
   const std::scoped_lock lock(mutex);
   counted.idle_s += seconds_since(started);
   changed.notify_all();  // wait_for checks the progress of ranks
@@ -309,12 +374,13 @@ void LookaheadPlanner::State::serve(std::int64_t step) {
   bool failed = false;
   std::int64_t bytes = 0;
   try {
-    bytes = publish(step, values_of(step, failed));
+    const std::vector<std::vector<std::uint8_t>> values = values_of(step, failed);
+    bytes = with_patience([&] { return publish(step, values); });
   } catch (const PlanningStopped&) {
-    give_back(step);
+    with_patience([&] { return give_back(step), true; });
     return;
   }
-  give_back(step);
+  with_patience([&] { return give_back(step), true; });
   const std::scoped_lock lock(mutex);
   counted.planned_steps += failed ? 0 : 1;
   counted.failed_steps += failed ? 1 : 0;
@@ -338,6 +404,7 @@ std::vector<std::vector<std::uint8_t>> LookaheadPlanner::State::values_of(std::i
   tbb::task_arena one_core(1);
   try {
     one_core.execute([&] { payloads = serialize_slices(*plan(step).plan); });
+    check_fits_store(payloads);
   } catch (const PlanningStopped&) {
     throw;
   } catch (const std::exception& error) {
@@ -402,6 +469,8 @@ LookaheadPlanner::~LookaheadPlanner() {
 }
 
 const std::shared_ptr<Store>& LookaheadPlanner::store() const { return state_->store; }
+
+std::shared_ptr<const PlannerHealth> LookaheadPlanner::health() const { return state_->health; }
 
 LookaheadStatistics LookaheadPlanner::statistics() const {
   state_->owner.check("planning ahead");

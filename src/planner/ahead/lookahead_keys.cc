@@ -42,6 +42,10 @@ std::string LookaheadKeys::next(Rank rank) const {
   return fmt::format("{}/next/{}", run_id_, rank.value);
 }
 
+std::string LookaheadKeys::alive() const { return fmt::format("{}/planner/alive", run_id_); }
+
+std::string LookaheadKeys::failed() const { return fmt::format("{}/planner/failed", run_id_); }
+
 std::vector<std::uint8_t> step_as_text(std::int64_t step) {
   const std::string text = std::to_string(step);
   return {text.begin(), text.end()};

@@ -14,7 +14,8 @@ namespace contextile {
 
 // Every key of a run. A step has one value for each rank, put by the planner that planned it
 // (step_value.h), a mark that all of them are there, and the claim of the planner at work on it. A
-// rank has the step that it needs next.
+// rank has the step that it needs next. The planners have a sign of life, and why the last of them
+// that ended did so.
 class LookaheadKeys {
  public:
   // Throws InvalidArgument for an id that is not valid in keys.
@@ -24,6 +25,8 @@ class LookaheadKeys {
   [[nodiscard]] std::string ready(std::int64_t step) const;
   [[nodiscard]] std::string claim(std::int64_t step) const;
   [[nodiscard]] std::string next(Rank rank) const;
+  [[nodiscard]] std::string alive() const;
+  [[nodiscard]] std::string failed() const;
 
  private:
   std::string run_id_;

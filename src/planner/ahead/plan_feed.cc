@@ -9,6 +9,7 @@
 #include "contextile/lookahead.h"
 #include "contextile/plan_file.h"
 #include "planner/ahead/lookahead_keys.h"
+#include "planner/ahead/planner_health.h"
 #include "planner/ahead/step_value.h"
 
 namespace contextile {
@@ -40,6 +41,8 @@ struct PlanFeed::State {
   const FeedOptions options;
   const LookaheadKeys keys;
   std::int64_t next;
+  std::shared_ptr<const PlannerHealth> planner;  // of this process, if it has one
+  std::optional<StoreValue> old_failure;         // of a planner that ended before this rank began
   FeedStatistics statistics;
 
   void tell_next() { store->replace(keys.next(rank), step_as_text(next), options.expiry); }
@@ -53,16 +56,40 @@ struct PlanFeed::State {
     while (true) {
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       if (auto value = store->pull(key, std::min(left, kBetweenSigns))) return *std::move(value);
-      if (left <= milliseconds(0)) {
-        throw TransportError(
-            fmt::format("rank {}: step {}: expected its plan in {} within {} ms, found none: no "
-                        "planner, or one "
-                        "that plans another run or cluster",
-                        rank.value, step, store->name(), options.timeout.count()));
+      const bool is_late = left <= milliseconds(0);
+      if (is_late || planning_has_ended()) {
+        throw TransportError(fmt::format(
+            "rank {}: step {}: expected its plan in {}{}, found none: {}", rank.value, step,
+            store->name(),
+            is_late ? fmt::format(" within {} ms", options.timeout.count()) : std::string(),
+            cause_of_waiting()));
       }
       tell_next();
       ask_again(step, key);
     }
+  }
+
+  // Why the last planner that ended did so, if that was since this rank began. Untrusted text.
+  std::optional<std::string> told_failure() {
+    const std::optional<StoreValue> told = store->get(keys.failed());
+    if (!told || told == old_failure) return std::nullopt;
+    return reason_text({reinterpret_cast<const char*>(told->data()), told->size()});
+  }
+
+  // True if a planner has ended for good and no other one has shown life since.
+  bool planning_has_ended() {
+    const bool has_one_ended = (planner != nullptr && planner->end_reason()) || told_failure();
+    return has_one_ended && !store->get(keys.alive());
+  }
+
+  std::string cause_of_waiting() {
+    if (const auto trouble = planner == nullptr ? std::nullopt : planner->trouble())
+      return *trouble;
+    if (const auto failure = told_failure()) {
+      return "the last planner of this run has ended: " + *failure;
+    }
+    if (store->get(keys.alive())) return "a planner of this run lives but is not done with it";
+    return "no planner, or one that plans another run or cluster";
   }
 
   // A step is marked as ready but this rank's value is missing: it was acknowledged by an earlier
@@ -103,10 +130,15 @@ PlanFeed::PlanFeed(std::shared_ptr<Store> store, const PlanJob& job, Rank rank,
   CONTEXTILE_CHECK(options.first_step >= 0, "plan feed: expected a first step from 0 on, found {}",
                    options.first_step);
   state_ = std::make_unique<State>(std::move(store), job, rank, std::move(options));
+  state_->old_failure = state_->store->get(state_->keys.failed());
   state_->tell_next();
 }
 
 PlanFeed::~PlanFeed() = default;
+
+void PlanFeed::watch(std::shared_ptr<const PlannerHealth> planner) {
+  state_->planner = std::move(planner);
+}
 
 TakenStep PlanFeed::take(std::int64_t step) {
   State& state = *state_;

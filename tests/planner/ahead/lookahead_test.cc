@@ -327,7 +327,7 @@ TEST(Lookahead, NamesAStoreThatIsGone) {
   static_cast<void>(open_store(server.address(), {.timeout = seconds(120)}));
   const std::shared_ptr<Store> store = open_store(server.address(), {.timeout = milliseconds(500)});
   const PlanJob job = small_job();
-  LookaheadPlanner planner(job, {}, store);
+  LookaheadPlanner planner(job, {.store_patience = milliseconds(500)}, store);
   PlanFeed feed(store, job, Rank{0}, kPatient);
   server.kill();
   EXPECT_THROW(static_cast<void>(planner.wait_for(seconds(300))), IoError);
