@@ -51,7 +51,7 @@ double seconds_of(clockid_t clock) {
   }
 }
 
-// Four sums in turn, from tiles of zeros. The caller may use tiles: cpu_has_amx_bf16().
+// Four sums in turn, from tiles of zeros. The caller may use tiles: cpu_features().amx_bf16.
 [[gnu::noinline]] void run_tile_bf16() {
   alignas(64) std::uint8_t config[64] = {1};
   for (int tile = 0; tile < 8; ++tile) {
@@ -100,7 +100,7 @@ bool has_peak(Peak peak) {
     case Peak::kDotBf16:
       return __builtin_cpu_supports("avx512bf16") != 0;
     case Peak::kTileBf16:
-      return cpu_has_amx_bf16();
+      return cpu_features().amx_bf16;
   }
 #endif
   static_cast<void>(peak);

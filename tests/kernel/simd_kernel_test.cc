@@ -365,8 +365,9 @@ TEST(SimdKernels, ThePreferredOneIsFoundByTheirCommonName) {
 // Tiles come before vectors, and vectors only if the processor runs them faster than fp32.
 TEST(SimdKernels, TheOneForBf16InputsIsTheFastestItsProcessorHas) {
   std::string expected(simd_kernels().front()->name());
-  if (cpu_has_avx512_bf16() && cpu_has_fast_bf16()) expected = "simd:avx512_bf16";
-  if (cpu_has_amx_bf16()) expected = "simd:amx_bf16";
+  const CpuFeatures& cpu = cpu_features();
+  if (cpu.avx512_bf16 && cpu.fast_bf16) expected = "simd:avx512_bf16";
+  if (cpu.amx_bf16) expected = "simd:amx_bf16";
   EXPECT_EQ(preferred_kernel(Dtype::kBf16).name(), expected);
 }
 

@@ -38,50 +38,21 @@ bool may_use_tiles() {
 
 }  // namespace
 
-bool cpu_has_avx512() {
+CpuFeatures found_cpu_features() {
+  CpuFeatures found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
-#else
-  return false;
+  found.avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  found.avx512 = __builtin_cpu_supports("avx512f") != 0 &&
+                 __builtin_cpu_supports("avx512bw") != 0 &&
+                 __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+  found.avx512_bf16 = found.avx512 && __builtin_cpu_supports("avx512bf16") != 0;
+  found.fast_bf16 = __builtin_cpu_is("amd") != 0;
+#if defined(__linux__)
+  found.amx_bf16 = found.avx512_bf16 && cpu_has_tiles() && may_use_tiles();
 #endif
-}
-
-bool cpu_has_avx2() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
-#else
-  return false;
 #endif
-}
-
-bool cpu_has_fast_bf16() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_is("amd") != 0;
-#else
-  return false;
-#endif
-}
-
-bool cpu_has_amx_bf16() {
-#if defined(__x86_64__) && defined(__linux__)
-  static const bool kHas = cpu_has_avx512_bf16() && cpu_has_tiles() && may_use_tiles();
-  return kHas;
-#else
-  return false;
-#endif
-}
-
-bool cpu_has_avx512_bf16() {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  return cpu_has_avx512() && __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return false;
-#endif
+  return found;
 }
 
 }  // namespace contextile

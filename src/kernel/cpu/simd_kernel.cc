@@ -410,13 +410,11 @@ class MixedKernel : public AttentionKernel {
 class SimdKernels {
  public:
   SimdKernels() {
-    const RowTarget* const rows = row_target_avx512();
-    add(simd_avx512(), rows, cpu_has_avx512());
-    if (add_mixed(simd_avx512_bf16(), cpu_has_avx512_bf16()) && cpu_has_fast_bf16()) {
-      for_bf16_ = list_.back();
-    }
-    if (add_mixed(simd_amx_bf16(), cpu_has_amx_bf16())) for_bf16_ = list_.back();
-    add(simd_avx2(), row_target_avx2(), cpu_has_avx2());
+    const CpuFeatures& cpu = cpu_features();
+    add(simd_avx512(), row_target_avx512(), cpu.avx512);
+    if (add_mixed(simd_avx512_bf16(), cpu.avx512_bf16) && cpu.fast_bf16) for_bf16_ = list_.back();
+    if (add_mixed(simd_amx_bf16(), cpu.amx_bf16)) for_bf16_ = list_.back();
+    add(simd_avx2(), row_target_avx2(), cpu.avx2);
     add(simd_portable(), row_target_portable(), true);
   }
 

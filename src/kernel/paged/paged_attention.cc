@@ -321,8 +321,8 @@ std::span<const PagedKernel* const> paged_kernels() {
     const auto add = [&](const PagedTarget* target, bool can_run) {
       if (target != nullptr && can_run) found.push_back(std::make_unique<SimdPagedKernel>(*target));
     };
-    add(paged_avx512(), cpu_has_avx512());
-    add(paged_avx2(), cpu_has_avx2());
+    add(paged_avx512(), cpu_features().avx512);
+    add(paged_avx2(), cpu_features().avx2);
     add(paged_portable(), true);
     return found;
   }();
