@@ -30,7 +30,7 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-dev python bench format lint sanitize tsan fuzz fuzz-replay fuzz-targets hosts mutate install clean
+.PHONY: help run test build deps deps-dev python bench format lint sanitize tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -93,6 +93,10 @@ fuzz-targets: deps-dev
 hosts: deps build/build.ninja  ## 50 batches on 4 network hosts of this machine, plans made ahead, the planner killed once (root)
 	cmake --build --preset default -j $(JOBS) --target train_ahead
 	examples/train_ahead/run_hosts build/train_ahead
+
+numerics: deps build/build.ninja  ## the numeric tests under other core types of OpenBLAS, kernels and threads; prints a table
+	cmake --build --preset default -j $(JOBS) --target contextile_numeric_tests
+	scripts/test-numerics
 
 mutate: deps build/build.ninja  ## random changes of plans of every strategy: refused, flagged, or executed right
 	cmake --build --preset default -j $(JOBS) --target mutate_plans
