@@ -1,7 +1,7 @@
 #include "base/parse_json.h"
 
-#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -9,8 +9,96 @@
 #include "base/quote.h"
 
 namespace contextile {
+namespace {
 
-std::string_view json_reason(const nlohmann::json::exception& error) {
+using nlohmann::json;
+
+// Builds the value of a document from the events of nlohmann's parser. Its own builder with a
+// callback looks through the whole parent at the end of every object, which takes quadratic time.
+class ValueBuilder {
+ public:
+  ValueBuilder(std::string_view where, const JsonLimits& limits)
+      : where_(where),
+        max_values_(limits.max_values),
+        max_nodes_(limits.max_nodes),
+        look_(limits.look) {}
+
+  [[nodiscard]] json take() && { return std::move(root_); }
+
+  bool null() { return add(nullptr); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(json::number_integer_t value) { return add(value); }
+  bool number_unsigned(json::number_unsigned_t value) { return add(value); }
+  bool number_float(json::number_float_t value, const std::string& /*text*/) { return add(value); }
+  bool string(std::string& value) { return add(std::move(value)); }
+  bool binary(json::binary_t& value) { return add(std::move(value)); }
+  bool start_object(std::size_t /*unknown*/) { return open(json::value_t::object); }
+  bool start_array(std::size_t /*unknown*/) { return open(json::value_t::array); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    count_node();
+    auto& object = open_.back()->get_ref<json::object_t&>();
+    const auto [place, is_new] = object.try_emplace(std::move(name), nullptr);
+    CONTEXTILE_CHECK(is_new, "{}: expected every key once in an object, found {} twice", where_,
+                     quote(place->first));
+    next_ = &place->second;
+    return true;
+  }
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
+                   const json::exception& error) {
+    fail_argument("{}: expected JSON: {}", where_, without_orders(json_reason(error)));
+  }
+
+ private:
+  static constexpr std::size_t kMaxDepth = 64;
+
+  void count_node() {
+    CONTEXTILE_CHECK(num_nodes_++ < max_nodes_,
+                     "{}: expected at most {} objects, arrays and keys, found more", where_,
+                     max_nodes_);
+  }
+  // Puts a value where the next one belongs, and keeps its place.
+  template <typename Value>
+  bool add(Value&& value) {
+    CONTEXTILE_CHECK(num_values_++ < max_values_, "{}: expected at most {} values, found more",
+                     where_, max_values_);
+    look_();
+    if (!open_.empty() && open_.back()->is_array()) {
+      auto& array = open_.back()->get_ref<json::array_t&>();
+      next_ = &array.emplace_back(std::forward<Value>(value));
+    } else {
+      *next_ = json(std::forward<Value>(value));
+    }
+    return true;
+  }
+  bool open(json::value_t type) {
+    CONTEXTILE_CHECK(open_.size() < kMaxDepth,
+                     "{}: expected at most {} levels of nesting, found more", where_, kMaxDepth);
+    count_node();
+    add(json(type));
+    open_.push_back(next_);
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view where_;
+  std::size_t max_values_;
+  std::size_t max_nodes_;
+  RareLook look_;
+  json root_;
+  json* next_ = &root_;      // outside of arrays: the place of the next value
+  std::vector<json*> open_;  // the containers around the next value
+  std::size_t num_values_ = 0;
+  std::size_t num_nodes_ = 0;
+};
+
+}  // namespace
+
+std::string_view json_reason(const json::exception& error) {
   constexpr std::size_t kMostBytes = 200;  // it may quote a number of any length
   const std::string_view message = error.what();
   const std::size_t end = message.find("] ");
@@ -19,29 +107,13 @@ std::string_view json_reason(const nlohmann::json::exception& error) {
   return message.substr(begin, kMostBytes);
 }
 
-nlohmann::json parse_json(std::string_view text, std::string_view where) {
-  using Event = nlohmann::json::parse_event_t;
-  constexpr int kMaxDepth = 64;
-  std::vector<std::set<std::string>> keys;  // of the objects around the current value
-  const auto watch = [&](int depth, Event event, nlohmann::json& parsed) {
-    CONTEXTILE_CHECK(depth <= kMaxDepth, "{}: expected at most {} levels of nesting, found more",
-                     where, kMaxDepth);
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      CONTEXTILE_CHECK(keys.back().insert(key).second,
-                       "{}: expected every key once in an object, found {} twice", where,
-                       quote(key));
-    }
-    return true;
-  };
-  try {
-    return with_memory_for([&] { return fmt::format("{}, {} bytes of JSON", where, text.size()); },
-                           [&] { return nlohmann::json::parse(text.begin(), text.end(), watch); });
-  } catch (const nlohmann::json::exception& error) {
-    fail_argument("{}: expected JSON: {}", where, without_orders(json_reason(error)));
-  }
+json parse_json(std::string_view text, std::string_view where, const JsonLimits& limits) {
+  return with_memory_for([&] { return fmt::format("{}, {} bytes of JSON", where, text.size()); },
+                         [&] {
+                           ValueBuilder builder(where, limits);
+                           json::sax_parse(text.begin(), text.end(), &builder);
+                           return std::move(builder).take();
+                         });
 }
 
 }  // namespace contextile

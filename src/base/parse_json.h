@@ -1,15 +1,28 @@
 // JSON from outside: every failure is an InvalidArgument that names the source.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/look.h"
+
 namespace contextile {
 
-// One JSON document. `where` names the source in messages. Throws InvalidArgument on anything that
-// is no JSON, on keys that occur twice in an object, and on nesting deeper than 64 levels
-// (nlohmann's values are compared, copied and printed recursively).
-[[nodiscard]] nlohmann::json parse_json(std::string_view text, std::string_view where);
+struct JsonLimits {
+  // Values of a document, those inside others included. Each takes 16 bytes of memory.
+  std::size_t max_values = 100'000'000;
+  // Objects, arrays and keys. Each takes up to 100 bytes more.
+  std::size_t max_nodes = 100'000'000;
+  Look look = {};
+};
+
+// One JSON document, in time linear in its bytes. `where` names the source in messages. Throws
+// InvalidArgument on anything that is no JSON, on keys that occur twice in an object, on more
+// values than allowed, and on nesting deeper than 64 levels (nlohmann's values are compared, copied
+// and printed recursively).
+[[nodiscard]] nlohmann::json parse_json(std::string_view text, std::string_view where,
+                                        const JsonLimits& limits = {});
 
 // The reason in an exception of nlohmann's, without its internal name.
 [[nodiscard]] std::string_view json_reason(const nlohmann::json::exception& error);

@@ -15,9 +15,9 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-std::string message_of(const std::string& text) {
+std::string message_of(const std::string& text, const JsonLimits& limits = {}) {
   try {
-    static_cast<void>(parse_json(text, "here"));
+    static_cast<void>(parse_json(text, "here", limits));
   } catch (const InvalidArgument& error) {
     return error.what();
   }
@@ -49,6 +49,51 @@ TEST(ParseJson, RefusesDeepNestingHoweverItIsMade) {
 TEST(ParseJson, RefusesAKeyGivenTwiceInOneObjectOnly) {
   EXPECT_THAT(message_of(R"({"a": {"b": 1}, "b": 2, "b": 3})"), HasSubstr("found 'b' twice"));
   EXPECT_EQ(message_of(R"([{"a": {"a": 1}, "b": 1}, {"a": 1}])"), "no error");
+}
+
+// A reader that looks through the parent at the end of every object needs an hour for these.
+TEST(ParseJson, ReadsMillionsOfSmallObjects) {
+  std::string objects = "{}";
+  std::string members = R"("":{})";
+  for (int i = 1; i < 1'000'000; ++i) objects += ",{}";
+  for (int i = 1; i < 300'000; ++i) members += fmt::format(R"(,"{}":{{"a":[]}})", i);
+  EXPECT_EQ(parse_json('[' + objects + ']', "here").size(), 1'000'000U);
+  EXPECT_EQ(parse_json(R"({"a":[)" + objects + "]}", "here")["a"].size(), 1'000'000U);
+  EXPECT_EQ(parse_json('{' + members + '}', "here").size(), 300'000U);
+}
+
+TEST(ParseJson, BuildsEveryKindOfValueAsTheLibraryDoes) {
+  const std::string text =
+      R"({"a":[],"b":{},"c":[[[1]],{"x":{"y":[null,true,-1,18446744073709551615,0.5,"é\u0041"]}},)"
+      R"([{}],2],"d":{"e":{"f":3},"g":4}})";
+  EXPECT_EQ(parse_json(text, "here"), nlohmann::json::parse(text));
+  for (const std::string scalar : {"null", "false", "-3", "1e3", R"("text")"}) {
+    EXPECT_EQ(parse_json(scalar, "here"), nlohmann::json::parse(scalar));
+  }
+}
+
+TEST(ParseJson, RefusesMoreValuesOrNodesThanAllowed) {
+  const std::string text = R"([1,{"a":2},[]])";
+  EXPECT_EQ(message_of(text, {.max_values = 5, .max_nodes = 4}), "no error");
+  EXPECT_THAT(message_of(text, {.max_values = 4}),
+              HasSubstr("here: expected at most 4 values, found more"));
+  EXPECT_THAT(message_of(text, {.max_nodes = 3}),
+              HasSubstr("here: expected at most 3 objects, arrays and keys, found more"));
+}
+
+TEST(ParseJson, LooksUpOftenAndEndsWhenTold) {
+  std::string zeros = "0";
+  for (int i = 1; i < 1'000'000; ++i) zeros += ",0";
+  int num_looks = 0;
+  static_cast<void>(parse_json('[' + zeros + ']', "here", {.look = [&] { ++num_looks; }}));
+  EXPECT_GT(num_looks, 200);
+  EXPECT_LT(num_looks, 1000);
+  struct Stopped {};
+  const auto stop = [&] {
+    if (--num_looks == 0) throw Stopped();
+  };
+  num_looks = 3;
+  EXPECT_THROW(static_cast<void>(parse_json('[' + zeros, "here", {.look = stop})), Stopped);
 }
 
 TEST(Quote, CutsLongTextAndEscapesWhatIsNoAscii) {
