@@ -27,8 +27,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       .write(input.data(), static_cast<std::streamsize>(middle));
   try {
     const auto tokenizer = load_tokenizer(folder.string());
-    for (const std::int32_t token : tokenizer->encode(input.substr(std::min(middle + 1, size)))) {
+    const std::string_view text = input.substr(std::min(middle + 1, size));
+    for (const std::int32_t token : tokenizer->encode(text)) {
       static_cast<void>(tokenizer->bytes(token));
+    }
+    // Quadratic work on a long text runs into the fuzzer's limit of time.
+    constexpr int kBetweenLongTexts = 500;
+    static int num_texts = 0;
+    if (num_texts++ % kBetweenLongTexts == 0 && !text.empty()) {
+      std::string whole;
+      while (whole.size() < std::size_t{1} << 18) whole += text;
+      static_cast<void>(tokenizer->encode(whole));
     }
   } catch (const Error&) {
   }
