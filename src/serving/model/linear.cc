@@ -1,12 +1,11 @@
 #include "serving/model/linear.h"
 
-#include <cblas.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "base/half.h"
 #include "base/parallel_for.h"
+#include "serving/model/blas.h"
 
 namespace contextile {
 namespace {
@@ -15,17 +14,6 @@ constexpr std::int64_t kOutputsOfRun = 128;
 // OpenBLAS's product of so few rows reads weights at a quarter of the memory's rate where their
 // rows are a multiple of 4 KiB apart. The weights of a run stay in the cache from row to row.
 constexpr std::int64_t kFewRows = 4;
-
-// NOTE: this holds for the whole process. OpenBLAS's threads for several ranks, in addition to
-// oneTBB's, would only wait for each other.
-void use_one_thread_a_call() {
-  static const bool done = (openblas_set_num_threads(1), true);
-  static_cast<void>(done);
-}
-
-}  // namespace
-
-namespace {
 
 // y = x · Wᵀ for `outputs` rows of weights in fp32; y has rows of `y_stride` elements.
 void multiply_run(std::span<const float> x, std::int64_t rows, const float* weights,
@@ -36,12 +24,12 @@ void multiply_run(std::span<const float> x, std::int64_t rows, const float* weig
   const auto lda = static_cast<blasint>(stride);
   if (rows <= kFewRows) {
     for (std::int64_t row = 0; row < rows; ++row) {
-      cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1, weights, lda, x.data() + row * inputs, 1, 0,
-                  y + row * y_stride, 1);
+      blas().sgemv(CblasRowMajor, CblasNoTrans, n, k, 1, weights, lda, x.data() + row * inputs, 1,
+                   0, y + row * y_stride, 1);
     }
   } else {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), n, k, 1,
-                x.data(), k, weights, lda, 0, y, static_cast<blasint>(y_stride));
+    blas().sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(rows), n, k, 1,
+                 x.data(), k, weights, lda, 0, y, static_cast<blasint>(y_stride));
   }
 }
 
@@ -79,7 +67,6 @@ void multiply_transposed(std::span<const float> x_NO, const WeightsView& weights
                          std::span<float> y_NI) {
   const std::int64_t rows = std::ssize(x_NO) / weights.outputs;
   if (rows == 0) return;
-  use_one_thread_a_call();
   thread_local std::vector<float> wide;
   const float* values = weights.f32;
   std::int64_t stride = weights.stride;
@@ -95,8 +82,8 @@ void multiply_transposed(std::span<const float> x_NO, const WeightsView& weights
   }
   const auto n = static_cast<blasint>(weights.inputs);
   const auto k = static_cast<blasint>(weights.outputs);
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), n, k, 1,
-              x_NO.data(), k, values, static_cast<blasint>(stride), 0, y_NI.data(), n);
+  blas().sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<blasint>(rows), n, k, 1,
+               x_NO.data(), k, values, static_cast<blasint>(stride), 0, y_NI.data(), n);
 }
 
 void multiply(std::span<const float> x_NI, const WeightsView& weights, std::span<float> y_NO) {
@@ -106,7 +93,6 @@ void multiply(std::span<const float> x_NI, const WeightsView& weights, std::span
   }
   const std::int64_t rows = static_cast<std::int64_t>(x_NI.size()) / weights.inputs;
   if (rows == 0 || weights.outputs == 0) return;
-  use_one_thread_a_call();
   const std::int64_t runs = (weights.outputs + kOutputsOfRun - 1) / kOutputsOfRun;
   parallel_for(std::int64_t{0}, runs, [&](std::int64_t run) {
     const std::int64_t first = run * kOutputsOfRun;
