@@ -10,6 +10,7 @@
 #include "base/quote.h"
 #include "contextile/serving/decoder_model.h"
 #include "serving/model/config_reader.h"
+#include "serving/model/model_file.h"
 #include "serving/model/model_parts.h"
 
 namespace contextile {
@@ -96,7 +97,7 @@ std::vector<std::int32_t> read_end_tokens(const ConfigReader& config) {
 std::vector<std::int32_t> end_tokens_of(const std::string& folder, const ConfigReader& config) {
   const std::filesystem::path path = std::filesystem::path(folder) / "generation_config.json";
   if (!std::filesystem::exists(path)) return read_end_tokens(config);
-  const FileBytes file(path.string(), expect_text("a configuration of generation"));
+  const FileBytes file(model_file(path.string()), expect_text("a configuration of generation"));
   const json document = parse_json(file.text(), file.name());
   const ConfigReader generation(document, file.name());
   return read_end_tokens(generation.has("eos_token_id") ? generation : config);
@@ -147,7 +148,7 @@ void read_attention(const ConfigReader& reader, const std::string& family, Decod
 }  // namespace
 
 DecoderConfig read_decoder_config(const std::string& folder) {
-  const FileBytes file((std::filesystem::path(folder) / "config.json").string(),
+  const FileBytes file(model_file((std::filesystem::path(folder) / "config.json").string()),
                        expect_text("a model's configuration"));
   const json document = parse_json(file.text(), file.name());
   const ConfigReader reader(document, file.name());

@@ -19,6 +19,7 @@
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/steady_file.h"
+#include "serving/model/model_file.h"
 #include "serving/model/tensor_source.h"
 
 namespace contextile {
@@ -224,7 +225,7 @@ class SafetensorsSource final : public TensorSource {
  public:
   explicit SafetensorsSource(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
-      files_.push_back(std::make_unique<SafetensorsFile>(path));
+      files_.push_back(std::make_unique<SafetensorsFile>(model_file(path)));
       for (const auto& [name, tensor] : files_.back()->tensors()) {
         CONTEXTILE_CHECK(places_.emplace(name, Place{files_.back().get(), &tensor}).second,
                          "{}: expected every tensor in one file, found {} in another, too", path,
@@ -305,7 +306,7 @@ class SafetensorsSource final : public TensorSource {
 
 // The files that an index names, each once. They are in the index's folder.
 std::vector<std::string> files_of_index(const std::filesystem::path& index) {
-  const FileBytes file(index.string(), expect_text("an index of safetensors files"));
+  const FileBytes file(model_file(index.string()), expect_text("an index of safetensors files"));
   const json document = parse_json(file.text(), file.name());
   std::set<std::string> names;
   try {
@@ -368,7 +369,7 @@ std::uint64_t weights_digest(const std::string& folder) {
   for (const std::string& path : files_of(folder)) {
     const std::string name = std::filesystem::path(path).filename().string();
     XXH3_64bits_update(state.get(), name.data(), name.size());
-    const SafetensorsFile file(path);
+    const SafetensorsFile file(model_file(path));
     add_samples(file.file(), *state);
   }
   return XXH3_64bits_digest(state.get());

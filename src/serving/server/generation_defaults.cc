@@ -10,6 +10,7 @@
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "contextile/serving/completion_server.h"
+#include "serving/model/model_file.h"
 
 namespace contextile {
 namespace {
@@ -96,7 +97,7 @@ GenerationDefaults read_generation_defaults(const std::string& folder) {
   GenerationDefaults defaults;
   const std::filesystem::path path = std::filesystem::path(folder) / "generation_config.json";
   if (!std::filesystem::exists(path)) return defaults;
-  const FileBytes file(path.string(), expect_text("a configuration of generation"));
+  const FileBytes file(model_file(path.string()), expect_text("a configuration of generation"));
   const json document = parse_json(file.text(), file.name());
   CONTEXTILE_CHECK(document.is_object(), "{}: expected an object, found {}", file.name(),
                    document.type_name());

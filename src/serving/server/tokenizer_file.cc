@@ -8,6 +8,7 @@
 #include "base/file_bytes.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
+#include "serving/model/model_file.h"
 #include "serving/server/nfc.h"
 
 namespace contextile {
@@ -232,7 +233,7 @@ std::string normalized(std::string_view text, const std::vector<Normalizer>& nor
 }
 
 TokenizerFile read_tokenizer_file(const std::string& path) {
-  const FileBytes file(path, expect_text("a tokenizer"));
+  const FileBytes file(model_file(path), expect_text("a tokenizer"));
   const json document = parse_json(file.text(), file.name());
   CONTEXTILE_CHECK(document.is_object(), "{}: expected an object, found {}", file.name(),
                    document.type_name());
