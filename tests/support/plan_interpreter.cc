@@ -308,6 +308,9 @@ class Run {
   }
 
   void forward_tile(std::size_t r, const TileOp& tile) {
+    if (tile.init_dkv || tile.d_o.valid() || tile.dkv.valid()) {
+      throw std::runtime_error("a forward tile has parts of a backward one");
+    }
     const RowLayout layout = layout_of(tile.q_block);
     const std::int32_t hq = layout.q_heads, hk = layout.kv_heads;
     const std::int32_t d = layout.head_dim, dv = layout.value_dim;

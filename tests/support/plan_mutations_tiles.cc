@@ -110,6 +110,24 @@ bool flip_init(Plan& plan, Chance& chance) {
   });
 }
 
+// Gives a forward tile what only backward ones have.
+bool mix_directions(Plan& plan, Chance& chance) {
+  return change_tile(plan, chance, [&](TileOp& tile, const ProgramPlace& at) {
+    if (at.direction != Direction::kForward) return false;
+    switch (chance.below(3)) {
+      case 0:
+        tile.init_dkv = true;
+        break;
+      case 1:
+        tile.d_o = tile.q;
+        break;
+      default:
+        tile.dkv = tile.kv;
+    }
+    return true;
+  });
+}
+
 bool change_pairs(Plan& plan, Chance& chance) {
   return change_tile(plan, chance, [&](TileOp& tile, const ProgramPlace&) {
     tile.pairs += step(chance);
@@ -284,6 +302,7 @@ constexpr PlanMutation kMutations[] = {
     {"retarget_tile_input", retarget_tile_input},
     {"retarget_tile_result", retarget_tile_result},
     {"flip_init", flip_init},
+    {"mix_directions", mix_directions},
     {"change_pairs", change_pairs},
     {"swap_tile_slots", swap_tile_slots},
     {"retarget_transfer_unit", retarget_transfer_unit},

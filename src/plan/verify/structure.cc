@@ -283,11 +283,13 @@ bool check_devices(const RoundFacts& facts, Findings& findings) {
   return findings.num_violations() == before;
 }
 
-// Walks a program's instructions and reports units that do not exist.
+// Walks a program's instructions and reports units that do not exist, and what only the other
+// direction has.
 class UnitCheck {
  public:
-  UnitCheck(const RoundFacts& facts, const PlanPlace& place, Findings& findings)
-      : facts_(facts), program_(place), findings_(findings) {}
+  UnitCheck(const RoundFacts& facts, Direction direction, const PlanPlace& place,
+            Findings& findings)
+      : facts_(facts), direction_(direction), program_(place), findings_(findings) {}
 
   void check(std::int64_t index, const Instruction& instruction) {
     place_ = program_.at_instruction(index, op_name(instruction));
@@ -299,6 +301,15 @@ class UnitCheck {
     for (const TileOp& tile : op.tiles) {
       check_unit(tile.q_block, tile.group);
       check_unit(tile.kv_block, tile.group);
+      if (direction_ == Direction::kForward) check_forward(tile);
+    }
+  }
+  // A forward tile that names what a backward one writes was meant to be something else.
+  void check_forward(const TileOp& tile) {
+    if (tile.init_dkv) findings_.violation(place_, "a forward tile overwrites dkv");
+    for (const auto& [slot, kind] : {std::pair(tile.d_o, Kind::kDo), {tile.dkv, Kind::kDkv}}) {
+      if (!slot.valid()) continue;
+      findings_.violation(place_, "a forward tile uses {}[{}]", to_string(kind), slot.value);
     }
   }
   void check_op(const ReduceOp& op) { check_slot_unit(op); }
@@ -328,6 +339,7 @@ class UnitCheck {
   }
 
   const RoundFacts& facts_;
+  const Direction direction_;
   const PlanPlace& program_;
   Findings& findings_;
   PlanPlace place_;
@@ -428,7 +440,7 @@ bool check_program_structure(const RoundFacts& facts, const Program& program, Di
                          offset, capacity);
     }
   }
-  UnitCheck units(facts, place, findings);
+  UnitCheck units(facts, direction, place, findings);
   for (std::size_t n = 0; n < program.instructions.size(); ++n) {
     units.check(static_cast<std::int64_t>(n), program.instructions[n]);
   }
