@@ -96,10 +96,7 @@ int dispatch(const CommandProgram& program, std::span<const char* const> argv) {
   return exit_code;
 }
 
-}  // namespace
-
-int run_program(const CommandProgram& program, int argc, char** argv) {
-  set_error_prefix(program.name);
+int run(const CommandProgram& program, int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow makes the write fail
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     if (std::signal(signal, SIG_IGN) != SIG_IGN) std::signal(signal, end_by_signal);
@@ -136,6 +133,20 @@ int run_program(const CommandProgram& program, int argc, char** argv) {
       return fail_thread(text);  // oneTBB has no class of its own for this
     }
     return fail(kExitEnvironment, fmt::format("internal error: {}", text));
+  }
+}
+
+}  // namespace
+
+int run_program(const CommandProgram& program, int argc, char** argv) {
+  hold_standard_streams();
+  set_error_prefix(program.name);
+  try {
+    return run(program, argc, argv);
+  } catch (const std::bad_alloc&) {  // no room for a message
+    print_to_stderr(program.name);
+    print_to_stderr(": error: out of memory: expected a smaller batch or a larger machine\n");
+    return kExitEnvironment;
   }
 }
 

@@ -1,9 +1,11 @@
 #include "cli/output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -63,14 +65,19 @@ void print_json(const Json& document) {
   print(with_escaped_controls(document.dump(2, ' ', false, Json::error_handler_t::replace)) + '\n');
 }
 
+void print_to_stderr(std::string_view text) noexcept {
+  // fmt::print would throw, and errors are printed where nothing catches.
+  static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr));
+}
+
 void print_error(std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
   while (!message.empty() && message.back() == ' ') message.pop_back();
-  fmt::print(stderr, "{}: error: {}\n", prefix, without_controls(message));
+  print_to_stderr(fmt::format("{}: error: {}\n", prefix, without_controls(message)));
 }
 
 void print_check_failed(std::string_view failure) {
-  fmt::print(stderr, "{}: check failed: {}\n", prefix, failure);
+  print_to_stderr(fmt::format("{}: check failed: {}\n", prefix, failure));
 }
 
 void set_error_prefix(const char* name) { prefix = name; }
@@ -80,6 +87,14 @@ bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 bool stdout_shows_colour() {
   const char* const no_colour = std::getenv("NO_COLOR");
   return stdout_is_terminal() && (no_colour == nullptr || *no_colour == '\0');
+}
+
+void hold_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest free number is this one. The wrong direction makes its use fail.
+    static_cast<void>(::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+  }
 }
 
 void check_stdout() {

@@ -49,7 +49,7 @@ ProgressBar::ProgressBar(std::int64_t num_steps)
     : shown_(isatty(STDERR_FILENO) == 1), num_steps_(num_steps) {}
 
 ProgressBar::~ProgressBar() {
-  if (on_screen) fmt::print(stderr, "{}", kClearLine);
+  if (on_screen) std::fputs(kClearLine.data(), stderr);
   on_screen = false;
 }
 
@@ -81,8 +81,9 @@ void ProgressBar::show(std::string_view phase, double share_of_step) {
   const double elapsed_s = std::chrono::duration<double>(now - start_).count();
   const std::string what = phase.empty() ? step_ : fmt::format("{}: {}", step_, phase);
   on_screen = true;
-  fmt::print(stderr, "{}{}", kClearLine,
-             progress_text(share, what, seconds_left(elapsed_s, share)));
+  // fmt::print would throw where stderr cannot be written.
+  std::fputs(kClearLine.data(), stderr);
+  std::fputs(progress_text(share, what, seconds_left(elapsed_s, share)).c_str(), stderr);
   std::fflush(stderr);
 }
 

@@ -25,6 +25,7 @@
 #include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/types.h"
+#include "cli/output.h"
 #include "cli/processes.h"
 #include "contextile/extend/transport.h"
 #include "contextile/plan_file.h"
@@ -228,8 +229,8 @@ void report_signal(const LaunchOptions& options, std::int32_t rank, const EndedP
                               ? fmt::format(", {:g} s (--grace) after signal {} was passed on",
                                             options.grace_s, ended.passed_on)
                               : "";
-  fmt::print(stderr, "contextile: launch: rank {} was ended by signal {}{}\n", rank, ended.signal,
-             why);
+  print_to_stderr(fmt::format("contextile: launch: rank {} was ended by signal {}{}\n", rank,
+                              ended.signal, why));
 }
 
 int run(const LaunchOptions& options) {
