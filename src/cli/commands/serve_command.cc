@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -126,6 +127,13 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
 class OpenServer {
  public:
   explicit OpenServer(const ServeCommandOptions& options) : options_(options) {}
+  // The end of the server may take time, too, so the signals outlive it.
+  ~OpenServer() {
+    if (stop_) stop_->forget_server();
+    server_.reset();
+  }
+  OpenServer(const OpenServer&) = delete;
+  OpenServer& operator=(const OpenServer&) = delete;
 
   void open(const Serving& serving) {
     if (server_ != nullptr) return;
@@ -179,10 +187,10 @@ class ProcessRanks {
     if (store_ != nullptr && transport_->rank().value == 0) {
       beat_.emplace(*store_, options_.transport.run_id, [this](const std::string& rank) {
         if (options_.serve.log == ServeLog::kQuiet) return;
-        fmt::print(stderr,
-                   "serve: rank {} came back and was refused: its share of the cache is lost; all "
-                   "ranks have to be started again to take it in\n",
-                   quote(rank));
+        print_to_stderr(
+            fmt::format("serve: rank {} came back and was refused: its share of the cache is lost; "
+                        "all ranks have to be started again to take it in\n",
+                        quote(rank)));
       });
     }
   }
@@ -257,6 +265,8 @@ int serve(const ServeCommandOptions& options) {
   CONTEXTILE_CHECK(completion_server_missing().empty(), "serve: not in this build: {}",
                    completion_server_missing());
   check_transport_options(options.transport);
+  // OpenBLAS starts a thread for each core when it is loaded, which the engines do not use.
+  ::setenv("OPENBLAS_NUM_THREADS", "1", 0);
   return options.transport.name == "inproc" ? serve_inproc(options) : serve_process(options);
 }
 

@@ -1,18 +1,23 @@
 #include "cli/commands/stop_on_signal.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <system_error>
 
 #include "base/check.h"
+#include "cli/commands/command.h"
+#include "cli/output.h"
 
 namespace contextile {
 namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM};
+constexpr std::chrono::seconds kMostTime{8};  // from the signal to the end of the process
 
 // NOTE: global because signals are. A handler writes a byte here for each signal that arrived.
 int signal_pipe = -1;
@@ -33,20 +38,37 @@ void handle_first_signals(void (*handler)(int)) {
 
 void ignore_first_signals() { handle_first_signals(ignore); }
 
-StopOnSignal::StopOnSignal(CompletionServer& server) {
+StopOnSignal::StopOnSignal(CompletionServer& server) : server_(&server) {
   if (::pipe2(ends_, O_CLOEXEC) != 0) {
     fail_io("serve: cannot open a pipe: {}", std::generic_category().message(errno));
   }
   signal_pipe = ends_[1];
   handle_first_signals(pass_on);
-  waiter_ = std::thread([this, &server] {
-    char byte = 0;
-    while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
-    }
-    if (byte != 0) server.stop("the server was stopped by a signal");
-  });
+  waiter_ = std::thread([this] { wait_for_signal(); });
+}
+void StopOnSignal::wait_for_signal() {
+  char byte = 0;
+  while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
+  }
+  if (byte == 0) return;
+  std::unique_lock lock(mutex_);
+  if (server_ != nullptr) server_->stop("the server was stopped by a signal");
+  if (ended_.wait_for(lock, kMostTime, [this] { return has_ended_; })) return;
+  print_error(fmt::format(
+      "serve: expected its work to end within {} s of the signal, found some still under way",
+      kMostTime.count()));
+  ::_exit(kExitEnvironment);
+}
+void StopOnSignal::forget_server() {
+  const std::lock_guard lock(mutex_);
+  server_ = nullptr;
 }
 StopOnSignal::~StopOnSignal() {
+  {
+    const std::lock_guard lock(mutex_);
+    has_ended_ = true;
+    ended_.notify_all();
+  }
   handle_first_signals(ignore);
   ::close(ends_[1]);
   waiter_.join();

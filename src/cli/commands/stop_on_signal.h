@@ -1,6 +1,8 @@
 // The end of a server by SIGINT or SIGTERM.
 #pragma once
 
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include "contextile/serving/completion_server.h"
@@ -12,7 +14,9 @@ namespace contextile {
 // It does not use signal masks of threads: libraries have threads of their own, from before main.
 void ignore_first_signals();
 
-// Stops the server at the first signal. Once it is gone, a first signal does nothing.
+// Stops the server at the first signal. Once it is gone, a first signal does nothing. If it still
+// lives 8 seconds after the signal, because a step of the engines or a request takes so long, it
+// ends the process with exit code 3.
 class StopOnSignal {
  public:
   explicit StopOnSignal(CompletionServer& server);
@@ -20,8 +24,17 @@ class StopOnSignal {
   StopOnSignal(const StopOnSignal&) = delete;
   StopOnSignal& operator=(const StopOnSignal&) = delete;
 
+  // Must be called before the server is destroyed. From then on a signal starts the time alone.
+  void forget_server();
+
  private:
+  void wait_for_signal();
+
   int ends_[2] = {-1, -1};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  CompletionServer* server_;
+  bool has_ended_ = false;
   std::thread waiter_;
 };
 
