@@ -557,7 +557,50 @@ class Tests:
             server.process.send_signal(signal.SIGTERM)
             log = server.process.stderr.read()
             assert "3 prompt tokens" in log and "3 tokens" in log and "length" in log, log
-            assert "refused with 400: prompt: expected at least 1 token" in log, log
+            assert "refused with 400: prompt\n" in log, log
+
+    def test_the_log_quotes_nothing_that_a_client_sent(self):
+        word = "S3CRET"
+        head = f"Host: x\r\nX-Request-Id: {word}\r\n"
+        fields = [{"model": word}, {"stop": [word, ""]}, {"logit_bias": {word: 1}}, {"seed": word}, {word: 1},
+                  {"stream": True, "stream_options": {word: 1}}, {"prompt": [1, word]}]  # fmt: skip
+        bodies = [{"prompt": ""}, {"prompt": {word: 1}}, [word], *({"prompt": "a"} | one for one in fields)]
+        with self.serve() as server:
+            for body in [*map(json.dumps, bodies), f'{{"{word}', f'{{"{word}": 1, "{word}": 2}}', f"{word}"]:
+                for path in ("/v1/completions", "/tokenize", "/detokenize"):
+                    status = server.ask("POST", path, body, {"X-Request-Id": word}).status
+                    assert status in (400, 404) or path == "/tokenize", (path, body, status)
+            for line in (f"GET /{word} HTTP/1.1", f"{word} / HTTP/1.1", f"GET / {word}/1.1", f"GET {word} HTTP/1.1",
+                         f"GET /v1/models/{word} HTTP/1.1", f"{word}"):  # fmt: skip
+                assert b"HTTP/1.1 4" in server.send(f"{line}\r\n{head}\r\n".encode()), line
+            for field in (f"Expect: {word}", f"Transfer-Encoding: {word}", f"Content-Length: {word}", f"({word}): 1",
+                          f"{word}\1: 1", f"A: {word}\1"):  # fmt: skip
+                answer = server.send(f"GET /health HTTP/1.1\r\n{head}{field}\r\n\r\n".encode())
+                assert b"HTTP/1.1 4" in answer or b"HTTP/1.1 501" in answer, (field, answer)
+            server.process.send_signal(signal.SIGTERM)
+            log = server.process.stderr.read()
+            assert log.count("refused with") > 40 and word not in log, log
+
+    def test_requests_of_many_small_objects_are_refused(self):
+        with self.serve() as server:
+            for objects in (["{}"] * 1_000_000, ['{"a":[]}'] * 500_000):
+                body = '{"prompt":[' + ",".join(objects) + '],"max_tokens":1}'
+                answer = server.ask("POST", "/v1/completions", body)
+                assert answer.status == 400, answer.body
+                assert "at most 65536 objects, arrays and keys" in answer.body, answer.body
+            assert server.stop() == 0
+
+    def test_a_step_that_does_not_end_does_not_keep_the_server_from_ending(self):
+        if not self.gloo:
+            return
+        folder = tempfile.mkdtemp(dir=self.folder)
+        command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
+                   f"file://{folder}", "--run-id", "a", "--port", "0"]  # fmt: skip
+        with Server([*command, "--rank", "0"], [[*command, "--rank", "1"]]) as server:
+            server.others[0].send_signal(signal.SIGSTOP)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(LIMIT_S) == 3
+            assert "found some still under way" in server.process.stderr.read()
 
     def test_pages_may_call_where_they_are_allowed(self):
         with self.serve("--allow-origin", "https://example.org") as server:

@@ -36,6 +36,13 @@ class Tokenizer {
   // represent.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(
       std::string_view text, SpecialTokens special = SpecialTokens::kAdd) const = 0;
+  // The same, with a callback that long work calls now and then. An exception that `look` throws
+  // ends the work, which is how a server that stops gives up a long text.
+  [[nodiscard]] virtual std::vector<std::int32_t> encode_watched(
+      std::string_view text, SpecialTokens special, const std::function<void()>& look) const {
+    if (look) look();
+    return encode(text, special);
+  }
   // Returns the bytes of a token, which need not be whole characters. Empty for tokens that
   // represent no text.
   [[nodiscard]] virtual std::string_view bytes(std::int32_t token) const = 0;

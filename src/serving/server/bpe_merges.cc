@@ -13,18 +13,18 @@ std::uint64_t key_of(std::int32_t left, std::int32_t right) {
   return (static_cast<std::uint64_t>(left) << 32) | static_cast<std::uint32_t>(right);
 }
 
-// A piece of a word in a list of them.
+// A piece of a word in a list of them. Small, because a word may be as long as a request.
 struct Piece {
-  std::int32_t token = 0;
-  std::int64_t previous = -1;
-  std::int64_t next = -1;
-  bool is_gone = false;  // joined to the one before
+  std::int32_t token = 0;  // kGone: joined to the one before
+  std::int32_t previous = -1;
+  std::int32_t next = -1;
 };
+constexpr std::int32_t kGone = -1;
 
 // Two neighbours as they were when they were found.
 struct Candidate {
   std::int32_t order;
-  std::int64_t at;
+  std::int32_t at;
   std::int32_t left;
   std::int32_t right;
 
@@ -63,31 +63,34 @@ const BpeMerges::Merge* BpeMerges::find(std::int32_t left, std::int32_t right) c
   return found == merges_.end() ? nullptr : &found->second;
 }
 
-std::vector<std::int32_t> BpeMerges::join(const std::vector<std::int32_t>& tokens) const {
+std::vector<std::int32_t> BpeMerges::join(const std::vector<std::int32_t>& tokens,
+                                          RareLook& look_up) const {
   std::vector<Piece> pieces;
-  const auto count = static_cast<std::int64_t>(tokens.size());
-  for (std::int64_t i = 0; i < count; ++i) {
+  const auto count = checked_cast<std::int32_t>(tokens.size(), "text: pieces of a word");
+  pieces.reserve(tokens.size());
+  for (std::int32_t i = 0; i < count; ++i) {
     pieces.push_back({tokens[static_cast<std::size_t>(i)], i - 1, i + 1 < count ? i + 1 : -1});
   }
-  const auto at = [&](std::int64_t i) -> Piece& { return pieces[static_cast<std::size_t>(i)]; };
+  const auto at = [&](std::int32_t i) -> Piece& { return pieces[static_cast<std::size_t>(i)]; };
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue;
-  const auto look = [&](std::int64_t left) {
+  const auto look = [&](std::int32_t left) {
     if (left < 0 || at(left).next < 0) return;
     const std::int32_t right = at(at(left).next).token;
     if (const Merge* merge = find(at(left).token, right)) {
       queue.push({merge->order, left, at(left).token, right});
     }
   };
-  for (std::int64_t i = 0; i < count; ++i) look(i);
+  for (std::int32_t i = 0; i < count; ++i) look(i);
   while (!queue.empty()) {
+    look_up();
     const Candidate best = queue.top();
     queue.pop();
     Piece& left = at(best.at);
-    if (left.is_gone || left.token != best.left || left.next < 0) continue;
+    if (left.token != best.left || left.next < 0) continue;
     Piece& right = at(left.next);
     if (right.token != best.right) continue;
     left.token = find(best.left, best.right)->token;
-    right.is_gone = true;
+    right.token = kGone;
     left.next = right.next;
     if (left.next >= 0) at(left.next).previous = best.at;
     look(left.previous);
@@ -95,7 +98,7 @@ std::vector<std::int32_t> BpeMerges::join(const std::vector<std::int32_t>& token
   }
   std::vector<std::int32_t> joined;
   for (const Piece& piece : pieces) {
-    if (!piece.is_gone) joined.push_back(piece.token);
+    if (piece.token != kGone) joined.push_back(piece.token);
   }
   return joined;
 }

@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/look.h"
+
 namespace contextile {
 
 class BpeMerges {
@@ -19,7 +21,8 @@ class BpeMerges {
 
   [[nodiscard]] std::optional<std::int32_t> token(const std::string& text) const;
   // `pieces` are the smallest tokens of a word. O(n log n) in their number.
-  [[nodiscard]] std::vector<std::int32_t> join(const std::vector<std::int32_t>& pieces) const;
+  [[nodiscard]] std::vector<std::int32_t> join(const std::vector<std::int32_t>& pieces,
+                                               RareLook& look) const;
 
  private:
   struct Merge {

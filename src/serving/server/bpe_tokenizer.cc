@@ -14,6 +14,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/look.h"
 #include "base/quote.h"
 #include "base/utf8.h"
 #include "contextile/serving/completion_server.h"
@@ -97,6 +98,12 @@ class BpeTokenizer final : public Tokenizer {
 
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text,
                                                  SpecialTokens special) const override {
+    return encode_watched(text, special, {});
+  }
+  [[nodiscard]] std::vector<std::int32_t> encode_watched(std::string_view text,
+                                                         SpecialTokens special,
+                                                         const Look& watch) const override {
+    RareLook look(watch);
     check_utf8(text);
     std::vector<std::int32_t> tokens;
     bool is_first = true;  // nothing but this piece begins the text
@@ -105,7 +112,8 @@ class BpeTokenizer final : public Tokenizer {
       for_pieces(changed, *normalized_added_, tokens, [&](std::string_view part) {
         const bool begins =
             is_first && piece.data() == text.data() && part.data() == changed.data();
-        encode_plain(part, begins, tokens);
+        look();
+        encode_plain(part, begins, tokens, look);
       });
       is_first = false;
     });
@@ -217,7 +225,8 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   // begins: whether the text begins with this piece of it.
-  void encode_plain(std::string_view piece, bool begins, std::vector<std::int32_t>& tokens) const {
+  void encode_plain(std::string_view piece, bool begins, std::vector<std::int32_t>& tokens,
+                    RareLook& look) const {
     std::deque<std::string> changed;  // what words that were changed refer to
     std::vector<std::string_view> words = {piece};
     auto pattern = patterns_.begin();
@@ -225,7 +234,7 @@ class BpeTokenizer final : public Tokenizer {
       std::vector<std::string_view> next;
       for (const std::string_view word : words) {
         if (step.kind == WordStep::Kind::kPattern) {
-          for (const std::string_view part : pattern->words(word)) next.push_back(part);
+          for (const std::string_view part : pattern->words(word, look)) next.push_back(part);
         } else {
           const bool is_first = begins && next.empty();
           next.push_back(changed.emplace_back(with_spaces(word, step.kind, is_first)));
@@ -234,7 +243,7 @@ class BpeTokenizer final : public Tokenizer {
       if (step.kind == WordStep::Kind::kPattern) ++pattern;
       words = std::move(next);
     }
-    for (const std::string_view word : words) encode_word(word, tokens);
+    for (const std::string_view word : words) encode_word(word, tokens, look);
   }
 
   [[nodiscard]] static std::string with_spaces(std::string_view word, WordStep::Kind kind,
@@ -256,36 +265,34 @@ class BpeTokenizer final : public Tokenizer {
     return changed;
   }
 
-  void encode_word(std::string_view word, std::vector<std::int32_t>& tokens) const {
-    std::vector<std::string> characters = file_.on_bytes ? by_byte(word) : by_character(word);
+  void encode_word(std::string_view word, std::vector<std::int32_t>& tokens, RareLook& look) const {
+    look();
     if (file_.whole_words) {
       std::string whole;
-      for (const std::string& character : characters) whole += character;
+      for_characters(word, [&](const std::string& character) { whole += character; });
       if (const auto token = merges_.token(whole)) {
         tokens.push_back(*token);
         return;
       }
     }
     std::vector<std::int32_t> pieces;
-    for (const std::string& character : characters) add_pieces(character, pieces);
-    const std::vector<std::int32_t> joined = merges_.join(pieces);
+    for_characters(word, [&](const std::string& character) { add_pieces(character, pieces); });
+    const std::vector<std::int32_t> joined = merges_.join(pieces, look);
     tokens.insert(tokens.end(), joined.begin(), joined.end());
   }
 
-  [[nodiscard]] std::vector<std::string> by_byte(std::string_view word) const {
-    std::vector<std::string> characters;
-    for (const char c : word) characters.push_back(characters_[static_cast<unsigned char>(c)]);
-    return characters;
-  }
-  [[nodiscard]] static std::vector<std::string> by_character(std::string_view word) {
-    std::vector<std::string> characters;
+  // Gives `take` the characters that represent the word's bytes, or are those of the word.
+  template <typename Take>
+  void for_characters(std::string_view word, const Take& take) const {
+    if (file_.on_bytes) {
+      for (const char c : word) take(characters_[static_cast<unsigned char>(c)]);
+      return;
+    }
     for (std::size_t at = 0; at < word.size();) {
       const std::size_t size = utf8_bytes(word.substr(at));
-      const std::string_view character = word.substr(at, size);
-      characters.emplace_back(character);
+      take(std::string(word.substr(at, size)));
       at += size;
     }
-    return characters;
   }
 
   // A character's token, or those of its bytes.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "serving/server/engine_health.h"
 #include "serving/server/http_front.h"
 #include "serving/server/protocol.h"
+#include "serving/server/reading_limit.h"
 #include "serving/server/request_queue.h"
 
 namespace contextile {
@@ -53,13 +55,15 @@ std::int64_t seconds_now() {  // since 1970
 }
 
 ProtocolError error_of(const CallUpdate& update) {
+  // The engines see tokens, of which their reasons give no more than the number.
+  const std::string& reason = update.failure;
   if (update.is_full) {
-    return {.status = 429, .type = "rate_limit_error", .message = update.failure};
+    return {.status = 429, .type = "rate_limit_error", .message = reason, .logged = reason};
   }
   if (update.is_internal) {
-    return {.status = 503, .type = "server_error", .message = update.failure};
+    return {.status = 503, .type = "server_error", .message = reason, .logged = reason};
   }
-  return {.message = update.failure};
+  return {.message = reason, .logged = reason};
 }
 
 class HttpServer final : public CompletionServer {
@@ -93,7 +97,7 @@ class HttpServer final : public CompletionServer {
   }
 
   ~HttpServer() override {
-    queue_.stop("the server stops");
+    stop("the server stops");
     server_.close(kGraceAtEnd);
   }
 
@@ -114,7 +118,10 @@ class HttpServer final : public CompletionServer {
     }
   }
 
-  void stop(const std::string& reason) override { queue_.stop(reason); }
+  void stop(const std::string& reason) override {
+    stops_ = true;
+    queue_.stop(reason);
+  }
 
  private:
   static const ServeOptions& checked(const ServeOptions& options) {
@@ -141,7 +148,7 @@ class HttpServer final : public CompletionServer {
 
   void log(ServeLog level, const std::string& line) const {
     if (options_.log < level) return;
-    // Reasons quote requests, whose bytes may be no text, or commands to a terminal.
+    // The reasons of lost engines name files and addresses, which may be commands to a terminal.
     const std::string safe = without_orders(line);
     if (options_.write_log) return options_.write_log(safe);
     const std::string whole = fmt::format("serve: {}\n", safe);
@@ -150,12 +157,18 @@ class HttpServer final : public CompletionServer {
 
   // The body of a response that refuses a request.
   [[nodiscard]] std::string refusal(const ProtocolError& error) const {
-    log(ServeLog::kEvents, fmt::format("refused with {}: {}", error.status, error.message));
+    const std::string& reason = error.logged.empty() ? error.type : error.logged;
+    log(ServeLog::kEvents, fmt::format("refused with {}: {}", error.status, reason));
     return error_json(error);
   }
   [[nodiscard]] std::string refusal(int status, const std::string& message) const {
     const char* type = status >= 500 ? "server_error" : "invalid_request_error";
-    return refusal(ProtocolError{.status = status, .type = type, .message = message});
+    // Other reasons quote the head.
+    const bool may_be_logged = status == 408 || status == 503;
+    return refusal({.status = status,
+                    .type = type,
+                    .message = message,
+                    .logged = may_be_logged ? message : "the head of a request"});
   }
   void answer(httplib::Response& response, const ProtocolError& error) const {
     response.status = error.status;
@@ -204,13 +217,15 @@ class HttpServer final : public CompletionServer {
       complete(body, response);
     });
     post("/tokenize", [this](const std::string& body, httplib::Response& response) {
-      const std::vector<std::int32_t> tokens = parse_tokenize(body, *tokenizer_);
+      const std::vector<std::int32_t> tokens =
+          parse_tokenize(body, *tokenizer_, reading_limit(stops_));
       const json answered = {
           {"count", tokens.size()}, {"max_model_len", options_.max_length}, {"tokens", tokens}};
       response.set_content(answered.dump(), kJson);
     });
     post("/detokenize", [this](const std::string& body, httplib::Response& response) {
-      const json answered = {{"prompt", parse_detokenize(body, *tokenizer_)}};
+      const json answered = {
+          {"prompt", parse_detokenize(body, *tokenizer_, reading_limit(stops_))}};
       response.set_content(answered.dump(-1, ' ', false, json::error_handler_t::replace), kJson);
     });
     post("/v1/chat/completions", [](const std::string&, httplib::Response&) {
@@ -272,18 +287,13 @@ class HttpServer final : public CompletionServer {
       const json models = {{"object", "list"}, {"data", json::array({model_json()})}};
       response.set_content(models.dump(), kJson);
     });
-    server_.Get(
-        R"(/v1/models/(.+))", [this](const httplib::Request& request, httplib::Response& response) {
-          if (request.matches[1] == options_.model) {
-            return response.set_content(model_json().dump(), kJson);
-          }
-          answer(response,
-                 {.status = 404,
-                  .message = fmt::format("model: expected {}, found {}", quote(options_.model),
-                                         quote(request.matches[1].str())),
-                  .param = "model",
-                  .code = "model_not_found"});
-        });
+    server_.Get(R"(/v1/models/(.+))",
+                [this](const httplib::Request& request, httplib::Response& response) {
+                  if (request.matches[1] == options_.model) {
+                    return response.set_content(model_json().dump(), kJson);
+                  }
+                  answer(response, another_model(options_.model, quote(request.matches[1].str())));
+                });
     server_.Get("/version", [](const httplib::Request&, httplib::Response& response) {
       response.set_content(json({{"version", version()}}).dump(), kJson);
     });
@@ -321,7 +331,9 @@ class HttpServer final : public CompletionServer {
           : response.status == 413
               ? std::string("request: expected fewer bytes (--max-body-bytes)")
               : fmt::format("the request cannot be served: HTTP status {}", response.status);
-      answer(response, {.status = response.status, .message = what});
+      answer(response, {.status = response.status,
+                        .message = what,
+                        .logged = response.status == 404 ? "no such method and path" : what});
     });
   }
 
@@ -342,7 +354,8 @@ class HttpServer final : public CompletionServer {
     const ProtocolLimits limits = {.model = options_.model,
                                    .vocab_size = options_.vocab_size,
                                    .max_length = options_.max_length,
-                                   .sampling = options_.sampling};
+                                   .sampling = options_.sampling,
+                                   .look = reading_limit(stops_)};
     CompletionRequest asked = parse_completion(body, *tokenizer_, limits);
     const CompletionHead head = {"cmpl-" + response.get_header_value(kRequestId), options_.model,
                                  seconds_now()};
@@ -471,7 +484,8 @@ class HttpServer final : public CompletionServer {
   EngineHealth health_;
   std::int32_t port_ = -1;
   bool was_ready_ = false;  // used by run alone
-  HttpFront server_;        // the last: its threads use the others
+  std::atomic<bool> stops_ = false;
+  HttpFront server_;  // the last: its threads use the others
 };
 
 }  // namespace

@@ -212,6 +212,7 @@ void HttpFront::take_answered() {
 void HttpFront::start_reading(Connection& connection) const {
   connection.state = State::kReading;
   connection.has_begun = false;
+  connection.num_searched = 0;
   connection.limit = Clock::now() + limits_.idle_time;
 }
 
@@ -279,11 +280,13 @@ bool HttpFront::take_request(int socket, Connection& connection) {
   std::size_t begin = 0;
   while (std::string_view(connection.in).substr(begin).starts_with("\r\n")) begin += 2;
   connection.in.erase(0, begin);
+  connection.num_searched -= std::min(connection.num_searched, begin);
   if (connection.in.empty()) return false;
   if (!std::exchange(connection.has_begun, true)) {
     connection.limit = Clock::now() + limits_.head_time;
   }
-  const auto size = head_size(connection.in);
+  const auto size = head_size(connection.in, connection.num_searched);
+  connection.num_searched = connection.in.size();
   if (size.value_or(connection.in.size()) > limits_.head.max_bytes) {
     refuse(connection, {431, fmt::format("request: expected a head of at most {} bytes, found more",
                                          limits_.head.max_bytes)});

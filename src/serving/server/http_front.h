@@ -64,9 +64,10 @@ class HttpFront : public httplib::Server {
   struct Connection {
     std::string in;
     std::string out;
-    std::size_t num_out = 0;  // bytes of `out` that were sent
-    bool closes = false;      // when `out` is sent
-    bool has_begun = false;   // a head, of which there is at least one byte
+    std::size_t num_out = 0;       // bytes of `out` that were sent
+    std::size_t num_searched = 0;  // bytes of `in` in which no head ends
+    bool closes = false;           // when `out` is sent
+    bool has_begun = false;        // a head, of which there is at least one byte
     State state = State::kReading;
     Clock::time_point limit;
   };

@@ -175,8 +175,9 @@ class HeadParser {
 
 }  // namespace
 
-std::optional<std::size_t> head_size(std::string_view bytes) {
-  const std::size_t end = bytes.find(kEndOfHead);
+std::optional<std::size_t> head_size(std::string_view bytes, std::size_t num_searched) {
+  const std::size_t end =
+      bytes.find(kEndOfHead, num_searched - std::min(num_searched, kEndOfHead.size() - 1));
   if (end == std::string_view::npos) return std::nullopt;
   return end + kEndOfHead.size();
 }

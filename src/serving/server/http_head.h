@@ -32,8 +32,9 @@ struct HeadProblem {
 };
 
 // The number of bytes of the head that `bytes` begins with, the empty line included; none while the
-// head has no end.
-[[nodiscard]] std::optional<std::size_t> head_size(std::string_view bytes);
+// head has no end. No head ends within the first `num_searched` bytes.
+[[nodiscard]] std::optional<std::size_t> head_size(std::string_view bytes,
+                                                   std::size_t num_searched = 0);
 
 // Checks a whole head. Anything on which two servers could disagree is refused: two lengths, a
 // length next to a transfer coding, folded lines, spaces before a colon, control characters.

@@ -10,6 +10,7 @@
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "serving/server/logprobs_json.h"
+#include "serving/server/request_reader.h"
 #include "serving/server/text_stream.h"
 
 namespace contextile {
@@ -21,72 +22,7 @@ constexpr std::size_t kMostStops = 16;
 constexpr std::size_t kMostStopBytes = 1000;
 constexpr std::size_t kMostStopTokens = 128;
 constexpr std::size_t kMostBiases = 1024;
-
-template <typename... Args>
-[[noreturn]] void fail(const char* param, fmt::format_string<Args...> format, Args&&... args) {
-  throw ProtocolFailure(
-      {.message = fmt::format("{}: {}", param, fmt::format(format, std::forward<Args>(args)...)),
-       .param = param});
-}
-
-std::string shown(const json& value) {
-  return quote(value.dump(-1, ' ', true, json::error_handler_t::replace));
-}
-
-// nlohmann's comparison would wrap numbers of 2^63 and more.
-bool is_integer(const json& value, std::int64_t least, std::int64_t most) {
-  if (value.is_number_unsigned()) {
-    const auto number = value.get<std::uint64_t>();
-    return number <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) &&
-           static_cast<std::int64_t>(number) >= least && static_cast<std::int64_t>(number) <= most;
-  }
-  return value.is_number_integer() && value.get<std::int64_t>() >= least &&
-         value.get<std::int64_t>() <= most;
-}
-
-class RequestReader {
- public:
-  explicit RequestReader(const json& object) : object_(object) {}
-
-  // Null means that the key is absent.
-  [[nodiscard]] const json* find(const char* key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  [[nodiscard]] std::int64_t integer(const char* key, std::int64_t unless, std::int64_t least,
-                                     std::int64_t most) const {
-    const json* value = find(key);
-    if (value == nullptr) return unless;
-    if (!is_integer(*value, least, most)) {
-      fail(key, "expected an integer of {} to {}, found {}", least, most, shown(*value));
-    }
-    return value->get<std::int64_t>();
-  }
-  // Refuses keys that are none of `known`, unless their value is null.
-  void check_keys(const char* where, const std::set<std::string>& known) const {
-    for (const auto& [key, value] : object_.items()) {
-      if (known.contains(key) || value.is_null()) continue;
-      fail(where, "expected {}, found {}", fmt::join(known, ", "), quote(key));
-    }
-  }
-  [[nodiscard]] double number(const char* key, double unless, double least, double most) const {
-    const json* value = find(key);
-    if (value == nullptr) return unless;
-    if (!value->is_number() || !(value->get<double>() >= least && value->get<double>() <= most)) {
-      fail(key, "expected a number of {} to {}, found {}", least, most, shown(*value));
-    }
-    return value->get<double>();
-  }
-  [[nodiscard]] bool flag(const char* key, bool unless) const {
-    const json* value = find(key);
-    if (value == nullptr) return unless;
-    if (!value->is_boolean()) fail(key, "expected true or false, found {}", shown(*value));
-    return value->get<bool>();
-  }
-
- private:
-  const json& object_;
-};
+constexpr std::size_t kMostNodes = 1 << 16;  // objects, arrays and keys of a request
 
 void check_keys(const json& object) {
   static const std::set<std::string> kKnown = {"model",
@@ -138,7 +74,8 @@ void check_keys(const json& object) {
     throw ProtocolFailure({.message = fmt::format("{}: expected parameters of {}, found another",
                                                   printable(key), fmt::join(kKnown, ", ")),
                            .param = printable(key),
-                           .code = "unsupported_parameter"});
+                           .code = "unsupported_parameter",
+                           .logged = "a parameter that is not known"});
   }
 }
 
@@ -147,7 +84,8 @@ void check_keys(const json& object) {
       {.message = fmt::format("prompt: expected at most {} tokens of prompt and output, found {}",
                               max_length, found),
        .param = "prompt",
-       .code = "context_length_exceeded"});
+       .code = "context_length_exceeded",
+       .logged = "prompt, longer than the context"});
 }
 
 std::vector<std::int32_t> tokens_of(const json& list, const ProtocolLimits& limits) {
@@ -158,8 +96,8 @@ std::vector<std::int32_t> tokens_of(const json& list, const ProtocolLimits& limi
   tokens.reserve(list.size());
   for (const json& token : list) {
     if (!is_integer(token, 0, limits.vocab_size - 1)) {
-      fail("prompt", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
-           shown(token));
+      fail_field("prompt", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
+                 shown(token));
     }
     tokens.push_back(token.get<std::int32_t>());
   }
@@ -167,11 +105,11 @@ std::vector<std::int32_t> tokens_of(const json& list, const ProtocolLimits& limi
 }
 
 std::vector<std::int32_t> encode(const std::string& text, const Tokenizer& tokenizer,
-                                 SpecialTokens special) {
+                                 SpecialTokens special, const Look& look) {
   try {
-    return tokenizer.encode(text, special);
+    return tokenizer.encode_watched(text, special, look);
   } catch (const InvalidArgument& error) {
-    fail("prompt", "{}", error.what());
+    fail_field("prompt", "{}", error.what());
   }
 }
 
@@ -183,11 +121,11 @@ std::vector<std::int32_t> tokens_of_text(const std::string& text, const Tokenize
     fail_length(limits.max_length,
                 fmt::format("{} bytes, of which a token has at most {}", text.size(), longest));
   }
-  std::vector<std::int32_t> tokens = encode(text, tokenizer, special);
+  std::vector<std::int32_t> tokens = encode(text, tokenizer, special, limits.look);
   for (const std::int32_t token : tokens) {
     if (token >= limits.vocab_size) {
-      fail("prompt", "expected tokens of the model's {}, found token {} of the tokenizer",
-           limits.vocab_size, token);
+      fail_field("prompt", "expected tokens of the model's {}, found token {} of the tokenizer",
+                 limits.vocab_size, token);
     }
   }
   return tokens;
@@ -204,7 +142,7 @@ void add_prompt(const json& value, const Tokenizer& tokenizer, const ProtocolLim
     tokens = tokens_of(value, limits);
     for (const std::int32_t token : tokens) text += tokenizer.bytes(token);
   }
-  if (tokens.empty()) fail("prompt", "expected at least 1 token, found none");
+  if (tokens.empty()) fail_field("prompt", "expected at least 1 token, found none");
   request.prompts.push_back(std::move(tokens));
   request.prompt_texts.push_back(std::move(text));
 }
@@ -217,24 +155,24 @@ SpecialTokens special_of(const RequestReader& reader) {
 void read_prompts(const RequestReader& reader, const Tokenizer& tokenizer,
                   const ProtocolLimits& limits, CompletionRequest& request) {
   const json* prompt = reader.find("prompt");
-  if (prompt == nullptr) fail("prompt", "expected a text or token ids, found none");
+  if (prompt == nullptr) fail_field("prompt", "expected a text or token ids, found none");
   const SpecialTokens special = special_of(reader);
   const bool is_list = prompt->is_array() && !prompt->empty() &&
                        (prompt->front().is_string() || prompt->front().is_array());
   if (!is_list) {
     if (!prompt->is_string() && !prompt->is_array()) {
-      fail("prompt", "expected a text or token ids, found {}", shown(*prompt));
+      fail_field("prompt", "expected a text or token ids, found {}", shown(*prompt));
     }
     add_prompt(*prompt, tokenizer, limits, special, request);
     return;
   }
   if (std::ssize(*prompt) > limits.max_completions) {
-    fail("prompt", "expected at most {} completions, found {} prompts", limits.max_completions,
-         prompt->size());
+    fail_field("prompt", "expected at most {} completions, found {} prompts",
+               limits.max_completions, prompt->size());
   }
   for (const json& one : *prompt) {
     if (!one.is_string() && !one.is_array()) {
-      fail("prompt", "expected texts or lists of token ids, found {}", shown(one));
+      fail_field("prompt", "expected texts or lists of token ids, found {}", shown(one));
     }
     add_prompt(one, tokenizer, limits, special, request);
   }
@@ -246,12 +184,12 @@ void read_stops(const RequestReader& reader, const Tokenizer& tokenizer,
   if (stop == nullptr) return;
   const json list = stop->is_array() ? *stop : json::array({*stop});
   if (list.size() > kMostStops) {
-    fail("stop", "expected at most {} sequences, found {}", kMostStops, list.size());
+    fail_field("stop", "expected at most {} sequences, found {}", kMostStops, list.size());
   }
   for (const json& text : list) {
     if (!text.is_string() || text.get_ref<const std::string&>().empty() ||
         text.get_ref<const std::string&>().size() > kMostStopBytes) {
-      fail("stop", "expected texts of 1 to {} bytes, found {}", kMostStopBytes, shown(text));
+      fail_field("stop", "expected texts of 1 to {} bytes, found {}", kMostStopBytes, shown(text));
     }
     // A special token has no text in which a stop could be found.
     const auto token = tokenizer.special_token(text.get_ref<const std::string&>());
@@ -265,13 +203,14 @@ void read_stop_tokens(const RequestReader& reader, const ProtocolLimits& limits,
   const json* tokens = reader.find("stop_token_ids");
   if (tokens == nullptr) return;
   if (!tokens->is_array() || tokens->size() > kMostStopTokens) {
-    fail("stop_token_ids", "expected a list of at most {} token ids, found {}", kMostStopTokens,
-         tokens->is_array() ? fmt::format("{}", tokens->size()) : shown(*tokens));
+    fail_field("stop_token_ids", "expected a list of at most {} token ids, found {}",
+               kMostStopTokens,
+               tokens->is_array() ? fmt::format("{}", tokens->size()) : shown(*tokens));
   }
   for (const json& token : *tokens) {
     if (!is_integer(token, 0, limits.vocab_size - 1)) {
-      fail("stop_token_ids", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
-           shown(token));
+      fail_field("stop_token_ids", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
+                 shown(token));
     }
     request.stop_tokens.push_back(token.get<std::int32_t>());
   }
@@ -282,9 +221,10 @@ void read_logit_bias(const RequestReader& reader, const ProtocolLimits& limits,
                      SamplingParams& sampling) {
   const json* biases = reader.find("logit_bias");
   if (biases == nullptr) return;
-  if (!biases->is_object()) fail("logit_bias", "expected an object, found {}", shown(*biases));
+  if (!biases->is_object())
+    fail_field("logit_bias", "expected an object, found {}", shown(*biases));
   if (biases->size() > kMostBiases) {
-    fail("logit_bias", "expected at most {} tokens, found {}", kMostBiases, biases->size());
+    fail_field("logit_bias", "expected at most {} tokens, found {}", kMostBiases, biases->size());
   }
   std::set<std::int32_t> tokens;
   for (const auto& [key, bias] : biases->items()) {
@@ -293,11 +233,11 @@ void read_logit_bias(const RequestReader& reader, const ProtocolLimits& limits,
     const auto read = std::from_chars(key.data(), end, token);
     const bool is_token = read.ec == std::errc() && read.ptr == end;
     if (!is_token || token < 0 || token >= limits.vocab_size || !tokens.insert(token).second) {
-      fail("logit_bias", "expected different token ids of 0 to {}, found {}", limits.vocab_size - 1,
-           quote(key));
+      fail_field("logit_bias", "expected different token ids of 0 to {}, found {}",
+                 limits.vocab_size - 1, quote(key));
     }
     if (!bias.is_number() || !(std::abs(bias.get<double>()) <= 100)) {
-      fail("logit_bias", "expected numbers of -100 to 100, found {}", shown(bias));
+      fail_field("logit_bias", "expected numbers of -100 to 100, found {}", shown(bias));
     }
     sampling.logit_bias.push_back({token, bias.get<float>()});
   }
@@ -329,8 +269,8 @@ void read_lengths(const RequestReader& reader, const ProtocolLimits& limits,
   constexpr const char* kNames[] = {"max_tokens", "max_completion_tokens"};
   if (reader.find(kNames[0]) != nullptr && reader.find(kNames[1]) != nullptr &&
       *reader.find(kNames[0]) != *reader.find(kNames[1])) {
-    fail(kNames[1], "expected max_tokens, which is given, too, found {}",
-         shown(*reader.find(kNames[1])));
+    fail_field(kNames[1], "expected max_tokens, which is given, too, found {}",
+               shown(*reader.find(kNames[1])));
   }
   const char* name = reader.find(kNames[1]) != nullptr ? kNames[1] : kNames[0];
   request.max_tokens = static_cast<std::int32_t>(reader.integer(name, 16, 0, limits.max_length));
@@ -353,8 +293,9 @@ void read_logprobs(const RequestReader& reader, const ProtocolLimits& limits,
   for (const auto& prompt : request.prompts) count += std::ssize(prompt);
   count *= std::int64_t{request.n} * (1 + request.num_top);
   if (count > limits.max_prompt_logprobs) {
-    fail("logprobs", "expected at most {} of a call's prompts, alternatives included, found {}",
-         limits.max_prompt_logprobs, count);
+    fail_field("logprobs",
+               "expected at most {} of a call's prompts, alternatives included, found {}",
+               limits.max_prompt_logprobs, count);
   }
 }
 
@@ -362,8 +303,8 @@ void read_stream_options(const RequestReader& reader, CompletionRequest& request
   const json* options = reader.find("stream_options");
   if (options == nullptr) return;
   if (!options->is_object())
-    fail("stream_options", "expected an object, found {}", shown(*options));
-  if (!request.stream) fail("stream_options", "expected stream true next to it, found none");
+    fail_field("stream_options", "expected an object, found {}", shown(*options));
+  if (!request.stream) fail_field("stream_options", "expected stream true next to it, found none");
   const RequestReader reader_of_options(*options);
   reader_of_options.check_keys("stream_options", {"include_usage"});
   request.include_usage = reader_of_options.flag("include_usage", false);
@@ -372,36 +313,42 @@ void read_stream_options(const RequestReader& reader, CompletionRequest& request
 void check_user(const RequestReader& reader) {
   const json* user = reader.find("user");
   if (user != nullptr && !user->is_string()) {
-    fail("user", "expected a text, found {}", shown(*user));
+    fail_field("user", "expected a text, found {}", shown(*user));
   }
 }
 
 void check_model(const RequestReader& reader, const ProtocolLimits& limits) {
   const json* model = reader.find("model");
   if (model == nullptr || *model == limits.model) return;
-  throw ProtocolFailure(
-      {.status = 404,
-       .message = fmt::format("model: expected {}, found {}", quote(limits.model), shown(*model)),
-       .param = "model",
-       .code = "model_not_found"});
+  throw ProtocolFailure(another_model(limits.model, shown(*model)));
 }
 
-json object_of(std::string_view body) {
+json object_of(std::string_view body, const Look& look) {
+  constexpr const char* kLogged = "request, no JSON object that can be read";
   try {
-    json object = parse_json(body, "request");
+    json object = parse_json(body, "request", {.max_nodes = kMostNodes, .look = look});
     if (object.is_object()) return object;
     throw ProtocolFailure(
-        {.message = fmt::format("request: expected a JSON object, found {}", object.type_name())});
+        {.message = fmt::format("request: expected a JSON object, found {}", object.type_name()),
+         .logged = kLogged});
   } catch (const InvalidArgument& error) {
-    throw ProtocolFailure({.message = error.what()});
+    throw ProtocolFailure({.message = error.what(), .logged = kLogged});
   }
 }
 
 }  // namespace
 
+ProtocolError another_model(const std::string& served, const std::string& found) {
+  return {.status = 404,
+          .message = fmt::format("model: expected {}, found {}", quote(served), found),
+          .param = "model",
+          .code = "model_not_found",
+          .logged = "model, another one"};
+}
+
 CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
                                    const ProtocolLimits& limits) {
-  const json object = object_of(body);
+  const json object = object_of(body, limits.look);
   check_keys(object);
   const RequestReader reader(object);
   check_model(reader, limits);
@@ -409,8 +356,8 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
   read_prompts(reader, tokenizer, limits, request);
   request.n = static_cast<std::int32_t>(reader.integer("n", 1, 1, limits.max_completions));
   if (static_cast<std::int64_t>(request.prompts.size()) * request.n > limits.max_completions) {
-    fail("prompt", "expected at most {} completions, found {} prompts of {}",
-         limits.max_completions, request.prompts.size(), request.n);
+    fail_field("prompt", "expected at most {} completions, found {} prompts of {}",
+               limits.max_completions, request.prompts.size(), request.n);
   }
   read_lengths(reader, limits, request);
   read_sampling(reader, limits, request);
@@ -426,29 +373,32 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
   return request;
 }
 
-std::vector<std::int32_t> parse_tokenize(std::string_view body, const Tokenizer& tokenizer) {
-  const json object = object_of(body);
+std::vector<std::int32_t> parse_tokenize(std::string_view body, const Tokenizer& tokenizer,
+                                         const Look& look) {
+  const json object = object_of(body, look);
   const RequestReader reader(object);
   reader.check_keys("request", {"model", "prompt", "add_special_tokens"});
   const json* prompt = reader.find("prompt");
-  if (prompt == nullptr || !prompt->is_string()) fail("prompt", "expected a text, found none");
-  return encode(prompt->get<std::string>(), tokenizer, special_of(reader));
+  if (prompt == nullptr || !prompt->is_string())
+    fail_field("prompt", "expected a text, found none");
+  return encode(prompt->get<std::string>(), tokenizer, special_of(reader), look);
 }
 
-std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer) {
-  const json object = object_of(body);
+std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer, const Look& look) {
+  const json object = object_of(body, look);
   const RequestReader reader(object);
   reader.check_keys("request", {"model", "tokens"});
   const json* tokens = reader.find("tokens");
   if (tokens == nullptr || !tokens->is_array()) {
-    fail("tokens", "expected a list of token ids, found {}", tokens ? shown(*tokens) : "none");
+    fail_field("tokens", "expected a list of token ids, found {}",
+               tokens ? shown(*tokens) : "none");
   }
   TextStream text({});
   std::string whole;
   for (const json& token : *tokens) {
     if (!is_integer(token, 0, tokenizer.num_ids() - 1)) {
-      fail("tokens", "expected token ids of 0 to {}, found {}", tokenizer.num_ids() - 1,
-           shown(token));
+      fail_field("tokens", "expected token ids of 0 to {}, found {}", tokenizer.num_ids() - 1,
+                 shown(token));
     }
     whole += text.add(tokenizer.bytes(token.get<std::int32_t>()));
   }

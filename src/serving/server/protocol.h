@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/look.h"
 #include "contextile/base.h"
 #include "contextile/serving/completion_server.h"
 #include "contextile/serving/engine.h"
@@ -21,6 +22,8 @@ struct ProtocolError {
   std::string message = {};
   std::string param = {};  // empty: none
   std::string code = {};   // empty: none
+  // The server's words for its log, without anything that the client sent. Empty: the type.
+  std::string logged = {};
 };
 class ProtocolFailure : public Error {
  public:
@@ -30,6 +33,9 @@ class ProtocolFailure : public Error {
  private:
   ProtocolError error_;
 };
+
+// The response to a request for another model than the served one. `found` is in quotes.
+[[nodiscard]] ProtocolError another_model(const std::string& served, const std::string& found);
 
 struct CompletionRequest {
   std::vector<std::vector<std::int32_t>> prompts;
@@ -56,6 +62,7 @@ struct ProtocolLimits {
   std::int32_t max_completions = 128;            // of one call
   std::int64_t max_prompt_logprobs = 1 << 18;    // of one call, alternatives included
   SamplingParams sampling = {.temperature = 1};  // of requests that do not say
+  Look look = {};                                // called while a request is read
 };
 
 // Throws ProtocolFailure.
@@ -63,10 +70,12 @@ struct ProtocolLimits {
                                                  const ProtocolLimits& limits);
 
 // The text of {"tokens": [token ids]}. Throws ProtocolFailure.
-[[nodiscard]] std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer);
+[[nodiscard]] std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer,
+                                           const Look& look = {});
 // The tokens of {"prompt": text, "add_special_tokens": true}. Throws ProtocolFailure.
 [[nodiscard]] std::vector<std::int32_t> parse_tokenize(std::string_view body,
-                                                       const Tokenizer& tokenizer);
+                                                       const Tokenizer& tokenizer,
+                                                       const Look& look = {});
 
 // Log-probabilities of consecutive tokens; NaN of a token with none before it.
 struct ChoiceLogprobs {

@@ -70,13 +70,14 @@ WordPattern::~WordPattern() = default;
 WordPattern::WordPattern(WordPattern&&) noexcept = default;
 WordPattern& WordPattern::operator=(WordPattern&&) noexcept = default;
 
-std::vector<std::string_view> WordPattern::words(std::string_view text) const {
+std::vector<std::string_view> WordPattern::words(std::string_view text, RareLook& look) const {
   const std::unique_ptr<pcre2_match_data, Free> match(
       pcre2_match_data_create_from_pattern(code_->compiled.get(), nullptr));
   std::vector<std::string_view> words;
   std::size_t end = 0;
   std::size_t from = 0;
   while (from < text.size()) {
+    look();
     const int found = pcre2_match(code_->compiled.get(), reinterpret_cast<PCRE2_SPTR>(text.data()),
                                   text.size(), from, PCRE2_NO_UTF_CHECK, match.get(), nullptr);
     if (found == PCRE2_ERROR_NOMATCH) break;

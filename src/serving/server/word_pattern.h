@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/look.h"
+
 namespace contextile {
 
 // Classes of characters, to be put in brackets: Unicode's White_Space; and letters, marks, digits
@@ -23,7 +25,7 @@ class WordPattern {
   WordPattern& operator=(WordPattern&&) noexcept;
 
   // Matches and the text between them, in order.
-  [[nodiscard]] std::vector<std::string_view> words(std::string_view text) const;
+  [[nodiscard]] std::vector<std::string_view> words(std::string_view text, RareLook& look) const;
   // True if the text, one character, matches.
   [[nodiscard]] bool matches(std::string_view character) const;
 

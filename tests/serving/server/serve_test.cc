@@ -320,6 +320,24 @@ TEST_F(BpeTokenizer, TakesLongWordsInTime) {
   EXPECT_EQ(tokenizer->encode(text).size(), 300'001U);
 }
 
+TEST_F(BpeTokenizer, EndsWhenTold) {
+  struct Stopped {};
+  int num_looks = 0;
+  const auto look = [&] {
+    if (++num_looks == 3) throw Stopped();
+  };
+  const auto tokenizer = load(kCharacters);
+  std::string one_word;
+  for (int i = 0; i < 20'000; ++i) one_word += "ab";
+  std::string pieces;
+  for (int i = 0; i < 20'000; ++i) pieces += "<s>a";
+  for (const std::string& text : {one_word, pieces}) {
+    num_looks = 0;
+    EXPECT_THROW(static_cast<void>(tokenizer->encode_watched(text, SpecialTokens::kAdd, look)),
+                 Stopped);
+  }
+}
+
 TEST_F(BpeTokenizer, SaysWhatIsNotRead) {
   EXPECT_THAT(error_of("[]"), HasSubstr("expected an object"));
   EXPECT_THAT(error_of("{}"), HasSubstr("expected a tokenizer of Hugging Face's format"));
