@@ -3,12 +3,15 @@ harnesses, the examples of the pages."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -396,12 +399,81 @@ def test_wrong_draft_models_are_refused(folder, tmp_path, options, words):
         ('{"prompt": "a", "logit_bias": {"320": 1}}', 400, "0 to 319"), ('{"prompt": "a", "logprobs": 21}', 400, "0 to 20"),
         ('{"prompt": "a", "model": "gpt"}', 404, "expected 'tiny', found"),
         ('{"prompt": "a", "stream_options": {"x": 1}}', 400, "stream_options"),
+        ('{"user": 1e999}', 400, ""), ('{"user": ' + "[" * 64 + "]" * 64 + "}", 400, "64 levels"),
+        ('{"prompt": [' + ",".join(["{}"] * 300_000) + "]}", 400, "at most 65536 objects, arrays and keys"),
     ],
 )  # fmt: skip
 def test_wrong_requests_are_refused_alike(server, body, status, words):
     answer = server.ask("POST", "/v1/completions", body)
     assert answer.status == status, answer.body
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "9" * 5000, "[" * 200_000, "[" * 65 + "]" * 65, '"\\ud800"',
+                                  '{"a": 1, "a": 2}', "[{}" + ",{}" * 70_000 + "]"])  # fmt: skip
+def test_json_of_clients_has_limits(text):
+    fields = pytest.importorskip("contextile.serve._fields")
+    with pytest.raises(ValueError):
+        fields.parse_json(text)
+    assert fields.parse_json("[" * 64 + "]" * 64) and fields.parse_json('{"a": [1.5, {"b": null}]}') == {"a": [1.5, {"b": None}]}
+
+
+def test_the_front_writes_no_word_of_clients(folder):
+    check_front()
+    word = "S3CRET"
+    bodies = [{"prompt": word, "model": word}, {word: 1}, {"prompt": [word, 5]}, {"prompt": "a", "seed": word}]
+    chats = [{"messages": [{"role": word}]}, {"messages": [{"role": "user", "content": word, word: 1}]},
+             {"messages": CHAT, "chat_template_kwargs": {"mood": {word: "x"}, "messages": 1}},
+             {"messages": CHAT, "tools": [{word: 1}]}]  # fmt: skip
+    with Server(front_command(folder)) as server:
+        for path, some in (("/v1/completions", bodies), ("/v1/chat/completions", chats), (f"/{word}", bodies)):
+            for body in [*map(json.dumps, some), f'{{"{word}']:
+                assert server.ask("POST", path, body, headers={"X-Request-Id": word}).status in (400, 404), body
+        server.process.terminate()
+        log = server.process.stderr.read()
+        assert word not in log, log
+
+
+def test_a_template_that_does_not_end_does_not_keep_the_front_from_ending(folder, tmp_path):
+    check_front()
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    loop = "{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2
+    for path in tmp_path.glob("chat_template*"):
+        path.unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": loop}))
+    with Server(front_command(tmp_path)) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(asked, server, "/v1/chat/completions", messages=CHAT, max_tokens=1)
+        busy = Path(f"/proc/{server.process.pid}/task")
+        before = len(list(busy.iterdir()))
+        while len(list(busy.iterdir())) <= before and not answer.done():
+            time.sleep(0.05)
+        server.process.terminate()
+        assert server.process.wait(60) in (0, 1)
+        with contextlib.suppress(Exception):
+            answer.result(60)
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("--port x 2>/dev/full", 2), ("--port x 2>&-", 2), ("/no/model 2>/dev/full", 1), ("/no/model 2>&-", 1)],
+)
+def test_exit_codes_stay_where_nothing_can_be_written(given, status):
+    check_front()
+    command = f"{sys.executable} -m contextile.serve {given}"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == status
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json", "config.json"])
+def test_pipes_for_files_are_refused(folder, tmp_path, name):
+    check_front()
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    ended = subprocess.run(front_command(tmp_path), capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 1 and "expected" in ended.stderr, ended
 
 
 def test_random_bodies_get_answers(front):

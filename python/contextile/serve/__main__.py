@@ -1,7 +1,25 @@
 """``python -m contextile.serve MODEL``."""
 
+import contextlib
+import os
 import sys
 
-from contextile.serve._program import main
+# A missing stream gets a descriptor that fails, so that no socket takes its number and receives
+# messages.
+for number in range(3):
+    try:
+        os.fstat(number)
+    except OSError:
+        os.open(os.devnull, os.O_WRONLY if number == 0 else os.O_RDONLY)
 
-sys.exit(main())
+from contextile.serve._program import main  # noqa: E402
+
+try:
+    status = main()
+except SystemExit as ended:  # of the options
+    status = ended.code if isinstance(ended.code, int) else 0
+for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, or closed
+        stream.flush()
+# Threads whose clients have had their 503 are not waited for.
+os._exit(status)

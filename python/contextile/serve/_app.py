@@ -25,6 +25,7 @@ from contextile import _core
 from contextile.serve._answers import Answers, Completion, Piece, usage_of
 from contextile.serve._engine import EngineThread, Stream
 from contextile.serve._fields import Fields, Refusal, fail, parse_object, shown, token_ids
+from contextile.serve._log import log_bug
 from contextile.serve._requests import Asked, Limits, read_chat, read_completion
 from contextile.serve._text import Texts
 
@@ -96,6 +97,11 @@ def _named(handler: Handler) -> Handler:
             response = _refused(refusal)
         except ClientDisconnect:
             response = Response(status_code=400)  # read by no client
+        except HTTPException:
+            raise
+        except Exception as error:  # noqa: BLE001 (a bug, whose text may quote the request)
+            log_bug(error)
+            response = await _failed(request, error)
         response.headers[_ID] = request.state.number
         return response
 
@@ -130,6 +136,10 @@ class _Stream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except (OSError, ClientDisconnect):
+            raise
+        except Exception as error:  # noqa: BLE001 (a bug, whose text may quote the request)
+            log_bug(error)
         finally:
             self._call.cancel()
 

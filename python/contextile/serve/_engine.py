@@ -124,6 +124,8 @@ class EngineThread:
         try:
             engine = self._make()
             self.engine = engine
+            if self._stopped:  # while it was made
+                engine.stop()
             self._ready.set()
             stopped = False
             while not stopped:

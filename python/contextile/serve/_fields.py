@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 _MOST_SHOWN = 80  # characters of a wrong value
 _LONGEST_INTEGER = 30  # digits; all fields are of 64 bits
+_MOST_LEVELS = 64  # of nesting
+_MOST_NODES = 1 << 16  # objects, arrays and keys of a text
 
 
 class Refusal(Exception):
@@ -35,11 +38,23 @@ def fail(param: str, expected: str, found: str) -> NoReturn:
     raise Refusal(f"{param}: expected {expected}, found {found}", param=param)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("expected each key once")
-    return found
+class _Nodes:
+    """Counts the objects, arrays and keys of a text."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        self._count += count
+        if self._count > _MOST_NODES:
+            raise ValueError(f"expected at most {_MOST_NODES} objects, arrays and keys, found more")
+
+    def object_of(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self.add(1 + len(pairs))
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("expected each key once")
+        return found
 
 
 def _integer(text: str) -> int:
@@ -48,30 +63,55 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"expected numbers of 64 bits, found {text[:_MOST_SHOWN]}")
+    return value
+
+
 def _constant(text: str) -> NoReturn:
     raise ValueError(f"expected numbers, found {text}")
 
 
-def _check_text(value: Any) -> None:
-    """Refuses halves of surrogate pairs, which are no characters."""
-    pending = [value]
+def _check(value: Any, nodes: _Nodes) -> None:
+    """Refuses deep nesting, and halves of surrogate pairs, which are no characters."""
+    pending = [([value], 0)]
     while pending:
-        one = pending.pop()
-        if isinstance(one, str):
-            one.encode()
-        elif isinstance(one, dict):
-            pending += [*one, *one.values()]
-        elif isinstance(one, list):
-            pending += one
+        values, level = pending.pop()
+        if level > _MOST_LEVELS:
+            raise ValueError(f"expected at most {_MOST_LEVELS} levels of nesting, found more")
+        for one in values:
+            if isinstance(one, str):
+                one.encode()
+            elif isinstance(one, dict):
+                pending.append(([*one, *one.values()], level + 1))
+            elif isinstance(one, list):
+                nodes.add(1)
+                pending.append((one, level + 1))
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text from a client, in time linear in it. Raises ValueError."""
+    nodes = _Nodes()
+    try:
+        found = json.loads(
+            text,
+            object_pairs_hook=nodes.object_of,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_constant,
+        )
+    except RecursionError:
+        raise ValueError(f"expected at most {_MOST_LEVELS} levels of nesting, found more") from None
+    _check(found, nodes)
+    return found
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """Returns the JSON object of a body. Raises Refusal."""
     try:
-        found = json.loads(body.decode(), object_pairs_hook=_once, parse_int=_integer, parse_constant=_constant)
-        _check_text(found)
-    except RecursionError:
-        raise Refusal("request: expected JSON of less nesting") from None
+        found = parse_json(body.decode())
     except ValueError as error:
         raise Refusal(f"request: expected JSON, found an error: {str(error)[:200]}") from None
     if not isinstance(found, dict):

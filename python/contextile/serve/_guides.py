@@ -7,7 +7,7 @@ import json
 import threading
 from typing import Any
 
-from contextile.serve._fields import Fields, Refusal, fail, shown
+from contextile.serve._fields import Fields, Refusal, fail, parse_json, shown
 
 _MOST_GRAMMAR_BYTES = 1 << 18
 _MOST_CHOICES = 1024
@@ -150,8 +150,8 @@ def _grammar(param: str, kind: str, given: Any) -> str:
 
     if kind == "json" and isinstance(given, str):
         try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
+            given = parse_json(given)
+        except ValueError:
             fail(param, "a JSON schema", shown(given))
     expected = {"json": dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}[kind]
     if not isinstance(given, expected):

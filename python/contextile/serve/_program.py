@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ from typing import Any
 from contextile import _core, _serving
 from contextile.serve._app import make_app
 from contextile.serve._engine import EngineThread
+from contextile.serve._log import log
 from contextile.serve._options import ServeOptions, parse_options
 from contextile.serve._requests import Limits
 
 _MOST_OPEN = 4096  # connections; more are answered 503
+_END_S = 8.0  # from the signal to the end of the process
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Fields of generation_config.json that change completions and that the engine does not have, with
 # values that change nothing.
@@ -49,6 +50,8 @@ def default_sampling(model: str) -> tuple[dict[str, float], list[str]]:
     """
     path = Path(model) / "generation_config.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not isinstance(found, dict):
+        raise _core.InvalidArgument(f"{path}: expected a JSON object, found {type(found).__name__}")
     sampling = dict(_SAMPLING)
     for name, unless in _SAMPLING.items():
         value = found.get(name)
@@ -75,6 +78,10 @@ class _Front:
 
         if not (Path(options.model) / "config.json").is_file():
             raise _core.InvalidArgument(f"{options.model}: expected a folder with a config.json, found none")
+        for path in sorted(Path(options.model).iterdir()):
+            # Reading a pipe or a device could wait for ever.
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise _core.InvalidArgument(f"{path}: expected a regular file, found another kind")
         try:
             # Nothing is fetched, and no code of the folder is run.
             self.tokenizer = AutoTokenizer.from_pretrained(
@@ -120,6 +127,26 @@ def _keep_running_on_signals() -> None:
         signal.signal(number, lambda *_: None)
 
 
+class _End:
+    """Ends the process some seconds after `start`, whatever a step or a request is still at."""
+
+    def __init__(self) -> None:
+        self._timer = threading.Timer(_END_S, self._end)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        if self._timer.ident is None:  # once
+            self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    @staticmethod
+    def _end() -> None:
+        log(f"expected its work to end within {_END_S:.0f} s, found some still under way")
+        os._exit(1)
+
+
 def _follow(transport: _core.Transport, options: ServeOptions) -> None:
     """Runs a rank other than the first until the first stops all."""
     engine = _serving.ServingEngine(transport, options.model, **options.engine)
@@ -139,7 +166,7 @@ def _follow_in_thread(transport: _core.Transport, options: ServeOptions) -> thre
     return thread
 
 
-def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThread) -> Any:
+def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThread, end: _End) -> Any:
     """Returns a server that prints its address when it listens."""
     import uvicorn
 
@@ -152,6 +179,7 @@ def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThr
                 print(f"serving   http://{options.host}:{port}/v1/completions", flush=True)
 
         async def shutdown(self, sockets: Any = None) -> None:
+            end.start()
             engine.stop()  # so that streams end with an error
             await super().shutdown(sockets)
 
@@ -174,6 +202,7 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
         lambda: _serving.ServingEngine(transports[0], options.model, **options.engine),
         patience=min(2.0, options.timeout / 4),
     )
+    end = _End()
     try:
         engine = thread.start()
         limits = Limits(
@@ -191,19 +220,21 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
             max_body_bytes=options.max_body_bytes,
             allow_origin=options.allow_origin,
         )
-        server = _server_of(app, options, front, thread)
+        server = _server_of(app, options, front, thread, end)
         thread.lost = lambda: setattr(server, "should_exit", True)
         _keep_running_on_signals()  # uvicorn raises them again when it has ended
         server.run()
     finally:
+        end.start()
         thread.stop()
         thread.join()
         if thread.engine is None:
             transports[0].abort("the first rank has no engine")
         for follower in followers:
             follower.join()
+        end.cancel()
     if thread.error is not None:
-        print(f"serve: the engines were lost: {thread.error}", file=sys.stderr)
+        log(f"the engines were lost: {thread.error}")
     return 0 if server.started and thread.error is None else 1
 
 
@@ -218,6 +249,6 @@ def main(arguments: list[str] | None = None) -> int:
         _keep_running_on_signals()
         _follow(transports[0], options)
     except (_core.Error, OSError, ValueError) as error:
-        print(f"serve: {error}", file=sys.stderr)
+        log(str(error))
         return 1
     return 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import json
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
-from contextile.serve._fields import Fields, Refusal, fail, shown, token_ids
+from contextile.serve._fields import Fields, Refusal, fail, parse_json, shown, token_ids
 from contextile.serve._guides import Guide, read_grammar
 from contextile.serve._text import Texts, TooSlow
 from contextile.serve._tools import ToolChoice, read_tool_choice
@@ -192,6 +193,7 @@ def _read_prompts(fields: Fields, texts: Texts, limits: Limits, asked: Asked) ->
             _check_text(one, texts, limits)
             tokens, text = texts.encode(one, add_special_tokens=special), one
         elif isinstance(one, list):
+            _check_prompt(one, limits)  # before it is made text, which takes its time
             tokens = token_ids(one, limits.vocab_size, "prompt")
             text = texts.decode(tokens, skip_special_tokens=True)
         else:
@@ -351,17 +353,19 @@ def _messages(fields: Fields, template: str) -> list[dict[str, Any]]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         fail("messages", "a list of messages", shown(messages))
-    return [_message(one, template) for one in messages]
+    # Once for each key, because templates are long.
+    has_place = functools.cache(lambda key: re.search(rf"\b{re.escape(key)}\b", template) is not None)
+    return [_message(one, has_place) for one in messages]
 
 
-def _message(found: Any, template: str) -> dict[str, Any]:
+def _message(found: Any, has_place: Callable[[str], bool]) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("role"), str):
         fail("messages", "objects with a role", shown(found))
     message = {key: value for key, value in found.items() if value not in (None, [], {})}
     # The order of calls and results says what a result belongs to.
     known = {"role", "content"} | ({"name", "tool_call_id"} if message["role"] == "tool" else set())
     for key in message:
-        if key not in known and not re.search(rf"\b{re.escape(key)}\b", template):
+        if key not in known and not has_place(key):
             fail("messages", f"keys that the model's template has a place for, {', '.join(sorted(known))}", shown(key))
     content = message.get("content", "" if "tool_calls" in message else None)
     if isinstance(content, list):
@@ -393,8 +397,8 @@ def _tool_calls(found: Any) -> list[Any]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
+                arguments = parse_json(arguments)
+            except ValueError:
                 fail("messages", "arguments of tool_calls as JSON", shown(arguments))
         calls.append({**call, "function": {**function, "arguments": arguments}})
     return calls

@@ -40,12 +40,16 @@ class ToolChoice:
         return json_grammar("tool_choice", {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most})
 
     def calls(self, text: str, *, is_whole: bool) -> list[dict[str, Any]] | None:
-        """Returns the calls of what a model wrote; None if it was cut where none can be read."""
+        """Returns the calls of what a model wrote; None if none can be read."""
         if self.is_named:
             return [_call(next(iter(self.functions)), text)]
         if not is_whole:
             return None
-        return [_call(call["name"], json.dumps(call["parameters"])) for call in json.loads(text)]
+        try:
+            calls = json.loads(text)
+        except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
+            return None
+        return [_call(call["name"], json.dumps(call["parameters"])) for call in calls]
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
