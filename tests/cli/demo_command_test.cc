@@ -1,8 +1,10 @@
 // contextile demo: one screen, everything with --all, and next steps that can be pasted.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -64,6 +66,13 @@ TEST_F(Demo, WritesThePageOfTheFastestPlanBesideZigzags) {
   const std::string html = read(page);
   EXPECT_THAT(html, HasSubstr("<html"));
   EXPECT_THAT(html, HasSubstr("zigzag"));
+
+  // It has the time that a comparison predicts.
+  const nlohmann::json compared =
+      nlohmann::json::parse(output({"compare", "--dataset", "prolong", "--tokens", "16K", "--seed",
+                                    "1", "--strategy", "zigzag", "--json"}));
+  const double time_s = compared.at("strategies").at(0).at("predicted_total_s").get<double>();
+  EXPECT_THAT(html, HasSubstr(fmt::format(">{:#.4g} ms</data>", 1e3 * time_s)));
 }
 
 TEST_F(Demo, APageThatCannotBeWrittenEndsItBeforeAnythingIsPlanned) {

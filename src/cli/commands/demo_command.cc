@@ -52,6 +52,7 @@ InputOptions planned_input(const DemoOptions& options, const std::string& mask) 
   input.dataset = options.dataset;
   input.batch.tokens = options.tokens;
   input.plan.seed = options.seed;
+  input.plan.max_roundings = kAnyRoundings;  // as in comparisons, for the page too
   input.workload.masks = {parse_mask_use(mask)};
   return input;
 }
@@ -193,7 +194,7 @@ void show_next_steps(const DemoOptions& options, const std::string& best) {
   };
   print("\nnext: this batch as a plan file, a page about it, other documents, all rows\n");
   if (!best.empty()) {
-    paste(fmt::format("plan -o batch.plan {} --strategy {}", batch, best));
+    paste(fmt::format("plan -o batch.plan {} --strategy {} --wire original", batch, best));
     paste("report batch.plan");
   }
   paste(fmt::format("compare --dataset prolong --tokens {} --strategy dcp,fcp",
