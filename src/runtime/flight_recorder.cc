@@ -141,18 +141,44 @@ void FlightRecorder::write(const Plan* plan, const std::exception& error) noexce
   }
 }
 
-FlightRecord rendezvous_record(Rank rank, std::string_view transport, const Plan& plan,
-                               std::chrono::system_clock::time_point began,
-                               const std::exception& error) {
-  FlightRecord record = begun_record(&plan, error);
-  record.rank = rank;
-  record.num_ranks = plan.num_devices();
-  record.transport = transport;
+namespace {
+
+// A record of a rank whose only step began at a time and has not ended.
+FlightRecord waiting_record(const Plan* plan, std::string_view op,
+                            std::chrono::system_clock::time_point began,
+                            const std::exception& error) {
+  FlightRecord record = begun_record(plan, error);
   record.failed_us = unix_us(std::chrono::system_clock::now());
   record.num_steps = 1;
   FlightStep& step = record.steps.emplace_back();
-  step.op = "rendezvous";
+  step.op = op;
   step.began_us = unix_us(began);
+  return record;
+}
+
+}  // namespace
+
+FlightRecord rendezvous_record(Rank rank, std::string_view transport, const Plan& plan,
+                               std::chrono::system_clock::time_point began,
+                               const std::exception& error) {
+  FlightRecord record = waiting_record(&plan, "rendezvous", began, error);
+  record.rank = rank;
+  record.num_ranks = plan.num_devices();
+  record.transport = transport;
+  return record;
+}
+
+FlightRecord exchange_record(const Transport& transport,
+                             std::chrono::system_clock::time_point began,
+                             const std::exception& error) {
+  FlightRecord record = waiting_record(nullptr, "exchange", began, error);
+  record.rank = transport.rank();
+  record.num_ranks = transport.size();
+  record.transport = transport.name();
+  for (const OpenTransfer& open : transport.open_transfers()) {
+    record.transfers.push_back({open.ticket, open.peer, open.is_send, open.size_bytes, {}, 0});
+  }
+  record.silent = transport.silent_ranks();
   return record;
 }
 

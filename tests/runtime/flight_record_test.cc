@@ -189,6 +189,33 @@ TEST_F(FlightRecords, SayThatTheRendezvousFailed) {
   EXPECT_THAT(culprits_of({record}), ElementsAre(0));
 }
 
+TEST_F(FlightRecords, AnExchangeWithoutAPlanNamesItsOpenMessages) {
+  const auto group = make_inproc_group(2, {.timeout = std::chrono::milliseconds(50)});
+  std::array<std::byte, 8> bytes{};
+  const Message message{Rank{1}, {Segment{bytes.data(), 8, 1, 8}}};
+  const auto began = std::chrono::system_clock::now() - std::chrono::seconds(3);
+  const std::int64_t ticket = group[0]->launch({}, {&message, 1});
+  FlightRecord record;
+  try {
+    group[0]->wait(ticket);
+    FAIL() << "rank 1 sent nothing";
+  } catch (const TransportError& error) {
+    record = exchange_record(*group[0], began, error);
+  }
+  EXPECT_EQ(parse_flight_record(to_json(record), "record"), record);
+  EXPECT_EQ(record.num_ranks, 2);
+  EXPECT_EQ(record.transport, "inproc");
+  EXPECT_FALSE(record.is_cause);
+  EXPECT_EQ(record.plan, "");
+  ASSERT_EQ(record.steps.size(), 1U);
+  EXPECT_TRUE(record.steps[0].is_wait());
+  EXPECT_GE(record.failed_us - record.steps[0].began_us, 3'000'000);
+  ASSERT_EQ(record.transfers.size(), 1U);
+  EXPECT_EQ(record.transfers[0].peer, Rank{1});
+  EXPECT_FALSE(record.transfers[0].is_send);
+  EXPECT_THAT(culprits_of({record}), ElementsAre(1));
+}
+
 TEST_F(FlightRecords, ThatCannotBeAreRefusedWithTheirPlace) {
   const std::string good = to_json(record_of(0, 2, "wait"));
   const auto error_of = [&](const std::string& from, const std::string& to) {

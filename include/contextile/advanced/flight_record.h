@@ -19,6 +19,7 @@
 
 namespace contextile {
 
+class Transport;
 struct Plan;
 
 // A step of a rank: an instruction of a program, or an activity around programs.
@@ -90,6 +91,11 @@ void remove_flight_record(const std::string& folder, Rank rank) noexcept;
                                              const Plan& plan,
                                              std::chrono::system_clock::time_point began,
                                              const std::exception& error);
+// Returns the record of a rank that exchanged data with its peers without a plan's executor: since
+// `began` it was in an exchange. The error is not its own.
+[[nodiscard]] FlightRecord exchange_record(const Transport& transport,
+                                           std::chrono::system_clock::time_point began,
+                                           const std::exception& error);
 
 // Returns the records of one failure, by rank: all records of a folder that save_flight_record
 // wrote. It omits records of an earlier run than the newest: those of groups of another size, and
