@@ -115,6 +115,7 @@ void bind_planning(nb::module_& module);
 void bind_schedules(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_transports(nb::module_& module);
+void bind_exchanges(nb::module_& module);
 void bind_execution(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_lookahead(nb::module_& module);

@@ -22,6 +22,7 @@ NB_MODULE(_core, module) {
   bind_schedules(module);
   bind_data(module);
   bind_transports(module);
+  bind_exchanges(module);
   bind_execution(module);
   bind_stores(module);
   bind_inference(module);
