@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import operator
 import threading
@@ -172,7 +173,8 @@ class Teams:
 
     def _own_group(self, ranks: tuple[int, ...]) -> Any:
         if ranks not in self._groups:
-            self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+            timeout = datetime.timedelta(seconds=self.static.executor.timeout)
+            self._groups[ranks] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
         return self._groups[ranks]
 
 

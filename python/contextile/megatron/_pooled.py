@@ -20,6 +20,7 @@ from contextile.megatron._groups import GroupField
 from contextile.megatron._layers import Layer, MicroBatch, name_of, tokens_of_rows
 from contextile.megatron._plans import log_wait
 from contextile.torch import Executor, Pool, gather_lengths
+from contextile.torch._peers import peers_of
 from contextile.torch._pool import PooledBatch
 from contextile.torch._pool_layout import Rows
 
@@ -189,9 +190,7 @@ class ReplicaPool:
         """Returns a digest of the micro-batch of every rank. Collective."""
         text = repr((micro_batch.lengths, micro_batch.is_sbhd)).encode()
         digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
-        found = torch.empty(self.executor.size, dtype=torch.int64)
-        dist.all_gather(list(found.split(1)), torch.tensor([digest]), group=self._group)
-        return tuple(found.tolist())
+        return tuple(found for (found,) in peers_of(self.executor).numbers("pool dp_cp", [digest]))
 
 
 def _rows_of(pool: Pool, micro_batch: MicroBatch) -> Rows:

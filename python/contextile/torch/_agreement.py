@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils import checkpoint
 
 from contextile import _core
+from contextile.torch import _messages
 from contextile.torch._executor import Executor
+from contextile.torch._peers import peers_of
 
 # Checkpoints end recomputation by an exception of their own.
 _NO_ERRORS: tuple[Any, ...] = tuple(filter(None, [getattr(checkpoint, "_StopRecomputationError", None)]))
 
 
-def _gather(transport: _core.Transport, value: Any) -> list[Any]:
-    """Returns the values of all ranks, by rank. Collective."""
-    mine = pickle.dumps(value)
-    sizes = [int.from_bytes(size, "little") for size in transport.all_gather(len(mine).to_bytes(8, "little"))]
-    padded = transport.all_gather(mine.ljust(max(sizes), b"\0"))
-    return [pickle.loads(one[:size]) for one, size in zip(padded, sizes, strict=True)]
-
-
 def _text_of(error: Exception) -> str:
-    return str(error) if isinstance(error, _core.InvalidArgument) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, _core.InvalidArgument) else f"{type(error).__name__}: {error}"
+    return text[: _messages.MOST_CHARACTERS] or type(error).__name__
 
 
-def agreed(executor: Executor, where: str, problem: Exception | None, value: Any = None) -> list[Any]:
+def _anything(value: Any) -> Any:
+    return value
+
+
+def agreed(
+    executor: Executor, where: str, problem: Exception | None, value: Any = None, check: _messages.Check = _anything
+) -> list[Any]:
     """Returns the values of all ranks if none of them has found a problem. Collective.
 
-    Otherwise every rank raises the same InvalidArgument, which names the first rank with a problem.
-    A rank whose own problem is of another class raises that one. The group goes on.
+    Values go as JSON, and ``check`` says which values peers may send. If a rank has found a
+    problem, every rank raises the same InvalidArgument, which names the first rank with one. A rank
+    whose own problem is of another class raises that one. The group goes on.
     """
-    mine = ("" if problem is None else _text_of(problem), value)
-    found = [mine] if executor.size == 1 else _gather(executor.transport, mine)
+
+    def read(message: Any) -> tuple[str, Any]:
+        text, value = _messages.fields(message, "problem", "value")
+        text = _messages.text(text)
+        return text, None if text else check(value)
+
+    if executor.size == 1 and problem is None:
+        return [value]
+    mine = {"problem": "", "value": value} if problem is None else {"problem": _text_of(problem), "value": None}
+    found = peers_of(executor).told(where, mine, read)
     problems = {rank: text for rank, (text, _) in enumerate(found) if text}
     if problem is not None and not isinstance(problem, _core.InvalidArgument):
         raise problem
@@ -46,18 +56,34 @@ def agreed(executor: Executor, where: str, problem: Exception | None, value: Any
     return [value for _, value in found]
 
 
+def _json_of(setting: Any) -> Any:
+    """Returns a setting as JSON: numbers, texts and lists of them as they are, others as text."""
+    if isinstance(setting, (list, tuple)):
+        return [_json_of(item) for item in setting]
+    if setting is None or isinstance(setting, (bool, str)):
+        return setting
+    return int(setting) if isinstance(setting, numbers.Integral) else str(setting)
+
+
 def agree(executor: Executor, where: str, problem: Exception | None = None, **settings: Any) -> None:
     """Returns if no rank has found a problem and all have the same settings. Collective.
 
     Otherwise every rank raises the same error, as ``agreed`` does.
     """
-    all_settings = agreed(executor, where, problem, settings)
+    mine = None if problem is not None else [_json_of(setting) for setting in settings.values()]
+
+    def check(value: Any) -> list[Any]:
+        if len(_messages.items(value, _anything)) != len(settings):
+            raise _core.InvalidArgument(f"expected {', '.join(settings) or 'no settings'}, found {_messages.shown(value)}")
+        return list(value)
+
+    all_settings = agreed(executor, where, problem, mine, check)
     for rank, theirs in enumerate(all_settings):
-        for name, value in all_settings[0].items():
-            if theirs[name] != value:
+        for name, first, found in zip(settings, all_settings[0], theirs, strict=True):
+            if found != first:
                 raise _core.InvalidArgument(
-                    f"{where}: expected the same {name} on all ranks, found {value!r:.80} on rank 0 and "
-                    f"{theirs[name]!r:.80} on rank {rank}"
+                    f"{where}: expected the same {name} on all ranks, found {first!a:.80} on rank 0 and "
+                    f"{found!a:.80} on rank {rank}"
                 )
 
 

@@ -17,7 +17,7 @@ from contextile import _checks, _core
 from contextile._heads import HeadGroup, HeadPlans
 from contextile._layers import check_placement
 from contextile.torch._dtensor import register_if_loaded
-from contextile.torch._group import make_transport
+from contextile.torch._group import TIMEOUT_S, connect
 from contextile.torch._layout import joined_branch
 
 if TYPE_CHECKING:
@@ -215,9 +215,13 @@ def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> 
         return wanted, _core.open_gpu(wanted.index, timeout=timeout)
 
 
-def _transport_of(group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu | None, timeout: float) -> _core.Transport:
+def _transport_of(
+    group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu | None, timeout: float, flight_folder: str
+) -> _core.Transport:
     """Returns this rank's end of the group; for a GPU, the end that moves the GPU's memory."""
-    transport = group if isinstance(group, _core.Transport) else make_transport(group, timeout=timeout)
+    transport = (
+        group if isinstance(group, _core.Transport) else connect(group, timeout=timeout, flight_folder=flight_folder)
+    )
     if gpu is None or transport.on_gpu:
         return transport
     return gpu.group(1)[0] if transport.size == 1 else gpu.join(transport, timeout=timeout)
@@ -253,7 +257,7 @@ class Executor:
         Number of plans that keep their buffers, at least 1. Others are prepared again when needed.
     timeout : float
         Seconds without a byte moving after which peers count as lost. It applies to a transport that
-        is made here.
+        is made here, and then also to calls that take the group alone, such as ``collect``.
     flight_folder : str
         Folder for a record of the last instructions if a call fails. Default: no record.
 
@@ -286,7 +290,7 @@ class Executor:
         gpu: _core.Gpu | None = None,
         plans_kept: int = 16,
         plans_prepared: int = 2,
-        timeout: float = 60.0,
+        timeout: float = TIMEOUT_S,
         flight_folder: str = "",
     ) -> None:
         _checks.number("executor, timeout", timeout)
@@ -300,7 +304,7 @@ class Executor:
         self._group = None if isinstance(group, _core.Transport) else group
         self._device, self._gpu = _open(device, gpu, timeout)
         with self._guard():
-            self._transport = _transport_of(group, self._gpu, timeout)
+            self._transport = _transport_of(group, self._gpu, timeout, flight_folder)
         self._timeout = timeout
         self._kernel = kernel
         self._flight_folder = flight_folder
@@ -327,6 +331,16 @@ class Executor:
     def group(self) -> ProcessGroup | None:
         """The ``torch.distributed`` group; None for the whole job or a transport."""
         return self._group
+
+    @property
+    def flight_folder(self) -> str:
+        """The folder for a record if a call fails; empty: no record."""
+        return self._flight_folder
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without a byte moving after which peers count as lost."""
+        return self._timeout
 
     @property
     def rank(self) -> int:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from contextile import _checks, _core
 from contextile.masks import TokenTree
 from contextile.torch._layout import Targets, dim_of, tensor_of, whole_numbers, without_filler
+from contextile.torch._peers import Peers, peers_in
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -26,42 +27,24 @@ _FORWARD, _BACKWARD = 1, 2  # the first word of what ranks send each other as a 
 class _Meeting(NamedTuple):
     """The ranks that are in one call with one plan."""
 
+    call: str
     plan: _core.Plan
-    group: Any
-    rank: int
+    peers: Peers
     counts: list[int]  # rows of every rank
     is_slice: bool
     loss: str
 
-
-def _ranks(group: Any) -> tuple[int, int]:
-    """Returns this rank and the number of ranks. Without ``torch.distributed``, it is alone."""
-    import torch.distributed as dist
-
-    if group is None and not dist.is_initialized():
-        return 0, 1
-    if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise _core.InvalidArgument(f"group: expected a ProcessGroup, found {group!r:.80}")
-    return dist.get_rank(group), dist.get_world_size(group)
+    @property
+    def rank(self) -> int:
+        return self.peers.rank
 
 
-def _gathered(mine: Tensor, group: Any, size: int) -> list[Tensor]:
-    import torch.distributed as dist
-
-    if size == 1:
-        return [mine]
-    parts = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(parts, mine, group=group)
-    return parts
-
-
-def _exchanged(call: str, direction: int, words: list[int], device: torch.device, group: Any, size: int) -> list[list[int]]:
+def _exchanged(call: str, direction: int, words: list[int], device: torch.device, peers: Peers) -> list[list[int]]:
     """Returns four words of every rank. Collective.
 
     Raises InvalidArgument on all ranks if some are in forward and some in backward.
     """
-    mine = torch.tensor([direction, *words], dtype=torch.int64, device=device)
-    found = [part.tolist() for part in _gathered(mine, group, size)]
+    found = peers.numbers(call, [direction, *words], device)
     for rank, (first, *_) in enumerate(found):
         if first != direction:
             names = {_FORWARD: "forward", _BACKWARD: "backward"}
@@ -84,9 +67,10 @@ def _meet(
         raise _core.InvalidArgument(f"loss: expected {' or '.join(_LOSSES)}, found {loss!r:.80}")
     dim = dim_of(call, tensor, dim)
     _checks.plan(f"{call}, plan", plan)
-    rank, size = _ranks(group)
-    if size != plan.num_devices:
-        raise _core.InvalidArgument(f"{call}: expected a group of {plan.num_devices} ranks, found {size}")
+    peers = peers_in(group)
+    rank = peers.rank
+    if peers.size != plan.num_devices:
+        raise _core.InvalidArgument(f"{call}: expected a group of {plan.num_devices} ranks, found {peers.size}")
     rows = tensor.movedim(dim, 0)
     rows = without_filler(rows, plan, rank) if count is None else rows
     expected = plan.num_local_tokens(rank) if count is None else count
@@ -95,7 +79,7 @@ def _meet(
     kind = zlib.crc32(f"{call} {tuple(rows.shape[1:])} {rows.dtype} {loss}".encode())
     kind = zlib.crc32(b"" if wanted is None else wanted.numpy().tobytes(), kind)
     words = [expected if fits else -1, int(plan.digest[:15], 16), kind, int(plan.slice_of is not None)]
-    found = _exchanged(call, _FORWARD, words, tensor.device, group, size)
+    found = _exchanged(call, _FORWARD, words, tensor.device, peers)
     if not fits:
         raise _core.InvalidArgument(f"{call}: expected {expected} {what} in dimension {dim}, found {rows.shape[0]}")
     for other, its_words in enumerate(found):
@@ -105,17 +89,17 @@ def _meet(
             raise _core.InvalidArgument(
                 f"{call}: expected one plan, shape, dtype, loss= and tokens on all ranks, found others on rank {other} than on {rank}"
             )
-    return _Meeting(plan, group, rank, [one[0] for one in found], plan.slice_of is not None, loss), rows
+    return _Meeting(call, plan, peers, [one[0] for one in found], plan.slice_of is not None, loss), rows
 
 
-def _check_same(gradient: Tensor, group: Any) -> None:
+def _check_same(gradient: Tensor, peers: Peers) -> None:
     """Raises InvalidArgument on all ranks unless their gradients are equal up to rounding."""
     of_rows = torch.linalg.vector_norm(gradient.float().flatten(1), dim=1) if gradient.dim() > 1 else gradient.float()
     # Neighbours count differently, so that it shows which rows a rank used.
     weights = 1 + torch.arange(len(of_rows), device=gradient.device, dtype=torch.float64).mul(0.6180339887).frac().float()
     norms = torch.stack([torch.linalg.vector_norm(part) for part in (of_rows * weights).tensor_split(_NUM_PARTS)])
     words = norms.cpu().view(torch.int64).tolist()  # two norms each
-    all_words = _exchanged("loss", _BACKWARD, words, gradient.device, group, _ranks(group)[1])
+    all_words = _exchanged("loss", _BACKWARD, words, gradient.device, peers)
     parts = torch.tensor(all_words, dtype=torch.int64).view(torch.float32)
     finite = parts[torch.isfinite(parts)]
     slack = 1e-3 * float(finite.max()) if len(finite) > 0 else 0.0
@@ -126,41 +110,38 @@ def _check_same(gradient: Tensor, group: Any) -> None:
         )
 
 
-def _summed(tensor: Tensor, meeting: _Meeting) -> Tensor:
-    import torch.distributed as dist
-
-    total = tensor.clone(memory_format=torch.contiguous_format)
-    if len(meeting.counts) > 1:
-        dist.all_reduce(total, group=meeting.group)
-    return total
-
-
 class _Sum(torch.autograd.Function):
     """The sum over ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, meeting: _Meeting) -> Tensor:
         ctx.meeting = meeting
-        return _summed(tensor, meeting)
+        return meeting.peers.sum(meeting.call, tensor)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         if ctx.meeting.loss == "same":
-            _check_same(gradient, ctx.meeting.group)
+            _check_same(gradient, ctx.meeting.peers)
             return gradient, None
-        return _summed(gradient, ctx.meeting), None
+        return ctx.meeting.peers.sum(f"{ctx.meeting.call}, backward", gradient), None
 
 
 def _tokens_of_ranks(meeting: _Meeting, device: torch.device) -> list[Tensor]:
     """Returns the tokens of every rank. Collective where the plan is a slice."""
     plan, counts = meeting.plan, meeting.counts
+    if sum(counts) != plan.num_tokens or min(counts) < 0:
+        raise _core.TransportError(f"{meeting.call}: expected {plan.num_tokens} tokens on all ranks together, found {counts}")
     if not meeting.is_slice:
         return [torch.from_numpy(plan.local_tokens(rank)).to(device) for rank in range(len(counts))]
     mine = torch.zeros(max(counts), dtype=torch.int64, device=device)
     mine[: counts[meeting.rank]] = torch.from_numpy(plan.local_tokens(meeting.rank)).to(device)
-    parts = _gathered(mine, meeting.group, len(counts))
-    return [part[:count] for part, count in zip(parts, counts)]
+    parts = [part[:count] for part, count in zip(meeting.peers.everyones(meeting.call, mine), counts)]
+    # They become indices: every token is of one rank.
+    ascending = torch.cat(parts).sort().values
+    if not torch.equal(ascending, torch.arange(plan.num_tokens, device=device)):
+        raise _core.TransportError(f"{meeting.call}: expected tokens 0 to {plan.num_tokens - 1}, each of one rank, found others")
+    return parts
 
 
 class _Collect(torch.autograd.Function):
@@ -173,23 +154,20 @@ class _Collect(torch.autograd.Function):
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: counts[meeting.rank]] = rows
         whole = rows.new_empty((meeting.plan.num_tokens, *rows.shape[1:]))
-        for tokens, part in zip(ctx.tokens, _gathered(padded, meeting.group, len(counts))):
+        for tokens, part in zip(ctx.tokens, meeting.peers.everyones(meeting.call, padded)):
             whole[tokens] = part[: len(tokens)]
         return whole
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        import torch.distributed as dist
-
         meeting = ctx.meeting
         counts, rank = meeting.counts, meeting.rank
         if meeting.loss == "same" or len(counts) == 1:
-            _check_same(gradient, meeting.group)
+            _check_same(gradient, meeting.peers)
             return gradient[ctx.tokens[rank]], None
         sent = torch.cat([gradient[tokens] for tokens in ctx.tokens])
-        received = gradient.new_empty((len(counts) * counts[rank], *gradient.shape[1:]))
-        dist.all_to_all_single(received, sent, [counts[rank]] * len(counts), counts, group=meeting.group)
+        received = meeting.peers.exchange(f"{meeting.call}, backward", sent, counts, [counts[rank]] * len(counts))
         parts = received.view(len(counts), counts[rank], *gradient.shape[1:])
         return parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32)).to(gradient.dtype), None
 
@@ -231,8 +209,8 @@ def collect(
 
     Notes
     -----
-    Backward is collective, too: a rank that runs it alone waits until the group's timeout
-    (``init_process_group``), or until the others gather again.
+    Backward is collective, too: a rank that runs it alone waits for the timeout of the executor of
+    that group (60 s if there is none), or until the others gather again.
 
     Parameters that a rank uses before ``collect`` get this rank's share of their gradient, to be
     summed over ranks as always. With ``"same"``, parameters used after it get their whole gradient

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from contextile import _checks, _core
 from contextile.torch._agreement import agree, agreed, give_up, telling_peers
+from contextile.torch._peers import Pending, peers_of
 from contextile.torch._ping_pong import PingPong
 from contextile.torch._pool import Pool, PooledBatch
 from contextile.torch._pool_layout import Lengths, Rows, check_nano_batches, micro_batches_of
@@ -146,8 +147,6 @@ class SamePhasePipeline:
         checkpoint: bool = False,
         recompute: bool = False,
     ) -> None:
-        import torch.distributed as dist
-
         if not isinstance(pool, Pool):
             raise _core.InvalidArgument(f"pipeline: expected a Pool, found {pool!r:.80}")
         self.chunks: list[PingPong] = []
@@ -175,10 +174,9 @@ class SamePhasePipeline:
         self._nano_batches = nano_batches
         self._checked: set[str] = set()  # digests of plans
         self._has_run = False  # a whole step, on all ranks
-        group = pool.executor.group
+        self._peers = peers_of(pool.executor)
         apart = self.replicas * pool.size  # ranks from a stage to the next
-        ring = [(pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1)]
-        self._next, self._previous = (r if group is None else dist.get_global_rank(group, r) for r in ring)
+        self._next, self._previous = ((pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1))
 
     @property
     def times(self) -> dict[str, CallTimes]:
@@ -262,8 +260,8 @@ class _Step:
         self.rows: dict[int, Rows] = {}  # by micro-batch
         self.kept: dict[tuple[int, int], _Kept] = {}  # by micro-batch and chunk
         # Rows and gradients on their way here, and their transfers; by phase, micro-batch, chunk.
-        self.inbox: dict[tuple[str, int, int], tuple[Tensor, Any]] = {}
-        self.sends: list[tuple[Tensor, Any]] = []
+        self.inbox: dict[tuple[str, int, int], tuple[Tensor, Pending]] = {}
+        self.sends: list[tuple[Tensor, Pending]] = []
 
     def run(self) -> Tensor:
         executor = self.pool.executor
@@ -386,8 +384,8 @@ class _Step:
             raise
 
     def _await_transfers(self) -> None:
-        for _, work in [*self.sends, *self.inbox.values()]:
-            work.wait()
+        for _, pending in [*self.sends, *self.inbox.values()]:
+            pending.wait()
 
     def _compute(self, tick: Tick, mine: tuple[int, int] | None, batch: PooledBatch) -> Tensor | None:
         if mine is None:
@@ -422,8 +420,8 @@ class _Step:
         return self.pipeline.stage == self.pipeline.stages - 1 and chunk == len(self.pipeline.chunks) - 1
 
     def _received(self, phase: str, micro_batch: int, chunk: int) -> Tensor:
-        tensor, work = self.inbox.pop((phase, micro_batch, chunk))
-        work.wait()
+        tensor, pending = self.inbox.pop((phase, micro_batch, chunk))
+        pending.wait()
         return tensor
 
     def _run(self, micro_batch: int, chunk: int, x: Tensor, batch: PooledBatch) -> Tensor:
@@ -462,18 +460,16 @@ class _Step:
 
     def _exchange(self, tick: Tick, mine: tuple[int, int] | None, result: Tensor | None) -> None:
         """Sends a step's result to the neighbour stage, and begins to receive what comes here."""
-        import torch.distributed as dist
-
         forward = tick.phase == "forward"
         pipeline = self.pipeline
         first, last = 0, pipeline.stages - 1
         source = pipeline.stage - 1 if forward else pipeline.stage + 1
         theirs = tick.steps[source % pipeline.stages]
-        operations, received = [], None
-        group = self.pool.executor.group
+        where = f"pipeline, {tick.phase} tick {tick.number}"
         if mine is not None and result is not None and not (self._is_last(mine[1]) if forward else self._is_first(mine[1])):
             to = pipeline._next if forward else pipeline._previous
-            operations.append(dist.P2POp(dist.isend, result.contiguous(), to, group))
+            sent = result.contiguous()
+            self.sends.append((sent, pipeline._peers.begin(where, [(to, sent)], [])))
         if theirs is not None:
             micro_batch, chunk = theirs
             # Past the end of the stages, a chunk's neighbour is the next chunk on the first stage.
@@ -485,12 +481,5 @@ class _Step:
                 rows = len(self._rows_of(micro_batch).tokens)
                 received = torch.empty((rows, pipeline._hidden), dtype=pipeline._hidden_dtype)
                 origin = pipeline._previous if forward else pipeline._next
-                operations.append(dist.P2POp(dist.irecv, received, origin, group))
-        if not operations:
-            return
-        works = dist.batch_isend_irecv(operations)
-        for operation, work in zip(operations, works, strict=True):
-            if operation.tensor is received:
-                self.inbox[tick.phase, micro_batch, chunk] = (received, work)
-            else:
-                self.sends.append((operation.tensor, work))
+                pending = pipeline._peers.begin(where, [], [(origin, received)])
+                self.inbox[tick.phase, micro_batch, chunk] = (received, pending)

@@ -13,6 +13,7 @@ from torch import Tensor
 from contextile import _checks, _core
 from contextile._planning import AnyStrategy, _rule_of, cluster_of, lengths_of, make_workload
 from contextile._planning import plan as make_plan
+from contextile.torch import _messages
 from contextile.torch._agreement import agreed, give_up, telling_peers
 from contextile.torch._attention import attention
 from contextile.torch._executor import Executor, Prepared
@@ -447,7 +448,10 @@ def gather_lengths(lengths: Lengths | None, pool: Pool) -> list[list[int]]:
         mine = [] if lengths is None else lengths_of(lengths)
     except _core.InvalidArgument as error:
         problem = error
-    all_lengths = agreed(pool.executor, "gather_lengths", problem, mine)
+    all_lengths = agreed(
+        pool.executor, "gather_lengths", problem, mine,
+        lambda value: _messages.items(value, lambda length: _messages.whole(length, 1, 2**63 - 1)),
+    )  # fmt: skip
     for rank, found in enumerate(all_lengths):
         if found != all_lengths[rank - rank % pool.size]:
             raise _core.InvalidArgument(

@@ -33,7 +33,7 @@ class _Routes:
             owner[mine], row[mine] = one, torch.arange(len(mine))
         for first, last in meeting.plan.sequences:
             begin[first:last], end[first:last] = first, last
-        self.group = meeting.group
+        self._meeting = meeting
 
         def routed(receiver: int, sender: int) -> tuple[Tensor, Tensor]:
             """Returns rows of the receiver, in its order, and the sender's rows that go there."""
@@ -53,22 +53,18 @@ class _Routes:
 
     def moved(self, rows: Tensor, fill: Any) -> Tensor:
         """Returns the rows that belong at this rank's tokens, ``fill`` where there is none."""
-        return self._moved(rows, fill, self.sent, self.sent_counts, self.received, self.received_counts)
+        return self._moved("", rows, fill, self.sent, self.sent_counts, self.received, self.received_counts)
 
     def moved_back(self, rows: Tensor) -> Tensor:
         """Returns every row to the token that it came from, 0 where none came from."""
-        return self._moved(rows, 0, self.received, self.received_counts, self.sent, self.sent_counts)
+        return self._moved(", backward", rows, 0, self.received, self.received_counts, self.sent, self.sent_counts)
 
     def _moved(
-        self, rows: Tensor, fill: Any, sent: Tensor, sent_counts: list[int], received: Tensor, received_counts: list[int]
-    ) -> Tensor:
-        import torch.distributed as dist
-
+        self, way: str, rows: Tensor, fill: Any, sent: Tensor, sent_counts: list[int], received: Tensor,
+        received_counts: list[int],
+    ) -> Tensor:  # fmt: skip
         leaving = _wire(rows.index_select(0, sent))
-        arrived = leaving
-        if len(sent_counts) > 1:
-            arrived = leaving.new_empty((len(received), *rows.shape[1:]))
-            dist.all_to_all_single(arrived, leaving.contiguous(), received_counts, sent_counts, group=self.group)
+        arrived = self._meeting.peers.exchange(f"{self._meeting.call}{way}", leaving, sent_counts, received_counts)
         result = torch.full_like(rows, fill, memory_format=torch.contiguous_format)
         result[received] = arrived.view(rows.dtype)
         return result

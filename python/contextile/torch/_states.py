@@ -61,7 +61,7 @@ class _Tail(torch.autograd.Function):
         leaving = torch.cat([rows[:0], *parts])
         chunks.sent_bytes["states"] += leaving.numel() * leaving.element_size()
         counts = [sum(end - begin for begin, end in one) for one in ctx.sends]
-        return torch.cat([chunks.peers.exchange(leaving, counts, ctx.gets), rows])
+        return torch.cat([chunks.peers.exchange("convolution", leaving, counts, ctx.gets), rows])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -70,7 +70,7 @@ class _Tail(torch.autograd.Function):
         leaving, own = gradient[:tail], gradient[tail:].clone()
         ctx.chunks.sent_bytes["states"] += leaving.numel() * leaving.element_size()
         counts = [sum(end - begin for begin, end in one) for one in ctx.sends]
-        received, at = ctx.chunks.peers.exchange(leaving, ctx.gets, counts), 0
+        received, at = ctx.chunks.peers.exchange("convolution, backward", leaving, ctx.gets, counts), 0
         for one in ctx.sends:
             for begin, end in one:
                 own[begin:end] += received[at : at + end - begin]
@@ -163,11 +163,11 @@ class _Pass(torch.autograd.Function):
         ctx.chunks = chunks
         state = torch.zeros_like(like)
         if chunks.previous is not None:
-            chunks.peers.receive(state, chunks.previous)
+            chunks.peers.receive("state", state, chunks.previous)
         if chunks.following is not None:
             assert last is not None
             sent = last if transition is None else last + _becomes(transition, state)
-            chunks.peers.send(sent, chunks.following)
+            chunks.peers.send("state", sent, chunks.following)
             chunks.sent_bytes["states"] += sent.numel() * sent.element_size()
         ctx.save_for_backward(transition, state)
         return out.view_as(out), state
@@ -179,7 +179,7 @@ class _Pass(torch.autograd.Function):
         chunks, dlast, dtransition = ctx.chunks, None, None
         if chunks.following is not None:
             dlast = torch.empty_like(state)
-            chunks.peers.receive(dlast, chunks.following)
+            chunks.peers.receive("state, backward", dlast, chunks.following)
             if transition is not None:
                 with torch.enable_grad():
                     leaves = transition.detach().requires_grad_(), state.detach().requires_grad_()
@@ -187,7 +187,7 @@ class _Pass(torch.autograd.Function):
                 dtransition, more = torch.autograd.grad(sent, leaves, dlast)
                 dstate = dstate + more
         if chunks.previous is not None:
-            chunks.peers.send(dstate, chunks.previous)
+            chunks.peers.send("state, backward", dstate, chunks.previous)
             chunks.sent_bytes["states"] += dstate.numel() * dstate.element_size()
         return dout, dlast, dtransition, None, None
 

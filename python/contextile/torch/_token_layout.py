@@ -5,78 +5,47 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from contextile import _core
+from contextile.torch import _messages
 from contextile.torch._executor import Executor, Prepared
 from contextile.torch._layout import dim_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from contextile.torch._peers import Peers, peers_of
 
 Ranges = Sequence[tuple[int, int]]  # of tokens of the batch, half-open
 
 
-class Peers:
-    """The ranks of a group, and this rank's ways to send rows to them."""
-
-    def __init__(self, rank: int, size: int, group: ProcessGroup | None) -> None:
-        self.rank, self.size, self.group = rank, size, group
-
-    def everyone(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks. Collective."""
-        if self.size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def exchange(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Tensor:
-        """Sends rows, in the order of ranks, and returns those received. Collective."""
-        import torch.distributed as dist
-
-        flat = _as_bytes(rows)
-        received = flat.new_empty((sum(receive_counts), flat.shape[1]))
-        dist.all_to_all_single(received, flat, receive_counts, send_counts, group=self.group)
-        return received.view(rows.dtype).reshape(received.shape[0], *rows.shape[1:])
-
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Sends a tensor to one rank."""
-        import torch.distributed as dist
-
-        dist.send(tensor.contiguous(), self._global(rank), group=self.group)
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Fills a contiguous tensor with what one rank sends."""
-        import torch.distributed as dist
-
-        dist.recv(tensor, self._global(rank), group=self.group)
-
-    def _global(self, rank: int) -> int:
-        import torch.distributed as dist
-
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+def _check_ranges(value: Any, num_tokens: int) -> Ranges:
+    """Returns ranges that a rank sent, which lie in the batch and together have no more tokens."""
+    ranges = []
+    for pair in _messages.items(value, lambda pair: _messages.items(pair, lambda end: _messages.whole(end, 0, num_tokens))):
+        if len(pair) != 2 or pair[0] > pair[1]:
+            raise _core.InvalidArgument(f"expected ranges of tokens, found {pair!a:.40}")
+        ranges.append((pair[0], pair[1]))
+    if (total := sum(end - begin for begin, end in ranges)) > num_tokens:
+        raise _core.InvalidArgument(f"expected ranges of at most {num_tokens} tokens, found {total}")
+    return ranges
 
 
-def _as_bytes(rows: Tensor) -> Tensor:
-    width = int(np.prod(rows.shape[1:]))
-    return rows.contiguous().reshape(rows.shape[0], width).view(torch.uint8)
-
-
-def peers_of(executor: Executor) -> Peers:
+def _peers_of(executor: Executor) -> Peers:
     """Returns the peers of an executor. Raises InvalidArgument if it has only a transport."""
     if executor.size > 1 and executor.has_transport:
         raise _core.InvalidArgument(
             "executor: expected one of a torch.distributed group, over which layers in order move tokens and states; found one "
             f"made from a transport of {executor.size} ranks"
         )
-    return Peers(executor.rank, executor.size, executor.group)
+    return peers_of(executor)
+
+
+def _homes_on(peers: Peers, plan: _core.Plan) -> list[Ranges]:
+    """Returns the ranges of tokens that each rank has in a plan, or in slices of it. Collective."""
+    mine = plan.local_ranges(peers.rank)
+    return peers.told("token layout", mine, lambda value: _check_ranges(value, plan.num_tokens))
 
 
 class Part(NamedTuple):
@@ -231,7 +200,7 @@ class TokenLayout:
         if any(self.moved_tokens):
             leaving = rows.index_select(0, chosen.send)
             self.sent_bytes["tokens"] += leaving.numel() * leaving.element_size()
-            received = self.peers.exchange(leaving, chosen.send_counts, chosen.receive_counts)
+            received = self.peers.exchange("token layout", leaving, chosen.send_counts, chosen.receive_counts)
             rows = torch.cat([rows, received])
         return rows.index_select(0, chosen.source)
 
@@ -456,8 +425,8 @@ def chunks_of(executor: Executor, *, plan: _core.Plan | Prepared | None = None) 
 
     def make() -> Chunks:
         check_documents(prepared.plan)
-        peers = peers_of(executor)
-        homes = peers.everyone(prepared.plan.local_ranges(executor.rank))
+        peers = _peers_of(executor)
+        homes = _homes_on(peers, prepared.plan)
         return Chunks(homes, prepared.plan.sequences, peers)
 
     return _kept(prepared, "chunks", make)
@@ -488,8 +457,8 @@ def documents_of(executor: Executor, *, plan: _core.Plan | Prepared | None = Non
 
     def make() -> WholeDocuments:
         check_documents(prepared.plan)
-        peers = peers_of(executor)
-        homes = peers.everyone(prepared.plan.local_ranges(executor.rank))
+        peers = _peers_of(executor)
+        homes = _homes_on(peers, prepared.plan)
         return WholeDocuments(homes, prepared.plan.sequences, peers)
 
     return _kept(prepared, "documents", make)

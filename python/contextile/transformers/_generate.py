@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -17,7 +18,9 @@ from transformers.generation import StoppingCriteria
 from transformers.masking_utils import sdpa_mask
 
 from contextile import _core
+from contextile.torch import _messages
 from contextile.torch._group import _check_initialized
+from contextile.torch._peers import Peers, peers_in
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -26,6 +29,7 @@ _NAME = "contextile_generate"
 # Number of queries whose scores are in memory at a time. Ranks exchange results once per so many
 # queries, so it is the same on all ranks.
 _ROWS = 128
+_MOST_SHOWN = 400  # characters of an argument in messages
 _ATTENDS_BY_ITSELF = (
     "attention: expected a model that uses the attention interface, found a layer that attends by itself"
 )
@@ -46,6 +50,11 @@ class _Shard:
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise _core.InvalidArgument("group: expected one that this rank is in, found another")
+
+    @functools.cached_property
+    def peers(self) -> Peers:
+        """The peers. Collective the first time."""
+        return peers_in(self.group)
 
     def positions(self, begin: int, end: int, device: torch.device | str) -> Tensor:
         """Returns this rank's positions in [begin, end), ascending."""
@@ -228,8 +237,7 @@ def _merge(part: Tensor, shard: _Shard, sink_H: Tensor | None) -> Tensor:
 
     Parts are added in the order of ranks, so all ranks have the same bits.
     """
-    parts = [torch.empty_like(part) for _ in range(shard.num_ranks)]
-    dist.all_gather(parts, part.contiguous(), group=shard.group)
+    parts = shard.peers.everyones("generate, attention", part)
     lses = [part[..., -1:] for part in parts]
     if sink_H is not None:
         lses.append(sink_H.float()[:, None, None].expand_as(lses[0]))
@@ -289,8 +297,7 @@ class _Agreement(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
         chosen = input_ids[:, -1].contiguous()
-        of_ranks = [torch.empty_like(chosen) for _ in range(self._shard.num_ranks)]
-        dist.all_gather(of_ranks, chosen, group=self._shard.group)
+        of_ranks = self._shard.peers.everyones("generate, tokens", chosen)
         for rank, other in enumerate(of_ranks):
             if not torch.equal(other, of_ranks[0]):
                 raise _core.InvalidArgument(
@@ -300,30 +307,48 @@ class _Agreement(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def _described(x: Any) -> Any:
-    """Returns the parts of an argument that ranks compare.
+def _described(x: Any) -> list[str]:
+    """Returns the parts of an argument that ranks compare: a text to show, and a digest.
 
-    They are the shape and a digest of a tensor, the text of simple values, and the type of others.
+    The text is the shape of a tensor, the text of simple values, and the type of others.
     """
     if isinstance(x, Tensor):
-        digest = hashlib.sha256(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy()).hexdigest()
-        return list(x.shape), digest
+        return [str(list(x.shape)), _digest(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())]
     if isinstance(x, GenerationConfig):
-        return str(x.to_dict()), None
-    if isinstance(x, (list, tuple)):
-        return [_described(element) for element in x], None
-    has_text = x is None or isinstance(x, (bool, int, float, str, dict, torch.dtype, torch.device))
-    return repr(x) if has_text else type(x).__name__, None
+        text = str(x.to_dict())
+    elif isinstance(x, (list, tuple)):
+        text = str([_described(element) for element in x])
+    elif x is None or isinstance(x, (bool, int, float, str, dict, torch.dtype, torch.device)):
+        text = repr(x)
+    else:
+        text = type(x).__name__
+    return [text[:_MOST_SHOWN], _digest(text.encode("utf-8", "backslashreplace"))]
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _check_described(value: Any) -> dict[str, list[str]]:
+    """Returns the names and descriptions of a rank's arguments."""
+    if not isinstance(value, dict):
+        raise _core.InvalidArgument(f"expected an object, found {_messages.shown(value)}")
+    found = {}
+    for name, described in value.items():
+        parts = _messages.items(described, _messages.text)
+        if len(parts) != 2:
+            raise _core.InvalidArgument(f"expected a text and a digest, found {_messages.shown(described)}")
+        found[_messages.text(name)] = parts
+    return found
 
 
 def _check_same(arguments: dict[str, Any], shard: _Shard) -> None:
     """Raises InvalidArgument unless all ranks have the same arguments. Collective."""
     mine = {name: _described(x) for name, x in arguments.items()}
-    of_ranks: list[Any] = [None] * shard.num_ranks
-    dist.all_gather_object(of_ranks, mine, group=shard.group)
+    of_ranks = shard.peers.told("generate", mine, _check_described)
     for rank, other in enumerate(of_ranks):
         for name in sorted({*of_ranks[0], *other}):
-            first, found = (described.get(name, ("none", None)) for described in (of_ranks[0], other))
+            first, found = (described.get(name, ["none", ""]) for described in (of_ranks[0], other))
             if first != found:
                 raise _core.InvalidArgument(
                     f"{name}: expected the same on every rank, found {first[0]} on rank 0 and {found[0]}"

@@ -14,6 +14,7 @@ from contextile import _core
 from contextile._planning import plan as make_plan
 from contextile.torch import Executor, local_batch
 from contextile.torch._group import cluster_of
+from contextile.torch._peers import peers_of
 from contextile.transformers._batch import batch_of
 
 IGNORED = -100  # the label of tokens that predict nothing
@@ -114,13 +115,10 @@ class Shares:
         self._options = dict(options)
         self._plans: OrderedDict[tuple[int, ...], _core.Plan] = OrderedDict()
 
-    def of(self, inputs: Mapping[str, Any], model: Any, device: torch.device) -> Share:
-        """Returns this rank's share of a batch. Collective over the group.
-
-        ``device`` is one whose tensors the group can communicate.
-        """
+    def of(self, inputs: Mapping[str, Any], model: Any) -> Share:
+        """Returns this rank's share of a batch. Collective over the group."""
         tokens, labels, lengths = documents_of(inputs)
-        self._check_same(tokens, labels, lengths, device)
+        self._check_same(tokens, labels, lengths)
         plan = self._plan_of(tuple(lengths), model)
         local = local_batch(tokens, plan=plan, rank=self._executor.rank, labels=labels, ignore_index=IGNORED)
         share = Share(
@@ -144,18 +142,15 @@ class Shares:
         self._plans.move_to_end(lengths)
         return self._plans[lengths]
 
-    def _check_same(self, tokens: Tensor, labels: Tensor, lengths: list[int], device: torch.device) -> None:
+    def _check_same(self, tokens: Tensor, labels: Tensor, lengths: list[int]) -> None:
         """Raises, on every rank of the group, unless all have the same batch."""
-        import torch.distributed as dist
-
         if self._executor.size == 1:
             return
         values = torch.cat([tokens.to(torch.int64), labels.to(torch.int64), torch.tensor(lengths)])
         digits = hashlib.blake2b(values.numpy().tobytes(), digest_size=8).digest()
-        digest = torch.tensor(int.from_bytes(digits, "little", signed=True), device=device)
-        digests = [torch.empty_like(digest) for _ in range(self._executor.size)]
-        dist.all_gather(digests, digest, group=self._executor.group)
-        odd = [rank for rank, other in enumerate(digests) if int(other) != int(digests[0])]
+        digest = int.from_bytes(digits, "little", signed=True)
+        digests = peers_of(self._executor).numbers("batch", [digest])
+        odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if odd:
             raise _core.InvalidArgument(
                 "batch: expected the same batch on every rank of the context-parallel group, found another than rank 0's on "

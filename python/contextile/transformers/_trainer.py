@@ -172,7 +172,7 @@ class TrainerMixin:
 
     def _share_of(self, inputs: Any) -> Share:
         me: Any = self
-        return inputs if isinstance(inputs, Share) else self._shares.of(inputs, me.model, me.accelerator.device)
+        return inputs if isinstance(inputs, Share) else self._shares.of(inputs, me.model)
 
     # ------------------------------------------------------------------------------------------ steps
 
