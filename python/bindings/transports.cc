@@ -19,6 +19,7 @@ namespace {
 
 std::shared_ptr<Transport> gloo_transport(std::int32_t rank, std::int32_t size,
                                           const std::string& rendezvous, const std::string& run_id,
+                                          const std::string& secret, const std::string& secret_file,
                                           const std::string& interface_name,
                                           const std::string& hostname, double connect_timeout,
                                           double timeout) {
@@ -27,6 +28,8 @@ std::shared_ptr<Transport> gloo_transport(std::int32_t rank, std::int32_t size,
        .size = size,
        .rendezvous = rendezvous,
        .run_id = run_id,
+       .secret = secret,
+       .secret_file = secret_file,
        .interface_name = interface_name,
        .hostname = hostname,
        .connect_timeout = milliseconds_of(connect_timeout, "connect_timeout"),
@@ -140,8 +143,9 @@ void bind_groups(nb::module_& module) {
   module.def("gloo_available", &gloo_transport_available, "Returns whether this build has gloo.");
   module.def(
       "gloo_transport", &gloo_transport, nb::kw_only(), "rank"_a, "size"_a, "rendezvous"_a,
-      "run_id"_a = "", "interface_name"_a = "", "hostname"_a = "", "connect_timeout"_a = 60.0,
-      "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
+      "run_id"_a = "", "secret"_a = "", "secret_file"_a = "", "interface_name"_a = "",
+      "hostname"_a = "", "connect_timeout"_a = 60.0, "timeout"_a = 60.0,
+      nb::call_guard<nb::gil_scoped_release>(),
       R"(Connects a group of processes over TCP with gloo, and returns this rank's end. Collective.
 
 Parameters
@@ -152,6 +156,10 @@ rendezvous : str
     'file:///shared/folder', or 'tcp://host:port' where rank 0 listens.
 run_id : str
     Distinguishes runs with the same rendezvous.
+secret, secret_file : str
+    What only the ranks of the group know, 16 to 4096 bytes, or a file with it that only its owner
+    and group may use; one line break at its end does not count. Each rank proves that it knows the
+    secret, which is never sent. Default: the file that CONTEXTILE_SECRET_FILE names, else none.
 interface_name, hostname : str
     The network interface, or the address, to use. Default: gloo's choice.
 connect_timeout, timeout : float

@@ -505,6 +505,25 @@ def test_an_error_on_one_rank_is_the_error_of_all():
         ct.run_inproc(2, body)
 
 
+def test_a_group_refuses_what_is_no_secret(tmp_path):
+    def join(**options):
+        return ct.gloo_transport(rank=0, size=1, rendezvous="tcp://127.0.0.1:29876", **options)
+
+    if not ct.gloo_available():
+        pytest.skip("this build has no gloo")
+    with pytest.raises(ct.InvalidArgument, match="expected a secret of 16 to 4096 bytes, found 5"):
+        join(secret="short")
+    path = tmp_path / "secret"
+    path.write_text("only these ranks know it\n")
+    path.chmod(0o644)
+    with pytest.raises(ct.InvalidArgument, match="chmod 600"):
+        join(secret_file=str(path))
+    path.chmod(0o600)
+    assert join(secret_file=str(path)).size == 1
+    with pytest.raises(ct.InvalidArgument, match="found both"):
+        join(secret="only these ranks know it", secret_file=str(path))
+
+
 def test_executors_check_their_plans():
     transport = ct.inproc_group(1)[0]
     executor = ct.NumpyExecutor(transport)

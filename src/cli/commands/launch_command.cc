@@ -2,15 +2,20 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <random>
@@ -24,6 +29,7 @@
 #include "cli/command_line.h"
 #include "cli/commands/contextile_program.h"
 #include "cli/help.h"
+#include "cli/options/transport_option.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/processes.h"
@@ -41,6 +47,7 @@ struct LaunchOptions {
   std::int32_t first_rank = 0;
   std::string rendezvous;  // empty: a free port of this machine
   std::string run_id;      // empty: one of this launch
+  std::string secret_file;
   double grace_s = 5;
   std::vector<std::string> command;
 };
@@ -233,9 +240,53 @@ void report_signal(const LaunchOptions& options, std::int32_t rank, const EndedP
                               ended.signal, why));
 }
 
+// Ranks read the secret from the file that CONTEXTILE_SECRET_FILE names. If this launch starts all
+// ranks of a command of this program, it makes a random one.
+class SecretOfRanks {
+ public:
+  explicit SecretOfRanks(const LaunchOptions& options) {
+    if (!options.secret_file.empty()) {
+      if (::access(options.secret_file.c_str(), R_OK) != 0) fail("cannot read it");
+      ::setenv(kVariable, options.secret_file.c_str(), 1);
+    } else if (is_own(options.command) && !has_others(options) &&
+               std::getenv("CONTEXTILE_SECRET_FILE") == nullptr) {
+      ::setenv(kVariable, make_file().c_str(), 1);
+    }
+  }
+  ~SecretOfRanks() {
+    if (file_ >= 0) ::close(file_);
+  }
+  SecretOfRanks(const SecretOfRanks&) = delete;
+  SecretOfRanks& operator=(const SecretOfRanks&) = delete;
+
+ private:
+  static constexpr const char* kVariable = "CONTEXTILE_SECRET_FILE";
+
+  [[noreturn]] static void fail(std::string_view what) {
+    fail_io("launch: the secret of the ranks: {}: {}", what,
+            std::generic_category().message(errno));
+  }
+
+  // Makes a file in memory, which has no name and ends with the ranks that inherit it.
+  std::string make_file() {
+    std::array<unsigned char, 32> bytes{};
+    file_ = ::memfd_create("contextile-secret", 0);
+    if (file_ < 0 || ::fchmod(file_, S_IRUSR | S_IWUSR) != 0) fail("cannot make a file in memory");
+    if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()) ||
+        ::write(file_, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
+      fail("cannot make random bytes");
+    }
+    return fmt::format("/proc/self/fd/{}", file_);
+  }
+
+  int file_ = -1;
+};
+
 int run(const LaunchOptions& options) {
+  const std::vector<std::vector<std::string>> commands = commands_of(options);
+  const SecretOfRanks secret(options);
   const auto grace = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.grace_s));
-  const std::vector<EndedProcess> ended = run_processes(commands_of(options), grace);
+  const std::vector<EndedProcess> ended = run_processes(commands, grace);
   // Ranks that lose another one by the signal that was passed on to all fail as a consequence.
   const auto passed_on = std::ranges::find_if(ended, &EndedProcess::ended_by_passed_on);
   int exit_code = kExitOk;
@@ -278,6 +329,8 @@ Action add_launch_command(CLI::App& app) {
              "another for every group",
              "random, where one launch starts all ranks"},
             [options](const std::string& text) { options->run_id = text; });
+  add_secret_file(app, options->secret_file,
+                  "a random one, where one launch starts all ranks of this program");
   add_value(
       app, "--grace",
       {"SECONDS",

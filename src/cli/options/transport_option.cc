@@ -45,6 +45,7 @@ std::unique_ptr<Transport> open_gloo(const TransportOptions& options, std::int32
   gloo.size = num_ranks;
   gloo.rendezvous = options.rendezvous;
   gloo.run_id = options.run_id;
+  gloo.secret_file = options.secret_file;
   gloo.interface_name = options.interface_name;
   gloo.timeout = gloo.connect_timeout = timeout_of(options);
   return make_gloo_transport(gloo);
@@ -78,7 +79,19 @@ std::vector<BuildPart> transport_parts() {
           {"mpi", "ranks as processes of an MPI job (mpirun, Slurm)",
            mpi_transport_available() ? "" : "built without MPI (libopenmpi-dev)"},
           {"gloo", "ranks as processes over TCP, without a launcher",
-           gloo_transport_available() ? "" : "built without gloo (libgloo-dev)"}};
+           gloo_transport_available() ? "" : "built without gloo (libgloo-dev, libssl-dev)"}};
+}
+
+void add_secret_file(CLI::App& app, std::string& path, const std::string& otherwise) {
+  add_value(app, "--secret-file",
+            {"FILE",
+             "gloo: the secret by which the ranks know each other, 16 to 4096 bytes, the same on "
+             "all; only its owner and group may use the file",
+             "that of CONTEXTILE_SECRET_FILE, otherwise " + otherwise},
+            [&path](const std::string& text) {
+              CONTEXTILE_CHECK(!text.empty(), "--secret-file: expected a file, found no name");
+              path = text;
+            });
 }
 
 void add_transport_options(CLI::App& app, TransportOptions& options) {
@@ -107,6 +120,7 @@ void add_transport_options(CLI::App& app, TransportOptions& options) {
   add_value(app, "--run-id",
             {"TEXT", "gloo: tells runs in one folder apart, the same on all ranks", ""},
             [&options](const std::string& text) { options.run_id = text; });
+  add_secret_file(app, options.secret_file, "none");
   add_value(app, "--interface",
             {"NAME", "gloo: network interface", "the one that leads to the rendezvous"},
             [&options](const std::string& text) { options.interface_name = text; });
@@ -124,9 +138,10 @@ void check_transport_options(const TransportOptions& options) {
   }
   const bool gloo = options.name == "gloo";
   if (!gloo && (options.rank || !options.rendezvous.empty() || !options.run_id.empty() ||
-                !options.interface_name.empty())) {
+                !options.secret_file.empty() || !options.interface_name.empty())) {
     fail_argument(
-        "--rank, --rendezvous, --run-id, --interface: expected with --transport gloo, found them "
+        "--rank, --rendezvous, --run-id, --secret-file, --interface: expected with --transport "
+        "gloo, found them "
         "with {}",
         options.name);
   }

@@ -19,11 +19,14 @@ struct TransportOptions {
   // gloo: where the processes meet, and which of them this is.
   std::string rendezvous;
   std::string run_id;
+  std::string secret_file;  // empty: CONTEXTILE_SECRET_FILE, if that is set
   std::optional<std::int32_t> rank;
   std::string interface_name;
 };
-// --transport, --timeout, --rendezvous, --run-id, --rank, --interface.
+// --transport, --timeout, --rendezvous, --run-id, --secret-file, --rank, --interface.
 void add_transport_options(CLI::App& app, TransportOptions& options);
+// --secret-file alone; `otherwise` says what happens without it and the environment variable.
+void add_secret_file(CLI::App& app, std::string& path, const std::string& otherwise);
 
 // Ends a rank with kExitBadInput and no message: rank 0 has reported the error for all.
 struct SaidByRank0 {};

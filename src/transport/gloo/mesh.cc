@@ -130,7 +130,7 @@ void GlooMesh::call(Rank peer, const HostAndPort& address, Clock::time_point dea
   if (call.greet("", deadline)) answer = call.answer(0, deadline);
   if (!answer || answer->verdict != Reception::kWelcome) {
     fail(call.met_impostor() || answer ? "it does not know the secret and the run of this rank"
-                                       : "the connection ended before its greeting");
+                                       : "no greeting came from it");
   }
   give(peer, call.take_socket());
 }
