@@ -54,7 +54,7 @@ TEST_F(Environment, ResultsThatCannotBePrintedAreTheEnvironmentsFault) {
       const Outcome outcome = bash(fmt::format("contextile {} --help {}", command, streams));
       EXPECT_EQ(outcome.exit_code, 3) << command << ' ' << streams;
     }
-    for (const std::string& line :
+    for (const std::string line :
          {"info", "verify p.plan", "export p.plan", "run p.plan --json", "report p.plan"}) {
       EXPECT_EQ(bash(fmt::format("contextile {} {}", line, streams)).exit_code, 3)
           << line << ' ' << streams;
