@@ -333,8 +333,13 @@ void LookaheadPlanner::State::show_life() {
     steps = mine;
   }
   for (const std::int64_t step : steps) {
-    // An expired claim is not taken again: the planner that has it now makes the same plan.
-    static_cast<void>(store->renew(keys.claim(step), name, options.claim_expiry));
+    if (store->renew(keys.claim(step), name, options.claim_expiry)) continue;
+    // It has expired, or the store has forgotten it. Another planner that has it now keeps it, and
+    // makes the same plan.
+    const std::scoped_lock lock(mutex);
+    if (mine.contains(step)) {
+      static_cast<void>(store->put(keys.claim(step), name, options.claim_expiry));
+    }
   }
 }
 
