@@ -1,12 +1,14 @@
 # The front door. Every target may be run first, on a fresh clone; nothing is built twice.
 #
 #   make run         from nothing to a verified plan and exact distributed attention
-#   make test        every test
+#   make test        every test that needs no more than NumPy
+#   make test-all    every test: installs PyTorch, transformers, Megatron, OR-tools and Chromium
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
 # FUZZ_SECONDS, FUZZ_RUNS (per fuzz target), BENCH_ARGS (passed to every benchmark),
-# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch, transformers and
-# megatron-core in make python).
+# MUTATE_ARGS (--count N, --seed N, --strategy NAME), TORCH (on, off: PyTorch, transformers,
+# megatron-core and OR-tools in make python).
+# Those of make test-loaded: LOADED_RUNS (of each test), LOADED_LOOPS (busy loops).
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
@@ -15,6 +17,8 @@ FUZZ_RUNS ?= 10000
 BENCH_ARGS ?=
 MUTATE_ARGS ?=
 TORCH ?= on
+LOADED_RUNS ?= 10
+LOADED_LOOPS ?= 8
 
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example.
@@ -30,17 +34,37 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build deps deps-dev python bench format lint sanitize tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
+.PHONY: help run test test-all test-loaded test-build build deps deps-dev python bench format lint sanitize tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 run: build  ## build, then plan, verify and execute a small batch; writes the page build/demo.html
 	build/contextile demo -o build/demo.html
 
-test: deps build/build.ninja  ## build, then run every test
+# Ends with 3 where Python or its packages cannot be had: their tests are then skipped, with a word.
+PYTHON_PACKAGE = scripts/python-venv --if-needed --torch=$(1) || \
+  { [ $$? = 3 ] && echo "make $@: without the Python package, whose tests are skipped" >&2; }
+RUN_TESTS = ctest --preset default -j $(JOBS) --output-junit Testing/Temporary/junit.xml; status=$$?; \
+  scripts/summarize-tests build; exit $$status
+
+test: test-build  ## build, then run every test that needs no more than NumPy
+	@scripts/install-deps --python
+	$(call PYTHON_PACKAGE,off)
+	$(RUN_TESTS)
+
+test-all: test-build  ## the same, and those that need PyTorch, transformers, Megatron, OR-tools, Chromium
+	@scripts/install-deps --python --browser
+	$(call PYTHON_PACKAGE,on)
+	$(RUN_TESTS)
+
+test-loaded: test-build  ## LOADED_RUNS runs of tests that could depend on time, next to busy loops
+	@scripts/install-deps --python
+	$(call PYTHON_PACKAGE,off)
+	scripts/test-loaded --runs $(LOADED_RUNS) --loops $(LOADED_LOOPS)
+
+test-build: deps build/build.ninja
 	cmake --build --preset default -j $(JOBS) --target all contextile_tests
-	ctest --preset default -j $(JOBS) --output-junit Testing/Temporary/junit.xml; status=$$?; scripts/summarize-tests build; exit $$status
 
 build: deps build/build.ninja  ## the library and the program, build/contextile, optimized
 	cmake --build --preset default -j $(JOBS)

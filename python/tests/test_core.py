@@ -274,6 +274,7 @@ def test_progress_bar():
     assert ct.plan([300], cluster="local:1x2", strategy="zigzag", progress=True, **SMALL).verify()
 
 
+@pytest.mark.timing
 def test_ctrl_c_ends_planning():
     code = (
         "import contextile as ct, os, signal, threading, time\n"
@@ -287,6 +288,7 @@ def test_ctrl_c_ends_planning():
     assert done.stdout.strip() == "ended", done.stderr
 
 
+@pytest.mark.timing
 def test_the_gil_is_free_while_planning():
     ticks = 0
     done = threading.Event()
@@ -299,10 +301,12 @@ def test_the_gil_is_free_while_planning():
 
     thread = threading.Thread(target=tick)
     thread.start()
+    before = ticks
     ct.plan([20000, 3000], cluster="dgx-h200:2x8", strategy="auto:steps=1000000")
+    during = ticks - before
     done.set()
     thread.join()
-    assert ticks > 20
+    assert during > 1  # one tick may come just before the call
 
 
 def test_importing_needs_neither_torch_nor_numpy():

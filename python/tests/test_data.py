@@ -99,6 +99,7 @@ def test_a_run_goes_on_from_any_step():
     assert [step.step for step in part] == [2, 3, 4, 5]  # goes on where it was left
 
 
+@pytest.mark.timing
 def test_the_order_does_not_depend_on_timing():
     slow = [step.plan.digest for step in loaders(2, end_step=5, threads=2)[0] if time.sleep(0.05) is None]
     fast = [step.plan.digest for step in loaders(2, end_step=5, lookahead=1)[1]]

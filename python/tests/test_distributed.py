@@ -102,6 +102,7 @@ def lose_a_rank():
         os._exit(0)  # the rest of the job is gone
 
 
+@pytest.mark.timing
 def test_a_lost_rank_is_an_error_of_the_others():
     survivor, _ = run_alone(lose_a_rank, 2)
     assert "lost after" in survivor and "rank 1" in survivor, survivor

