@@ -134,7 +134,8 @@ struct SharedCall {
 
 // Runs one rank's programs of a plan over a transport with a kernel. It holds buffers and no
 // activations: one executor serves all layers and micro-batches, and is prepared again for every
-// batch. Not thread safe.
+// batch. Threads use it one after the other: a call while another thread is in one, on this
+// executor or another of the same transport, throws InvalidArgument and does nothing else.
 class Executor {
  public:
   Executor(Transport& transport, const AttentionKernel& kernel,

@@ -101,8 +101,7 @@ class LookaheadPlanner {
   // Without a store, it plans for ranks of this process. Throws InvalidArgument on bad options and
   // jobs.
   LookaheadPlanner(PlanJob job, LookaheadOptions options, std::shared_ptr<Store> store = nullptr);
-  // Ends planning at the next candidate of a search and releases its claims.
-  ~LookaheadPlanner();
+  ~LookaheadPlanner();  // as stop
   LookaheadPlanner(const LookaheadPlanner&) = delete;
   LookaheadPlanner& operator=(const LookaheadPlanner&) = delete;
 
@@ -115,6 +114,10 @@ class LookaheadPlanner {
   // Returns true if they have. Throws the error that ended planning: IoError when the store is
   // gone for longer than LookaheadOptions::store_patience.
   [[nodiscard]] bool wait_for(std::chrono::milliseconds timeout);
+
+  // Ends planning, also in the middle of a step, and releases the claims. Waits until callbacks of
+  // the job have returned. `wait_for` returns; statistics stay.
+  void stop();
 
  private:
   struct State;

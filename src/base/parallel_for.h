@@ -3,6 +3,8 @@
 
 #include <tbb/parallel_for.h>
 
+#include "base/interrupt.h"
+
 #ifdef CONTEXTILE_THREAD_SANITIZER
 #include <sanitizer/tsan_interface.h>
 #endif
@@ -47,13 +49,20 @@ class OrderedTurns {
 
 // Calls work(i) for every i in [begin, end), in any order and on any of oneTBB's threads, and
 // returns when all calls are done. If one throws, its exception is thrown here once no other call
-// runs.
+// runs. An InterruptScope of this thread ends the loop between calls, on whatever thread they run,
+// and within those that look.
 template <typename Index, typename Work>
 void parallel_for(Index begin, Index end, const Work& work) {
+  InterruptScope* const interrupt = current_interrupt();
+  const auto turn = [&](Index i) {
+    const InterruptLoan loan(interrupt);
+    check_interrupt();
+    work(i);
+  };
 #ifdef CONTEXTILE_THREAD_SANITIZER
-  tbb::parallel_for(begin, end, OrderedTurns<Index, Work>(work));
+  tbb::parallel_for(begin, end, OrderedTurns<Index, decltype(turn)>(turn));
 #else
-  tbb::parallel_for(begin, end, work);
+  tbb::parallel_for(begin, end, turn);
 #endif
 }
 

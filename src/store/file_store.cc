@@ -11,11 +11,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/new_file.h"
 #include "base/quote.h"
 #include "store/implementations.h"
@@ -173,7 +173,7 @@ class FileStore : public Store {
       if (std::optional<StoreValue> value = do_get(key)) return value;
       const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
       if (left <= milliseconds(0)) return std::nullopt;
-      std::this_thread::sleep_for(std::min(pause, left));
+      sleep_for(std::min(pause, left));
     }
   }
 
@@ -238,7 +238,7 @@ class FileStore : public Store {
             "another process",
             name_, operation, quote(key), timeout_.count());
       }
-      std::this_thread::sleep_for(pause);
+      sleep_for(pause);
     }
     return file;
   }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/process_owner.h"
 #include "base/quote.h"
 #include "store/implementations.h"
@@ -41,10 +42,10 @@ class MemoryStore : public Store {
   [[nodiscard]] std::optional<StoreValue> do_pull(Key key, Milliseconds timeout) override {
     Lock lock = locked();
     const Entry* entry = nullptr;
-    stored_.wait_until(lock, Clock::now() + timeout, [&] {
+    static_cast<void>(wait_until(stored_, lock, Clock::now() + timeout, [&] {
       entry = live(key);
       return entry != nullptr;
-    });
+    }));
     if (entry == nullptr) return std::nullopt;
     return entry->value;
   }

@@ -1,3 +1,5 @@
+#include <condition_variable>
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -5,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "contextile/extend/transport.h"
 #include "transport/inproc_group.h"
 #include "transport/inproc_transport.h"
@@ -48,20 +51,64 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
   }
 }
 
+// Counts threads that have ended, for a thread that waits for all of them.
+class Ended {
+ public:
+  void add() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++count_;
+    changed_.notify_all();
+  }
+  // Returns when that many have ended. An interrupt of this thread makes them end, too, because
+  // they borrow its scope.
+  void wait_for(std::size_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto all = [&] { return count_ == count; };
+    try {
+      static_cast<void>(wait_until(changed_, lock, Clock::time_point::max(), all));
+    } catch (...) {
+      changed_.wait(lock, all);
+      throw;
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t count_ = 0;
+};
+
 // Calls run(transport) on one thread for each end of a group and joins the threads.
 template <typename Ends, typename Run>
 void run_threads(Ends& group, const Run& run) {
+  InterruptScope* const interrupt = current_interrupt();
+  Ended ended;
   std::vector<std::thread> threads;
+  const auto join_all = [&] {
+    for (std::thread& thread : threads) thread.join();
+  };
   try {
-    for (auto& transport : group) threads.emplace_back([&run, &transport] { run(transport); });
+    for (auto& transport : group) {
+      threads.emplace_back([&, interrupt] {
+        const InterruptLoan loan(interrupt);
+        run(transport);
+        ended.add();
+      });
+    }
   } catch (...) {  // no more threads can be had: the ranks that run must not wait for the others
     for (std::size_t r = threads.size(); r < group.size(); ++r) {
       group[r]->abort("a thread for this rank could not be started");
     }
-    for (std::thread& thread : threads) thread.join();
+    join_all();
     throw;
   }
-  for (std::thread& thread : threads) thread.join();
+  try {
+    if (interrupt != nullptr) ended.wait_for(threads.size());
+  } catch (...) {
+    join_all();
+    throw;
+  }
+  join_all();
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "transport/strided_copy.h"
 
 namespace contextile {
@@ -208,7 +209,13 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
       drain(lock, rank);
       throw TransportError(text);
     }
-    mine.changed.wait_until(lock, deadline);
+    try {
+      wait_a_while(mine.changed, lock, deadline);
+    } catch (const std::exception& interrupt) {
+      set_failure(rank, fmt::format("rank {} gave up: {}", rank.value, interrupt.what()));
+      drain(lock, rank);
+      throw;
+    }
   }
   mine.launches.erase(ticket);
   lock.unlock();

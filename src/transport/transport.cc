@@ -6,6 +6,22 @@
 
 namespace contextile {
 
+TransportUse::TransportUse(Transport& transport, std::string_view call) : transport_(transport) {
+  const std::thread::id me = std::this_thread::get_id();
+  std::thread::id user = transport.user_.load(std::memory_order_relaxed);
+  if (user == me) return;
+  user = {};
+  CONTEXTILE_CHECK(transport.user_.compare_exchange_strong(user, me, std::memory_order_acquire),
+                   "rank {}, {}: expected one call at a time, found a call of another thread under "
+                   "way on this transport",
+                   transport.rank().value, call);
+  is_outermost_ = true;
+}
+
+TransportUse::~TransportUse() {
+  if (is_outermost_) transport_.user_.store({}, std::memory_order_release);
+}
+
 std::int64_t Message::size_bytes() const {
   std::int64_t total = 0;
   for (const Segment& segment : segments) total += segment.size_bytes();

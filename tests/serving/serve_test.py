@@ -486,6 +486,32 @@ class Tests:
                 error = rank.communicate(timeout=LIMIT_S)[1]
                 assert rank.returncode == 2 and word in error and "on all ranks" in error, (option, rank.returncode, error)
 
+    def test_a_signal_ends_a_server_that_loads_its_weights(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        # Takes a minute or two to make.
+        large = "random:layers=24,hidden=2048,heads=16,kv_heads=4,head_dim=128,ffn=8192,vocab=256"
+        command = [self.program, "serve", "--ranks", "2", "--port", str(port), "--model", large]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            try:
+                while True:
+                    assert server.poll() is None, server.stderr.read()
+                    try:
+                        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+                        connection.request("GET", "/health")
+                        assert connection.getresponse().read() == b"starting\n"
+                        break
+                    except ConnectionError:  # it does not listen yet
+                        time.sleep(0.01)
+                server.send_signal(number)
+                output, error = server.communicate(timeout=LIMIT_S)
+                assert (server.returncode, output, error) == (0, "", ""), (server.returncode, output, error)
+            finally:
+                server.kill()
+                server.wait()
+
     def test_control_c_ends_launched_ranks_well(self):
         if not self.gloo:
             return

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "contextile/extend/interrupt.h"
 #include "transport/conformance_support.h"
 
 namespace contextile {
@@ -48,6 +50,29 @@ void giving_up_wakes_everybody(Transport& transport, std::int32_t turn) {
     transport.wait(transport.launch({}, one(culprit, whole(bytes))));
   });
   expect_parts(text, {fmt::format("rank {}", culprit.value), "out of memory"});
+}
+
+// A rank whose wait is interrupted has given up.
+void an_interrupt_ends_a_wait(Transport& transport, std::int32_t turn) {
+  struct Enough : std::exception {
+    [[nodiscard]] const char* what() const noexcept override { return "enough"; }
+  };
+  const Rank culprit{turn % transport.size()};
+  const std::string gave_up = fmt::format("rank {} gave up: enough", culprit.value);
+  if (transport.rank() != culprit) {
+    expect_parts(hear_of_failure(transport), {gave_up});
+    return;
+  }
+  std::vector<std::byte> bytes(8);
+  const Rank silent{(culprit.value + 1) % transport.size()};
+  const std::int64_t ticket = transport.launch({}, one(silent, whole(bytes)));
+  {
+    const InterruptScope scope([] { throw Enough(); });
+    static_cast<void>(error_of<Enough>("an interrupt", [&] { transport.wait(ticket); }));
+  }
+  expect_parts(error_of<TransportError>("a launch after an interrupt",
+                                        [&] { static_cast<void>(transport.launch({}, {})); }),
+               {gave_up});
 }
 
 void leaving_is_noticed(Transport& transport, std::int32_t) {
@@ -173,6 +198,10 @@ std::vector<ConformanceCase> failure_cases() {
        .sizes = {2, 4},
        .num_turns = 4,
        .run = giving_up_wakes_everybody},
+      {.name = "AnInterruptedWaitIsGivingUp",
+       .sizes = {2, 3},
+       .num_turns = 3,
+       .run = an_interrupt_ends_a_wait},
       {.name = "ARankThatLeavesIsNoticedByThoseThatWaitForIt",
        .sizes = {2},
        .run = leaving_is_noticed},

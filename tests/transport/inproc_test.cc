@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "contextile/extend/transport.h"
 
 namespace contextile {
@@ -72,6 +73,22 @@ TEST(InprocTransport, RethrowsTheExceptionOfARankAndNotItsEchoes) {
       }
     }
   }
+}
+
+// Neither ranks that wait for peers nor ranks that compute hold it up.
+TEST(InprocTransport, AnInterruptEndsARunOnAllRanks) {
+  const auto run = [] {
+    const InterruptScope scope([] { throw std::out_of_range("enough"); });
+    run_inproc(3, [](Transport& transport) {
+      if (transport.rank().value == 2) {
+        while (true) check_interrupt();
+      }
+      std::vector<std::byte> bytes(8);
+      const Message message{Rank{2}, {Segment{bytes.data(), 8, 1, 8}}};
+      transport.wait(transport.launch({}, {&message, 1}));
+    });
+  };
+  EXPECT_THROW(run(), std::out_of_range);
 }
 
 TEST(InprocTransport, RethrowsAnEchoWhereTheCauseWasCaught) {

@@ -6,6 +6,7 @@
 //   });
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "contextile/base.h"
@@ -66,7 +68,7 @@ class CallGraphs {
 };
 
 // One rank's end of a group. The n-th message sent from a to b is matched with the n-th that b
-// expects from a. One thread drives a transport; data moves while that thread computes.
+// expects from a. One thread at a time drives a transport; data moves while that thread computes.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -105,6 +107,26 @@ class Transport {
   // Bytes this rank has sent and received since construction.
   [[nodiscard]] virtual std::int64_t sent_bytes() const = 0;
   [[nodiscard]] virtual std::int64_t received_bytes() const = 0;
+
+ private:
+  friend class TransportUse;
+  std::atomic<std::thread::id> user_{};  // the thread that has a TransportUse; none: no thread
+};
+
+// The calling thread's use of a transport for one call, such as a forward of an executor. A thread
+// may nest them; different threads use a transport one after the other.
+class TransportUse {
+ public:
+  // Throws InvalidArgument naming the call if another thread uses the transport, whose call goes on
+  // undisturbed.
+  TransportUse(Transport& transport, std::string_view call);
+  ~TransportUse();
+  TransportUse(const TransportUse&) = delete;
+  TransportUse& operator=(const TransportUse&) = delete;
+
+ private:
+  Transport& transport_;
+  bool is_outermost_ = false;
 };
 
 // Returns every rank's bytes (all of one size), by rank, on every rank. Built on launch and wait.

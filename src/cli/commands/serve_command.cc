@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,6 +27,7 @@
 #include "cli/options/speculation.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "contextile/extend/interrupt.h"
 #include "contextile/store.h"
 
 namespace contextile {
@@ -122,6 +125,11 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
   check_stdout();
 }
 
+// Thrown by a signal into the start of ranks that are threads of this process.
+struct StoppedAtStart : std::exception {
+  [[nodiscard]] const char* what() const noexcept override { return "stopped by a signal"; }
+};
+
 // The first rank's server: listens before weights are loaded, so that /health can say "starting".
 // Its address is printed when /health says "ok".
 class OpenServer {
@@ -140,17 +148,24 @@ class OpenServer {
     const GenerationDefaults defaults = generation_defaults(options_, serving);
     const std::string sampling = sampling_text(defaults);
     server_ = open_server(options_, serving, defaults.sampling, [this, serving, sampling] {
+      is_ready_ = true;
       print_start(options_, serving, sampling, *server_);
     });
     stop_.emplace(*server_);
   }
   // Null on the other ranks.
   [[nodiscard]] CompletionServer* get() { return server_.get(); }
+  // Throws StoppedAtStart if a signal came before the server was ready. One that is ready stops by
+  // itself.
+  void look() const {
+    if (stop_ && stop_->has_come() && !is_ready_) throw StoppedAtStart();
+  }
 
  private:
   const ServeCommandOptions& options_;
   std::unique_ptr<CompletionServer> server_;
   std::optional<StopOnSignal> stop_;
+  std::atomic<bool> is_ready_ = false;
 };
 
 int serve_inproc(const ServeCommandOptions& options) {
@@ -160,6 +175,7 @@ int serve_inproc(const ServeCommandOptions& options) {
   const Serving serving = serving_of(options, ranks);
   OpenServer server(options);
   server.open(serving);
+  const InterruptScope scope([&] { server.look(); });
   run_inproc(
       ranks, [&](Transport& transport) { serve_rank(transport, serving, server.get()); },
       inproc_options(options.transport));
@@ -267,7 +283,11 @@ int serve(const ServeCommandOptions& options) {
   check_transport_options(options.transport);
   // OpenBLAS starts a thread for each core when it is loaded, which the engines do not use.
   ::setenv("OPENBLAS_NUM_THREADS", "1", 0);
-  return options.transport.name == "inproc" ? serve_inproc(options) : serve_process(options);
+  try {
+    return options.transport.name == "inproc" ? serve_inproc(options) : serve_process(options);
+  } catch (const StoppedAtStart&) {
+    return kExitOk;
+  }
 }
 
 void add_engine_options(CLI::App& app, ServeCommandOptions& options) {

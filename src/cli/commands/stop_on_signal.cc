@@ -51,6 +51,7 @@ void StopOnSignal::wait_for_signal() {
   while (::read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
   }
   if (byte == 0) return;
+  has_come_ = true;
   std::unique_lock lock(mutex_);
   if (server_ != nullptr) server_->stop("the server was stopped by a signal");
   if (ended_.wait_for(lock, kMostTime, [this] { return has_ended_; })) return;

@@ -1,6 +1,7 @@
 // The end of a server by SIGINT or SIGTERM.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -26,10 +27,12 @@ class StopOnSignal {
 
   // Must be called before the server is destroyed. From then on a signal starts the time alone.
   void forget_server();
+  [[nodiscard]] bool has_come() const { return has_come_; }
 
  private:
   void wait_for_signal();
 
+  std::atomic<bool> has_come_ = false;
   int ends_[2] = {-1, -1};
   std::mutex mutex_;
   std::condition_variable ended_;

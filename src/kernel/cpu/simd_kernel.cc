@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "base/parallel_for.h"
 #include "kernel/cpu/call_terms.h"
 #include "kernel/cpu/cpu_features.h"
@@ -199,7 +200,10 @@ void for_each_task(std::size_t count, bool serial, const Work& work) {
     work(i);
   };
   if (serial || count == 1) {
-    for (std::size_t i = 0; i < count; ++i) run(i);
+    for (std::size_t i = 0; i < count; ++i) {
+      check_interrupt();
+      run(i);
+    }
     return;
   }
   parallel_for(std::size_t{0}, count, run);

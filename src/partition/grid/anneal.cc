@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 namespace {
 
@@ -32,6 +34,7 @@ class Annealer {
     const double cooling = std::log(schedule.last_temperature / schedule.first_temperature);
     for (std::int64_t step = 0; step < schedule.steps; ++step) {
       if (step % kStepsPerTemperature == 0) {
+        check_interrupt();
         temperature_ = schedule.first_temperature * std::exp(cooling * static_cast<double>(step) /
                                                              static_cast<double>(schedule.steps));
         // Good states are unlikely while it is hot, so the best is kept only in the last part.

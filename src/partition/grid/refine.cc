@@ -5,6 +5,8 @@
 #include <limits>
 #include <vector>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 namespace {
 
@@ -143,6 +145,7 @@ std::int64_t refine_tiles(GridState& s, FastRandom& random) {
   std::vector<TileId> order(tiles.begin(), tiles.end());
   random.shuffle(order);
   for (const TileId t : order) {
+    check_interrupt();
     const GridLevel::LevelTile& tile = s.level->tiles[t];
     const Lane from = s.place[t];
     // Only a tile that is alone in its row or column on its device can lower the cost by leaving.
@@ -163,6 +166,7 @@ std::int64_t refine_owners(GridState& s) {
   const std::int64_t before = s.cost;
   constexpr int kRounds = 4;
   for (int round = 0; round < kRounds; ++round) {
+    check_interrupt();
     const bool moved = move_owners(s);
     if (!swap_owners(s) && !moved) break;
   }
@@ -172,6 +176,7 @@ std::int64_t refine_owners(GridState& s) {
 void repair_tokens(GridState& s) {
   constexpr int kMaxRepairs = 1000;
   for (int i = 0; i < kMaxRepairs; ++i) {
+    check_interrupt();
     Lane fullest = lowest_lane(s.lanes());
     for_each_lane(s.lanes(), [&](Lane lane) {
       if (s.tokens[lane] - s.token_cap(lane) > s.tokens[fullest] - s.token_cap(fullest)) {

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <tuple>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 namespace {
 
@@ -123,6 +125,7 @@ class Repair {
   bool shed(PartId part) {
     std::vector<Shedding> candidates;
     for (const VertexId v : movable_vertices(part)) {
+      check_interrupt();
       const Shedding candidate = best_move(v);
       if (candidate.to.valid()) candidates.push_back(candidate);
     }
@@ -194,6 +197,7 @@ class Repair {
   bool swap_out(PartId part) {
     bool progress = false;
     while (overload_of(part) > 0 && pairs_left_ > 0) {
+      check_interrupt();
       const std::vector<Swap> swaps = best_swaps(part);
       if (swaps.empty()) break;
       const Swap* best = nullptr;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fast_random.h"
+#include "base/interrupt.h"
 #include "partition/hypergraph/balance.h"
 #include "partition/hypergraph/coarsen.h"
 #include "partition/hypergraph/graph_starts.h"
@@ -71,6 +72,7 @@ class Bisection {
     IdVector<VertexId, PartId> best;
     std::pair<double, double> best_rank;
     for (std::int32_t i = 0; i < tries_; ++i) {
+      check_interrupt();
       IdVector<VertexId, PartId> sides = first_sides(coarsest, halves, i, seed, random);
       refine_pair(coarsest, halves, sides, random);
       const HyperState state(coarsest, halves, sides);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/fast_random.h"
+#include "base/interrupt.h"
 
 namespace contextile {
 namespace {
@@ -44,6 +45,7 @@ class Clustering {
     random_.shuffle(order);
     std::int64_t left = level_.num_vertices();
     for (const VertexId v : order) {
+      check_interrupt();
       if (left <= target) break;
       if (!alone_[v]) continue;
       const VertexId c = best_cluster(v);

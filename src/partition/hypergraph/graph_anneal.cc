@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/fast_random.h"
+#include "base/interrupt.h"
 #include "base/portable_math.h"
 
 namespace contextile {
@@ -85,7 +86,10 @@ class Annealer {
     keep();
     for (std::int64_t epoch = 0; epoch < kEpochs; ++epoch) {
       const std::int64_t steps = annealing.steps / kEpochs + 1;
-      for (std::int64_t i = 0; i < steps; ++i) step();
+      for (std::int64_t i = 0; i < steps; ++i) {
+        if (i % kStepsPerLook == 0) check_interrupt();
+        step();
+      }
       keep_if_better();
       temperature_ *= cooling;
     }
@@ -93,6 +97,8 @@ class Annealer {
   }
 
  private:
+  static constexpr std::int64_t kStepsPerLook = 256;
+
   struct Proposal {
     VertexId vertex;
     NetId net;  // invalid: none

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "partition/hypergraph/graph_problem.h"
 
 namespace contextile {
@@ -69,6 +70,7 @@ void contract_nets(const Hypergraph& fine, const IdVector<VertexId, VertexId>& c
   NetSet nets(coarse, fine.num_nets());
   std::vector<VertexId> pins;
   for (const NetId e : fine.nets()) {
+    check_interrupt();
     const std::int64_t weight = fine.net_weights[e];
     if (weight == 0) continue;
     pins.clear();

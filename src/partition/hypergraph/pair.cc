@@ -6,6 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 namespace {
 
@@ -229,6 +231,7 @@ class PairRefinement {
     std::pair<double, std::int64_t> best = {overload(), 0};
     const std::pair<double, std::int64_t> first = best;
     while (static_cast<std::int32_t>(moved.size() - keep) < patience_) {
+      check_interrupt();
       const VertexId v = next_move();
       if (!v.valid()) break;
       gain += heaps_[side_of(v)].top_gain();

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "partition/hypergraph/pair.h"
 
 namespace contextile {
@@ -121,6 +122,7 @@ class PairwiseRefinement {
   }
 
   bool refine(PartId a, PartId b) {
+    check_interrupt();
     std::vector<VertexId> both = members_[a];
     both.insert(both.end(), members_[b].begin(), members_[b].end());
     const Members vertices(std::move(both));

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "contextile/base.h"
 #include "contextile/plan.h"
 
@@ -35,6 +36,7 @@ class VerifyProgress {
 
   void add_instruction() {
     constexpr std::int64_t kBetween = 1024;
+    check_interrupt();
     if (++done_ % kBetween == 0) tell();
   }
 

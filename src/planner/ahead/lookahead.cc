@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/process_owner.h"
 #include "contextile/plan_file.h"
 #include "planner/ahead/lookahead_keys.h"
@@ -138,8 +139,11 @@ struct LookaheadPlanner::State {
   std::atomic<bool> stopped = false;  // planning has ended: it is closing, or has failed
   std::atomic<bool> closing = false;
   std::vector<std::thread> threads;
+  std::size_t num_running = 0;  // threads that have not ended
 
   void start();
+  template <typename Body, typename Last>
+  void start_thread(const Body& body, const Last& last);
   void stop();
   void fail(std::exception_ptr error);
   void pause(milliseconds time, const std::atomic<bool>& until);
@@ -161,26 +165,39 @@ struct LookaheadPlanner::State {
 };
 
 void LookaheadPlanner::State::start() {
-  const auto guarded = [this](auto body) {
-    return [this, body] {
-      try {
-        while (!stopped) body();
-      } catch (const PlanningStopped&) {
-      } catch (...) {
-        fail(std::current_exception());
-      }
-    };
-  };
   for (std::int32_t t = 0; t < options.threads; ++t) {
-    threads.emplace_back(guarded([this] { work(); }));
+    start_thread([this] { work(); }, [] {});
   }
-  threads.emplace_back([this, live = guarded([this] {
-                                with_patience([this] { return show_life(), true; });
-                                pause(options.claim_expiry / 3, stopped);
-                              })] {
-    live();
-    tell_of_end();
-  });
+  start_thread(
+      [this] {
+        with_patience([this] { return show_life(), true; });
+        pause(options.claim_expiry / 3, stopped);
+      },
+      [this] { tell_of_end(); });
+}
+
+// Runs the body on a thread, again and again, until the planner is stopped or the body fails, and
+// then `last`.
+template <typename Body, typename Last>
+void LookaheadPlanner::State::start_thread(const Body& body, const Last& last) {
+  const auto run = [this, body, last] {
+    try {
+      const InterruptScope scope([this] {
+        if (stopped) throw PlanningStopped{};
+      });
+      while (!stopped) body();
+    } catch (const PlanningStopped&) {
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    last();
+    const std::scoped_lock lock(mutex);
+    --num_running;
+    changed.notify_all();
+  };
+  const std::scoped_lock lock(mutex);
+  threads.emplace_back(run);
+  ++num_running;
 }
 
 void LookaheadPlanner::State::stop() {
@@ -189,7 +206,13 @@ void LookaheadPlanner::State::stop() {
     stopped = closing = true;
   }
   changed.notify_all();
-  for (std::thread& thread : threads) thread.join();
+  // Callbacks may take long to return, so an interrupt ends this wait. Another call joins then.
+  std::unique_lock lock(mutex);
+  static_cast<void>(
+      wait_until(changed, lock, Clock::time_point::max(), [this] { return num_running == 0; }));
+  std::vector<std::thread> ended = std::exchange(threads, {});
+  lock.unlock();
+  for (std::thread& thread : ended) thread.join();
 }
 
 void LookaheadPlanner::State::fail(std::exception_ptr error) {
@@ -221,6 +244,9 @@ std::invoke_result_t<const Use&> LookaheadPlanner::State::with_patience(const Us
       auto result = use();
       if (failing_since) health->store_answers();
       return result;
+    } catch (const PlanningStopped&) {
+      if (failing_since) health->give_store_up();
+      throw;
     } catch (const IoError& error) {
       if (failing_since) {
         health->store_fails_again(error.what());
@@ -290,6 +316,8 @@ bool LookaheadPlanner::State::claim(std::int64_t step) {
     ready.insert(step);
     return false;
   }
+  // From here on a planner that is stopped goes on, because the claim must not be left behind.
+  const InterruptLoan none(nullptr);
   unsure = step;
   const bool is_mine = store->put(keys.claim(step), name, options.claim_expiry);
   if (!is_mine) {
@@ -313,6 +341,7 @@ bool LookaheadPlanner::State::claim(std::int64_t step) {
 }
 
 void LookaheadPlanner::State::give_back(std::int64_t step) {
+  const InterruptLoan none(nullptr);  // also of a planner that is stopped
   {
     const std::scoped_lock lock(mutex);
     mine.erase(step);
@@ -460,6 +489,7 @@ LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
   try {
     state_->start();
   } catch (...) {  // the system has no more threads
+    const InterruptLoan none(nullptr);
     state_->stop();
     throw;
   }
@@ -468,9 +498,15 @@ LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
 LookaheadPlanner::~LookaheadPlanner() {
   if (state_->owner.is_forked()) {
     static_cast<void>(state_.release());  // its threads are the parent's
-  } else {
-    state_->stop();
+    return;
   }
+  const InterruptLoan none(nullptr);
+  state_->stop();
+}
+
+void LookaheadPlanner::stop() {
+  state_->owner.check("planning ahead");
+  state_->stop();
 }
 
 const std::shared_ptr<Store>& LookaheadPlanner::store() const { return state_->store; }
@@ -488,8 +524,9 @@ bool LookaheadPlanner::wait_for(milliseconds timeout) {
   state.owner.check("planning ahead");
   std::unique_lock lock(state.mutex);
   const auto done = [&] { return state.counted.slowest_rank_step >= state.options.end_step; };
-  state.changed.wait_for(lock, std::min(timeout, kMaxStoreExpiry),
-                         [&] { return state.failure || done(); });
+  static_cast<void>(wait_until(state.changed, lock,
+                               Clock::now() + std::min(timeout, kMaxStoreExpiry),
+                               [&] { return state.failure || state.stopped || done(); }));
   if (state.failure) std::rethrow_exception(state.failure);
   return done();
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 
 namespace contextile {
 namespace {
@@ -421,6 +422,7 @@ void Machine::tell_progress() {
 void Machine::run() {
   for (std::size_t d = 0; d < devices_.size(); ++d) proceed(static_cast<std::int32_t>(d));
   while (true) {
+    check_interrupt();
     share_slots();
     const double next_event =
         events_.empty() ? std::numeric_limits<double>::infinity() : events_.top().time_us;

@@ -272,6 +272,7 @@ bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
 void Executor::prepare(std::shared_ptr<const Plan> plan) {
   State& state = *state_;
   CONTEXTILE_CHECK(plan != nullptr, "prepare: expected a plan, found none");
+  const TransportUse use(state.transport, "prepare");
   FlightRecorder& recorder = state.recorder;
   recorder.forget_plan();
   state.recorded(plan.get(), [&] {
@@ -300,6 +301,7 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
 
 void Executor::check_same_call(const SharedCall& call) {
   State& state = *state_;
+  const TransportUse use(state.transport, to_string(call.direction));
   state.collectively([&] {
     state.check_prepared();
     state.recorder.step({"exchange"}, [&] {
@@ -320,6 +322,7 @@ SharedCall shared_call(Direction direction, std::size_t mask, std::int64_t numbe
 
 Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors& tensors,
                                          std::optional<std::int64_t> number) {
+  const TransportUse use(state_->transport, "begin_forward");
   return state_->collectively([&] {
     state_->check_prepared();
     state_->check_kernel(Direction::kForward, tensors.terms);
@@ -332,6 +335,7 @@ Executor::Handle Executor::begin_forward(std::size_t mask, const ForwardTensors&
 
 Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensors& tensors,
                                           const Saved& saved, std::optional<std::int64_t> number) {
+  const TransportUse use(state_->transport, "begin_backward");
   return state_->collectively([&] {
     state_->check_prepared();
     state_->check_kernel(Direction::kBackward, tensors.terms);
@@ -344,6 +348,7 @@ Executor::Handle Executor::begin_backward(std::size_t mask, const BackwardTensor
 
 void Executor::advance(Handle& handle) {
   State& state = *state_;
+  const TransportUse use(state.transport, "advance");
   state.collectively([&] {
     CONTEXTILE_CHECK(handle.call_ != nullptr, "rank {}, advance: expected a handle, found none",
                      state.transport.rank().value);
@@ -353,6 +358,7 @@ void Executor::advance(Handle& handle) {
 
 Saved Executor::finish(Handle handle) {
   State& state = *state_;
+  const TransportUse use(state.transport, "finish");
   return state.collectively([&] {
     CONTEXTILE_CHECK(handle.call_ != nullptr, "rank {}, finish: expected a handle, found none",
                      state.transport.rank().value);
@@ -370,6 +376,7 @@ Saved Executor::finish(Handle handle) {
 }
 
 Saved Executor::forward(std::size_t mask, const ForwardTensors& tensors) {
+  const TransportUse use(state_->transport, "forward");
   Saved saved;
   const bool was_run =
       state_->run_or_replay(mask, tensors, [&] { saved = finish(begin_forward(mask, tensors)); });
@@ -387,6 +394,7 @@ std::int64_t Executor::saved_bytes(std::size_t mask) const {
 }
 
 void Executor::backward(std::size_t mask, const BackwardTensors& tensors, const Saved& saved) {
+  const TransportUse use(state_->transport, "backward");
   state_->run_or_replay(mask, tensors,
                         [&] { static_cast<void>(finish(begin_backward(mask, tensors, saved))); });
 }

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "kernel/prepared_program.h"
 #include "kernel/tensor.h"
 
@@ -42,6 +43,7 @@ ProgramRun::ProgramRun(const ProgramChoice& choice, const RunMemory& memory, con
 void ProgramRun::run_until(std::size_t end) {
   end_ = end;
   for (; next_instruction_ < end; ++next_instruction_) {
+    check_interrupt();
     const Instruction& instruction = program_.program->instructions[next_instruction_];
     RecordedStep step = step_;
     step.op = op_name(instruction);

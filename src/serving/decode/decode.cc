@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "base/quote.h"
 #include "kernel/tensor.h"
 #include "serving/decode/even_runs.h"
@@ -53,6 +54,7 @@ class Exchange {
   // Peers may still read and write the buffers of one that was not waited for.
   ~Exchange() {
     if (!is_open_) return;
+    const InterruptLoan none(nullptr);
     try {
       wait();
     } catch (const Error&) {  // the group has failed, which its next call says

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "serving/model/tensor_source.h"
 
 namespace contextile {
@@ -44,6 +45,7 @@ class RandomSource final : public TensorSource {
     const std::int64_t row_length = is_vector ? 1 : part.columns;
     std::size_t i = 0;
     for (std::int64_t row = part.row_range.begin; row < part.row_range.end; ++row) {
+      check_interrupt();
       for (std::int64_t c = part.column_range.begin; c < part.column_range.end; ++c) {
         const auto at = static_cast<std::uint64_t>((part.index * part.rows + row) * row_length + c);
         out[i++] = is_norm ? 1 : scale * normal(mixed(tensor + at));

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "base/half.h"
+#include "base/interrupt.h"
 #include "base/little_endian.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
@@ -182,6 +183,7 @@ class PartReader {
   }
 
   std::span<const std::uint8_t> read(std::int64_t offset, std::int64_t num_bytes) {
+    check_interrupt();
     buffer_.resize(std::max(buffer_.size(), static_cast<std::size_t>(num_bytes)));
     const auto piece = std::span(buffer_).first(static_cast<std::size_t>(num_bytes));
     file_.read(static_cast<std::uint64_t>(offset), piece);

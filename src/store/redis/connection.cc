@@ -1,6 +1,7 @@
 #include "store/redis/connection.h"
 
 #include <hiredis/hiredis.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -13,6 +14,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/quote.h"
 #include "contextile/store.h"
 
@@ -114,10 +117,9 @@ RedisReply RedisConnection::call(std::span<const std::string_view> words, Millis
                                            sizes.data());
   const std::unique_ptr<char, FreeCommand> command(formatted);
   if (size < 0) throw std::bad_alloc();
-  set_timeout(timeout);
-  send({command.get(), static_cast<std::size_t>(size)});
-
-  const std::unique_ptr<redisReply, FreeReply> reply(static_cast<redisReply*>(read_answer()));
+  send({command.get(), static_cast<std::size_t>(size)}, timeout);
+  const std::unique_ptr<redisReply, FreeReply> reply(
+      static_cast<redisReply*>(read_answer(timeout)));
   RedisReply result;
   switch (reply->type) {
     case REDIS_REPLY_INTEGER:
@@ -142,10 +144,14 @@ RedisReply RedisConnection::call(std::span<const std::string_view> words, Millis
   return result;
 }
 
-// Reads one answer. The caller frees it.
-void* RedisConnection::read_answer() {
+// Reads one answer. The caller frees it. It waits for each part of it in slices, so that an
+// interrupt ends the wait.
+void* RedisConnection::read_answer(Milliseconds timeout) {
   std::optional<std::size_t> most;
   while (true) {
+    if (!poll_until(context_->fd, POLLIN, Clock::now() + timeout)) {
+      throw ConnectionLost("no answer within the time for it");
+    }
     if (redisBufferRead(context_.get()) != REDIS_OK) fail_lost("read");
     const redisReader& reader = *context_->reader;
     const std::string_view unread(reader.buf + reader.pos, reader.len - reader.pos);
@@ -162,21 +168,17 @@ void* RedisConnection::read_answer() {
   }
 }
 
-void RedisConnection::set_timeout(Milliseconds timeout) {
-  if (redisSetTimeout(context_.get(), as_timeval(timeout)) != REDIS_OK) fail_lost("set a timeout");
-}
-
 // hiredis itself would write in a way that ends the process (SIGPIPE) when the server is gone. With
 // nothing left to write it does not.
-void RedisConnection::send(std::string_view bytes) {
+void RedisConnection::send(std::string_view bytes, Milliseconds timeout) {
   while (!bytes.empty()) {
-    const ssize_t sent = ::send(context_->fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0) {
-      throw ConnectionLost(errno == EAGAIN || errno == EWOULDBLOCK
-                               ? "nothing was taken within the time for an answer"
-                               : std::string(std::strerror(errno)));
+    if (!poll_until(context_->fd, POLLOUT, Clock::now() + timeout)) {
+      throw ConnectionLost("nothing was taken within the time for an answer");
     }
+    const ssize_t sent =
+        ::send(context_->fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) continue;
+    if (sent < 0) throw ConnectionLost(std::strerror(errno));
     bytes.remove_prefix(static_cast<std::size_t>(sent));
   }
 }

@@ -61,9 +61,8 @@ class RedisConnection {
     void operator()(redisContext* context) const;
   };
 
-  void set_timeout(Milliseconds timeout);
-  void send(std::string_view bytes);
-  [[nodiscard]] void* read_answer();
+  void send(std::string_view bytes, Milliseconds timeout);
+  [[nodiscard]] void* read_answer(Milliseconds timeout);
   [[noreturn]] void fail_lost(std::string_view what) const;
 
   const ProcessOwner owner_;

@@ -6,11 +6,11 @@
 #include <array>
 #include <initializer_list>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/quote.h"
 #include "store/implementations.h"
 #include "store/redis/connection.h"
@@ -134,7 +134,7 @@ class RedisStore : public Store {
         fail(operation, fmt::format("expected a Redis server, found none in {} ms ({} tries): {}",
                                     since().count(), tries, lost));
       }
-      std::this_thread::sleep_for(pause);
+      sleep_for(pause);
     }
   }
 

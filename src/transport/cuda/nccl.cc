@@ -8,10 +8,10 @@
 #include <cstring>
 #include <mutex>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 
 namespace contextile::cuda {
 namespace {
@@ -190,7 +190,7 @@ class NcclCommunicator : public PointToPoint {
         throw TransportError(fmt::format("rank {}, nccl: {}: expected all peers within {} ms",
                                          rank_.value, what, timeout.count()));
       }
-      std::this_thread::sleep_for(kPoll);
+      sleep_for(kPoll);
     }
   }
 

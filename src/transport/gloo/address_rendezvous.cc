@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/quote.h"
 #include "transport/gloo/frame.h"
 #include "transport/gloo/greeting.h"
@@ -70,7 +70,7 @@ class AddressRendezvous : public Rendezvous {
         fail(fmt::format("rank 0 did not come to {}:{} in {} ms: {}", host_, port_,
                          timeout_.count(), why));
       }
-      std::this_thread::sleep_for(pause);
+      sleep_for(pause);
     }
   }
 
@@ -117,6 +117,12 @@ class AddressRendezvous : public Rendezvous {
         answer_guest(guest, member_, Reception::kFailure, error.what());
       }
       turn_away(door, static_cast<std::int32_t>(guests.size()), error.what());
+      throw;
+    } catch (const std::exception& interrupt) {
+      for (const Guest& guest : guests) {
+        answer_guest(guest, member_, Reception::kFailure,
+                     fmt::format("rank 0 gave up: {}", interrupt.what()));
+      }
       throw;
     }
     std::string answer;

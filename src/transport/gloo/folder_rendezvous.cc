@@ -9,11 +9,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/quote.h"
 #include "transport/gloo/frame.h"
 #include "transport/gloo/rendezvous.h"
@@ -56,6 +56,10 @@ class FolderRendezvous : public Rendezvous {
     } catch (const TransportError& error) {
       // Lets the others stop waiting for a group that cannot come about.
       static_cast<void>(make_file(failure_path(), error.what()));
+      throw;
+    } catch (const std::exception& interrupt) {
+      static_cast<void>(make_file(
+          failure_path(), fmt::format("rank {} gave up: {}", rank_.value, interrupt.what())));
       throw;
     }
   }
@@ -118,7 +122,7 @@ class FolderRendezvous : public Rendezvous {
                                          rank_.value, list_of_ranks(missing, mine.size), prefix_,
                                          timeout_.count()));
       }
-      std::this_thread::sleep_for(kPollInterval);
+      sleep_for(kPollInterval);
     }
   }
 

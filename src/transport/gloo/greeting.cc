@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "transport/gloo/secret.h"
 
 namespace contextile {
@@ -116,7 +117,9 @@ std::optional<Guest> Door::next_guest(const Socket& listener, Clock::time_point 
       polled.push_back({visitor.socket.fd(), POLLIN, 0});
       next = std::min(next, visitor.deadline);
     }
+    next = std::min(next, Clock::now() + kInterruptPeriod);
     const int found = ::poll(polled.data(), polled.size(), milliseconds_until(next));
+    check_interrupt();
     if (found > 0) {
       std::vector<short> events;
       for (std::size_t i = 1; i < polled.size(); ++i) events.push_back(polled[i].revents);

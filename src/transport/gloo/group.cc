@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "transport/gloo/rendezvous.h"
 
 namespace contextile {
@@ -73,7 +74,8 @@ void GlooGroup::start(const std::vector<HostAndPort>& members) {
     // A peer that has heard of all ranks may give up at once. Then the complete group has failed,
     // which the first launch reports.
     if (failed_gathering_ || lost) throw_failure(lock, "rendezvous");
-    if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !all_here()) {
+    wait_a_while(changed_, lock, deadline);
+    if (Clock::now() >= deadline && !all_here()) {
       throw TransportError(fmt::format("rank {}, rendezvous: no word of {} in {} ms", rank().value,
                                        list_of_ranks(missing, size()),
                                        options_.connect_timeout.count()));
@@ -229,7 +231,13 @@ void GlooGroup::wait(std::int64_t ticket) {
       ping_peers();
       next_ping = now + ping_interval_;
     }
-    changed_.wait_until(lock, std::min(deadline, next_ping));
+    try {
+      wait_a_while(changed_, lock, std::min(deadline, next_ping));
+    } catch (const std::exception& interrupt) {
+      set_failure(fmt::format("rank {} gave up: {}", rank().value, interrupt.what()));
+      drain(lock);
+      throw;
+    }
   }
   launches_.erase(ticket);
 }

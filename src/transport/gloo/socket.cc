@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 
 void Socket::close() const {
@@ -23,11 +25,7 @@ int milliseconds_until(Clock::time_point deadline) {
 }
 
 bool wait_for(const Socket& socket, short events, Clock::time_point deadline) {
-  while (true) {
-    pollfd polled{socket.fd(), events, 0};
-    if (::poll(&polled, 1, milliseconds_until(deadline)) > 0) return true;
-    if (Clock::now() >= deadline) return false;
-  }
+  return poll_until(socket.fd(), events, deadline);
 }
 
 bool send_all(const Socket& socket, std::string_view bytes, Clock::time_point deadline) {

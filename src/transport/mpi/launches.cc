@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "transport/mpi/session.h"
 
 namespace contextile {
@@ -70,7 +71,13 @@ void MpiLaunches::wait(std::int64_t ticket) {
       set_failure(text);
       throw TransportError(text);
     }
-    moved_.wait_until(lock, std::min(deadline, Clock::now() + kSignalPeriod));
+    try {
+      wait_a_while(moved_, lock, std::min(deadline, Clock::now() + kSignalPeriod));
+    } catch (const std::exception& interrupt) {
+      announcement_ = fmt::format("rank {} gave up: {}", rank_.value, interrupt.what());
+      set_failure(announcement_);
+      throw;
+    }
   }
   launches_.erase(ticket);
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/extend/interrupt.h"
 #include "contextile/plan_file.h"
 #include "store/redis_server.h"
 #include "support/batches.h"
@@ -193,6 +194,41 @@ TEST(Lookahead, IsDroppedByAChildMadeByFork) {
               return testing::Test::HasFailure() ? 1 : 0;
             }).status(),
             0);
+}
+
+TEST(Lookahead, StopsAndKeepsItsStatistics) {
+  const PlanJob job = small_job();
+  LookaheadPlanner planner(job, {.end_step = 4, .steps_ahead = 4, .threads = 2});
+  take_steps(planner.store(), job, Rank{0}, {0, 1}, 1);
+  std::thread waiting([&] { EXPECT_FALSE(planner.wait_for(hours(1))); });
+  planner.stop();
+  planner.stop();
+  waiting.join();
+  EXPECT_GE(planner.statistics().planned_steps, 1);
+}
+
+// A planner that is stopped leaves no claim behind, which another one would wait for.
+TEST(Lookahead, GivesItsClaimsBackWhenItIsStopped) {
+  PlanJob job = slow_job();
+  job.choice = {"dcp", {{"effort", "1000"}}};  // without reports of progress
+  std::atomic<bool> called = false;
+  job.workload = [&called, plain = slow_job()](std::int64_t step) {
+    called = true;
+    return workload_of(plain, step);
+  };
+  LookaheadPlanner planner(job, {.claim_expiry = hours(1)});
+  while (!called) std::this_thread::yield();
+  planner.stop();
+  EXPECT_FALSE(planner.store()->get("run/0/claim"));
+}
+
+TEST(Lookahead, AnInterruptEndsAWaitForAPlan) {
+  struct Enough {};
+  const PlanJob job = small_job();
+  PlanFeed feed(open_store("memory:"), job, Rank{0},
+                {.run_id = "nobody-plans", .timeout = hours(1)});
+  const InterruptScope scope([] { throw Enough(); });
+  EXPECT_THROW(static_cast<void>(feed.take(0)), Enough);
 }
 
 TEST(Lookahead, GoesOnWhenItsPlannerIsReplacedAgainAndAgain) {

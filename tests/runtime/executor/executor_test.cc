@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -330,6 +332,42 @@ TEST(Executor, CountsBytesAndMemory) {
     EXPECT_GT(executor.last_stats().total_s, 0);
     executor.backward(0, layer.backward(), saved);
     EXPECT_EQ(executor.last_stats().sent_bytes, rank.value == 0 ? 2 * 4 * 4 : 2 * (4 * 2 + 8));
+  });
+}
+
+TEST(Executor, SaysThatAnotherThreadIsInACall) {
+  const auto group = make_inproc_group(2);
+  const auto plan = std::make_shared<const Plan>(example_plan());
+  std::vector<Executor> executors;
+  for (const auto& end : group) executors.emplace_back(*end, *kernels().front());
+  std::atomic<int> num_refused = 0;
+  std::string message;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {  // one waits for rank 1, whichever came first
+    threads.emplace_back([&] {
+      try {
+        executors[0].prepare(plan);
+      } catch (const InvalidArgument& error) {
+        message = error.what();
+        num_refused = 1;
+      }
+    });
+  }
+  while (num_refused == 0) std::this_thread::yield();
+  executors[1].prepare(plan);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(message,
+            "rank 0, prepare: expected one call at a time, found a call of another thread under "
+            "way on this transport");
+}
+
+TEST(Executor, ThreadsOfARankMayTakeTurns) {
+  const auto plan = std::make_shared<const Plan>(example_plan());
+  run_inproc(2, [&](Transport& transport) {
+    Executor executor(transport, *kernels().front());
+    executor.prepare(plan);
+    std::thread([&] { executor.prepare(plan); }).join();
+    executor.prepare(plan);
   });
 }
 
