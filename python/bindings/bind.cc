@@ -1,8 +1,9 @@
 #include "bind.h"
 
 #include <chrono>
-#include <mutex>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "contextile/base.h"
 
@@ -38,27 +39,11 @@ std::chrono::milliseconds milliseconds_of(double seconds, const char* name) {
 }
 
 ProgressHook progress_hook(nb::object callback) {
-  using Clock = std::chrono::steady_clock;
-  static constexpr auto kBetweenSignals = std::chrono::milliseconds(50);
-  struct State {
-    nb::object callback;
-    Clock::time_point next_look{};
-    ~State() {
-      const nb::gil_scoped_acquire gil;
-      callback.reset();
-    }
-  };
-  auto state = std::make_shared<State>();
-  if (!callback.is_none()) state->callback = std::move(callback);
-  return [state](std::string_view what, std::int64_t done, std::int64_t total) {
-    const Clock::time_point now = Clock::now();
-    if (!state->callback.is_valid() && now < state->next_look) return;
-    state->next_look = now + kBetweenSignals;
-    const nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (state->callback.is_valid()) {
-      state->callback(nb::str(what.data(), what.size()), done, total);
-    }
+  if (callback.is_none()) return {};
+  const std::shared_ptr<nb::object> shared(new nb::object(std::move(callback)), DeleteWithGil());
+  return [shared](std::string_view what, std::int64_t done, std::int64_t total) {
+    const WithGil gil;
+    (*shared)(nb::str(what.data(), what.size()), done, total);
   };
 }
 

@@ -29,6 +29,7 @@
 #include "contextile/base.h"
 #include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
+#include "gil.h"
 
 namespace contextile::python {
 
@@ -136,8 +137,8 @@ void bind_pipeline(nb::module_& module);
 // Throws InvalidArgument naming the number unless it is 0 to 1e8 seconds.
 [[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, const char* name);
 
-// Returns a hook that calls `callback(what, done, total)` unless it is None, and lets Ctrl-C
-// through in any case. It may be called with or without the GIL.
+// Returns a hook that calls `callback(what, done, total)`; none if it is None. It may be called on
+// any thread, with or without the GIL.
 [[nodiscard]] ProgressHook progress_hook(nb::object callback);
 
 // Returns a one-dimensional NumPy array that owns its numbers.

@@ -216,7 +216,7 @@ void bind_data(nb::module_& module) {
         return batches_from_dataset(dataset, options);
       },
       "dataset"_a, nb::kw_only(), "tokens"_a, "batches"_a = 1, "scale"_a = 1.0, "seed"_a = 0,
-      nb::call_guard<nb::gil_scoped_release>(),
+      nb::call_guard<WithoutGil>(),
       R"(Draws batches of document lengths from a built-in distribution, each of `tokens` tokens.
 
 Lengths are multiplied by scale. Raises InvalidArgument for an unknown dataset, listing all.

@@ -28,6 +28,7 @@ PyObject* add_error(nb::module_& module, const char* name, const char* doc, nb::
 }
 
 void translate(const std::exception_ptr& thrown, void*) {
+  if (translate_interrupt(thrown)) return;
   // The most derived first.
   try {
     std::rethrow_exception(thrown);

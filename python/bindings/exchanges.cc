@@ -9,6 +9,7 @@
 #include "bind.h"
 #include "contextile/advanced/flight_record.h"
 #include "contextile/extend/transport.h"
+#include "gil.h"
 #include "tensors.h"
 
 namespace contextile::python {
@@ -74,7 +75,7 @@ void save_record(Transport& transport, const std::string& folder, double seconds
 
 void bind_exchanges(nb::module_& module) {
   nb::class_<PendingExchange>(module, "PendingExchange", "An exchange of bytes that has begun.")
-      .def("wait", &PendingExchange::wait, nb::call_guard<nb::gil_scoped_release>(),
+      .def("wait", &PendingExchange::wait, nb::call_guard<WithoutGil>(),
            "Returns when all of it has moved. Raises TransportError.");
   module.def("begin_exchange", &begin_exchange, "transport"_a, "sends"_a, "receives"_a,
              "Begins to send bytes to peers and to receive theirs, given as pairs of a rank and an "

@@ -44,6 +44,7 @@ class RankExecutor {
   }
 
   void prepare(const PlanObject& plan) {
+    const TransportUse use(*transport_, "prepare");
     const AttentionKernel& kernel = gpu_ != nullptr
                                         ? gpu_->kernel(transport_->rank())
                                         : find_kernel(kernel_name_, plan.plan->shape.dtype);
@@ -107,6 +108,9 @@ class RankExecutor {
     call();
     if (gpu_ != nullptr) gpu_->end_before(transport_->rank(), callers);
   }
+
+  // Held during a call, so that one of another thread is refused before it changes anything.
+  [[nodiscard]] TransportUse use(const char* call) const { return {*transport_, call}; }
 
   [[nodiscard]] std::string kernel_name() const {
     return kernel_ == nullptr ? kernel_name_ : std::string(kernel_->name());
@@ -213,7 +217,8 @@ void forward(RankExecutor& self, std::size_t mask, std::int64_t call, const InAr
              const TermArrays* terms, std::uintptr_t stream) {
   ForwardTensors tensors = forward_tensors(self.place(), q, k, v, sink, out, lse, saved);
   if (terms != nullptr) tensors.terms = terms->terms();
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
+  const TransportUse use = self.use("forward");
   const auto lent = self.lend(q, k, v, sink, out, lse, saved);
   self.executor().check_same_call({Direction::kForward, mask, call, tensors.terms, tensors.sink_H});
   self.on_stream(stream, [&] { static_cast<void>(self.executor().forward(mask, tensors)); });
@@ -229,7 +234,8 @@ void backward(RankExecutor& self, std::size_t mask, std::int64_t call, const InA
       backward_tensors(self.place(), q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
   if (terms != nullptr) tensors.terms = terms->terms();
   if (dtable) tensors.dtable_HB = {dtable->data(), dtable->size()};
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
+  const TransportUse use = self.use("backward");
   const auto lent = self.lend(q, k, v, sink, out, lse, dout, dq, dk, dv, dsink, saved);
   self.executor().check_same_call(
       {Direction::kBackward, mask, call, tensors.terms, tensors.sink_H});
@@ -242,7 +248,7 @@ PendingCall begin_forward(RankExecutor& self, std::size_t mask, std::int64_t cal
   self.check_on_host("begin_forward");
   const ForwardTensors tensors =
       forward_tensors(self.place(), q, k, v, std::nullopt, out, lse, saved);
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   Executor& executor = self.executor();
   return {executor, executor.begin_forward(mask, tensors, call)};
 }
@@ -255,7 +261,7 @@ PendingCall begin_backward(RankExecutor& self, std::size_t mask, std::int64_t ca
   self.check_on_host("begin_backward");
   const BackwardTensors tensors = backward_tensors(self.place(), q, k, v, std::nullopt, out, lse,
                                                    dout, dq, dk, dv, std::nullopt, saved);
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   Executor& executor = self.executor();
   return {executor, executor.begin_backward(mask, tensors, Saved(), call)};
 }
@@ -277,7 +283,7 @@ void bind_calls(nb::module_& module) {
                     std::int32_t, std::int32_t, double, std::uint64_t>(),
            nb::kw_only(), "slopes"_a.none(), "table"_a.none(), "buckets"_a.none(), "num_buckets"_a,
            "first_offset"_a, "dropout"_a, "seed"_a);
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   nb::class_<PendingCall>(module, "PendingCall", "A call of attention that has begun.")
       .def("advance", &PendingCall::advance, release,
            "Runs the call up to its last transfer; finish then only waits for results.")
@@ -297,7 +303,7 @@ void bind_execution(nb::module_& module) {
       },
       "Returns the names of the kernels that this CPU can run, the preferred one for f32 first.");
 
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   nb::class_<RankExecutor>(
       module, "RankExecutor",
       "Runs one rank's programs of a plan. It holds buffers but no activations.")

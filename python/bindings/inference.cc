@@ -273,8 +273,14 @@ void attend(Transport& transport, const KvLayout& layout, const InArray& q, cons
   const PartialOutput written = {out_view, stats_of_array(lse, out_view, "lse")};
   const DecodeOptions options = {
       parse_decode_mode(mode), {scale, softcap}, Dtype::kF32, hop_b_groups};
-  const nb::gil_scoped_release release;
-  DecodeGroup(transport, find_paged_kernel()).attend(options, kv, q_view, requests, written);
+  const WithoutGil release;
+  const TransportUse use(transport, "attend_to_pages");
+  try {
+    DecodeGroup(transport, find_paged_kernel()).attend(options, kv, q_view, requests, written);
+  } catch (const std::exception& error) {  // also an interrupt, which no peer can know of
+    transport.abort(error.what());
+    throw;
+  }
 }
 
 }  // namespace

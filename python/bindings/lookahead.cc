@@ -1,8 +1,13 @@
 // contextile/lookahead.h: planning ahead of the steps that are executed.
 #include "contextile/lookahead.h"
 
-#include <exception>
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "bind.h"
 #include "plan_object.h"
@@ -20,13 +25,9 @@ std::string one_line(const nb::python_error& error) {
 // becomes the failure of that step. `what` names its result.
 template <typename Result>
 std::function<Result(std::int64_t)> function_of_step(nb::object function, std::string what) {
-  const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)),
-                                           [](nb::object* owned) {
-                                             const nb::gil_scoped_acquire gil;
-                                             delete owned;
-                                           });
+  const std::shared_ptr<nb::object> shared(new nb::object(std::move(function)), DeleteWithGil());
   return [shared, what = std::move(what)](std::int64_t step) {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     try {
       return nb::cast<Result>((*shared)(step));
     } catch (nb::python_error& error) {
@@ -37,27 +38,101 @@ std::function<Result(std::int64_t)> function_of_step(nb::object function, std::s
   };
 }
 
+class Planner;
+
+// The open planners of this process. Their threads call Python, so all of them are closed when the
+// interpreter is about to end (atexit: after its own threads have ended).
+class OpenPlanners {
+ public:
+  // Throws InvalidArgument if the interpreter is about to end.
+  void add(Planner& planner) {
+    const std::scoped_lock lock(mutex_);
+    if (is_ending_) fail("planner: expected a running interpreter, found one that ends");
+    open_.insert(&planner);
+  }
+  void remove(Planner& planner) {
+    const std::scoped_lock lock(mutex_);
+    open_.erase(&planner);
+  }
+  void close_all();
+
+ private:
+  std::mutex mutex_;
+  std::set<Planner*> open_;
+  bool is_ending_ = false;
+};
+
+// NOTE: global, as the interpreter's end is; never destroyed, because objects of Python may be
+// destroyed after it would be.
+OpenPlanners& open_planners() {
+  static auto* const planners = new OpenPlanners();
+  return *planners;
+}
+
 // Owns a planner, whose threads may need the GIL in order to end.
 class Planner {
  public:
-  Planner(const PlanJob& job, const LookaheadOptions& options, std::shared_ptr<Store> store)
-      : planner_(std::make_unique<LookaheadPlanner>(job, options, std::move(store))) {}
-  ~Planner() { close(); }
+  Planner(const PlanJob& job, const LookaheadOptions& options, std::shared_ptr<Store> store) {
+    open_planners().add(*this);
+    try {
+      planner_ = std::make_shared<LookaheadPlanner>(job, options, std::move(store));
+    } catch (...) {
+      open_planners().remove(*this);
+      throw;
+    }
+  }
+  ~Planner() {
+    open_planners().remove(*this);
+    if (const auto planner = take()) {
+      const WithoutGil release;
+      const InterruptScope none([] {});  // nothing may leave a destructor
+      planner->stop();
+    }
+  }
   Planner(const Planner&) = delete;
   Planner& operator=(const Planner&) = delete;
 
   void close() {
-    const nb::gil_scoped_release release;
-    planner_.reset();
+    if (const auto planner = own()) {
+      const WithoutGil release;
+      planner->stop();
+    }
+    planner_ = nullptr;
   }
-  [[nodiscard]] LookaheadPlanner& open() const {
+  // Returns the planner, which lives as long as the result, also if it is closed meanwhile.
+  [[nodiscard]] std::shared_ptr<LookaheadPlanner> open() const {
     if (!planner_) fail("planner: expected an open one, found it closed");
-    return *planner_;
+    return planner_;
   }
 
  private:
-  std::unique_ptr<LookaheadPlanner> planner_;
+  // Returns the planner if this process has its threads. In the child of a fork it stays as it is,
+  // for its threads cannot be joined.
+  [[nodiscard]] std::shared_ptr<LookaheadPlanner> own() {
+    if (planner_ != nullptr && ::getpid() != process_) {
+      static_cast<void>(new std::shared_ptr<LookaheadPlanner>(std::move(planner_)));
+      planner_ = nullptr;
+    }
+    return planner_;
+  }
+  [[nodiscard]] std::shared_ptr<LookaheadPlanner> take() {
+    static_cast<void>(own());
+    return std::exchange(planner_, nullptr);
+  }
+
+  const pid_t process_ = ::getpid();
+  std::shared_ptr<LookaheadPlanner> planner_;
 };
+
+void OpenPlanners::close_all() {
+  std::set<Planner*> open;
+  {
+    const std::scoped_lock lock(mutex_);
+    is_ending_ = true;
+    open = open_;
+  }
+  for (Planner* const planner : open) planner->close();
+}
 
 void bind_job(nb::module_& module) {
   nb::class_<PlanJob>(module, "PlanJob",
@@ -110,13 +185,14 @@ void bind_planner(nb::module_& module) {
           },
           "job"_a, "store"_a, nb::kw_only(), "run_id"_a, "first_step"_a, "end_step"_a.none(),
           "steps_ahead"_a, "threads"_a)
-      .def("statistics", [](const Planner& self) { return self.open().statistics(); })
+      .def("statistics", [](const Planner& self) { return self.open()->statistics(); })
       .def(
           "wait_for",
           [](const Planner& self, double timeout) {
             const auto most = milliseconds_of(timeout, "timeout");
-            const nb::gil_scoped_release release;
-            return self.open().wait_for(most);
+            const auto planner = self.open();
+            const WithoutGil release;
+            return planner->wait_for(most);
           },
           nb::kw_only(), "timeout"_a,
           "Waits until every rank has acknowledged all steps, or the timeout has passed. Returns "
@@ -129,6 +205,8 @@ void bind_planner(nb::module_& module) {
 void bind_lookahead(nb::module_& module) {
   bind_job(module);
   bind_planner(module);
+  const nb::object close_all = nb::cpp_function([] { open_planners().close_all(); });
+  static_cast<void>(nb::module_::import_("atexit").attr("register")(close_all));
   nb::class_<FeedStatistics>(module, "FeedStatistics", "Plans of one rank so far.")
       .def_ro("steps", &FeedStatistics::steps)
       .def_ro("planning_s", &FeedStatistics::planning_s,
@@ -152,11 +230,10 @@ void bind_lookahead(nb::module_& module) {
       .def(
           "take",
           [](PlanFeed& self, std::int64_t step) { return PlanObject{self.take(step).plan}; },
-          "step"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "step"_a, nb::call_guard<WithoutGil>(),
           "Returns this rank's slice of the plan of a step that is not acknowledged yet; waits for "
           "it if necessary. Raises PlanningFailed, TransportError and IoError.")
-      .def("acknowledge", &PlanFeed::acknowledge, "step"_a,
-           nb::call_guard<nb::gil_scoped_release>(),
+      .def("acknowledge", &PlanFeed::acknowledge, "step"_a, nb::call_guard<WithoutGil>(),
            "Declares that this rank no longer needs this step or earlier ones.")
       .def("statistics", &PlanFeed::statistics);
 }

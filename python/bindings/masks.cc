@@ -186,7 +186,7 @@ void bind_tiles(nb::module_& module) {
       [](const MaskObject& object, const Blocking& blocking) {
         return TileIndex(object.mask, blocking).tiles();
       },
-      "mask"_a, "blocking"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "mask"_a, "blocking"_a, nb::call_guard<WithoutGil>(),
       R"(Returns the non-empty tiles of a mask and a blocking, ordered by (q_block, kv_block).
 
 >>> import contextile as ct
@@ -299,7 +299,7 @@ void bind_masks(nb::module_& module) {
       [](const std::vector<std::vector<std::int64_t>>& branches) {
         return build_token_tree(branches);
       },
-      "branches"_a, nb::call_guard<nb::gil_scoped_release>());
+      "branches"_a, nb::call_guard<WithoutGil>());
   module.def(
       "build_mask",
       [](const MaskSpec& spec, const Ranges& sequences) {

@@ -11,6 +11,7 @@ NB_MODULE(_core, module) {
   module.doc() = "The C++ library behind the package contextile.";
   module.attr("__version__") = std::string(contextile::version());
   bind_errors(module);
+  bind_stop_flag(module);
   bind_masks(module);
   bind_workloads(module);
   bind_clusters(module);

@@ -207,7 +207,7 @@ PlanObject object_of(PlannedBatch planned, const Cluster& cluster, const std::st
 
 void bind_planning(nb::module_& module) {
   bind_options(module);
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   module.def("unsupported_reason", &unsupported_reason, "workload"_a, "cluster"_a, "choice"_a,
              "options"_a, release,
              "Returns why a strategy cannot plan a batch, or None. Raises InvalidArgument on bad "

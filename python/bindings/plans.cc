@@ -227,7 +227,7 @@ void bind_search(nb::module_& module) {
 }
 
 void bind_proof(nb::class_<PlanObject>& plan) {
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   plan.def(
           "verify",
           [](const PlanObject& self, std::int64_t max_shown) {
@@ -302,7 +302,7 @@ void bind_layout(nb::class_<PlanObject>& plan) {
 }
 
 void bind_files(nb::class_<PlanObject>& plan) {
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   plan.def(
           "save",
           [](const PlanObject& self, const Path& path) { save_plan(*self.plan, path.string()); },

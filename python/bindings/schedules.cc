@@ -116,7 +116,7 @@ void bind_prediction(nb::module_& module) {
 }  // namespace
 
 void bind_schedules(nb::module_& module) {
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   bind_micro_batches(module);
   bind_prediction(module);
   nb::class_<ScheduleObject>(module, "Schedule",

@@ -350,7 +350,7 @@ void make_engine(ServingEngine* self, std::shared_ptr<Transport> transport, cons
                  std::optional<std::int32_t> decode_context_parallel, const std::string& prefill,
                  std::optional<std::int64_t> prefill_tokens, const std::optional<Path>& draft_model,
                  std::optional<std::int32_t> draft_tokens) {
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   new (self) ServingEngine(std::move(transport), model.string(),
                            {kv_tokens,
                             page_size,
@@ -435,7 +435,7 @@ void bind_serving(nb::module_& module) {
           [](ServingEngine& self, double patience) {
             EngineOutput output;
             {
-              const nb::gil_scoped_release release;
+              const WithoutGil release;
               output = self.advance(patience);
             }
             return nb::make_tuple(std::move(output.events), std::move(output.rejections),

@@ -142,7 +142,7 @@ std::string why_of(const PlanObject& self, const MaybeCluster& asked) {
 
 void bind_simulation(nb::module_& module) {
   bind_times(module);
-  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  const auto release = nb::call_guard<WithoutGil>();
   nb::class_<PlanObject> plan = nb::borrow<nb::class_<PlanObject>>(nb::type<PlanObject>());
   plan.def(
           "simulate",

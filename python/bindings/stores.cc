@@ -17,7 +17,7 @@ nb::object bytes_or_none(const std::optional<StoreValue>& value) {
 
 template <typename Call>
 auto without_gil(const Call& call) {
-  const nb::gil_scoped_release release;
+  const WithoutGil release;
   return call();
 }
 
@@ -87,7 +87,7 @@ b'value'
         return std::shared_ptr<Store>(
             open_store(address, {.timeout = milliseconds_of(timeout, "timeout")}));
       },
-      "address"_a, nb::kw_only(), "timeout"_a = 10.0, nb::call_guard<nb::gil_scoped_release>(),
+      "address"_a, nb::kw_only(), "timeout"_a = 10.0, nb::call_guard<WithoutGil>(),
       "Opens a store by its address: 'memory:' (of this process), 'file:///FOLDER', "
       "'redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]' or 'redis+unix:///SOCKET'. timeout is the "
       "number of seconds that a call may take. Raises InvalidArgument and IoError.");

@@ -90,7 +90,8 @@ std::shared_ptr<Transport> join(const std::shared_ptr<Gpu>& gpu,
 // Returns the bytes of every rank, all of one size, by rank.
 std::vector<nb::bytes> gather_bytes(Transport& transport, const nb::bytes& mine) {
   const auto gathered = [&] {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
+    const TransportUse use(transport, "all_gather");
     return all_gather(transport.control(), std::as_bytes(span_of(mine)));
   }();
   std::vector<nb::bytes> all;
@@ -114,7 +115,7 @@ give up. Raises InvalidArgument.
 void bind_ends(nb::module_& module) {
   nb::class_<Transport>(
       module, "Transport",
-      "One rank's end of a group. Only one thread uses it; data moves while that thread computes. "
+      "One rank's end of a group. Threads use it one at a time; data moves while one computes. "
       "Made by inproc_group, gloo_transport, Gpu.group and Gpu.join.")
       .def_prop_ro("name", [](const Transport& self) { return std::string(self.name()); })
       .def_prop_ro("rank", &Transport::rank)
@@ -123,8 +124,12 @@ void bind_ends(nb::module_& module) {
       .def_prop_ro("received_bytes", &Transport::received_bytes)
       .def_prop_ro("on_gpu", &moves_device_memory, "True if it moves the memory of a GPU.")
       .def(
-          "barrier", [](Transport& self) { barrier(self.control()); },
-          nb::call_guard<nb::gil_scoped_release>(),
+          "barrier",
+          [](Transport& self) {
+            const TransportUse use(self, "barrier");
+            barrier(self.control());
+          },
+          nb::call_guard<WithoutGil>(),
           "Returns when every rank has called it. Collective. Raises TransportError.")
       .def("all_gather", &gather_bytes, "mine"_a,
            "Returns the bytes of every rank, by rank. All give equally many. Collective. Raises "
@@ -145,7 +150,7 @@ void bind_groups(nb::module_& module) {
       "gloo_transport", &gloo_transport, nb::kw_only(), "rank"_a, "size"_a, "rendezvous"_a,
       "run_id"_a = "", "secret"_a = "", "secret_file"_a = "", "interface_name"_a = "",
       "hostname"_a = "", "connect_timeout"_a = 60.0, "timeout"_a = 60.0,
-      nb::call_guard<nb::gil_scoped_release>(),
+      nb::call_guard<WithoutGil>(),
       R"(Connects a group of processes over TCP with gloo, and returns this rank's end. Collective.
 
 Parameters
@@ -196,7 +201,7 @@ void bind_gpus(nb::module_& module) {
            "Returns one end of a transport per rank, for threads of this process that share the "
            "GPU. Only one group exists at a time. Raises InvalidArgument.")
       .def("join", &join, "control"_a, nb::kw_only(), "timeout"_a = 60.0,
-           nb::call_guard<nb::gil_scoped_release>(),
+           nb::call_guard<WithoutGil>(),
            "Returns this rank's end of a group of processes with one GPU each. Data moves over "
            "NCCL; control messages go over control, an ordinary transport between the processes. "
            "Collective. timeout is the number of seconds without a transfer ending. Raises "
@@ -212,7 +217,7 @@ void bind_gpus(nb::module_& module) {
       "libcuda.so.1). Raises InvalidArgument if there is no driver.");
   module.def("open_gpu", &open_gpu_of, "device"_a = DeviceName(0), nb::kw_only(), "kernels"_a = "",
              "kernel"_a = "", "library"_a = "", "nccl_library"_a = "", "graphs"_a = "auto",
-             "timeout"_a = 60.0, nb::call_guard<nb::gil_scoped_release>(),
+             "timeout"_a = 60.0, nb::call_guard<WithoutGil>(),
              R"(Opens a GPU of this machine with Contextile's kernels, or an emulated one.
 
 The kernels take bf16 and f16, with head dims that are multiples of 8 up to 256.

@@ -289,13 +289,13 @@ void bind_workloads(nb::module_& module) {
                std::to_string(workload.masks.size()) + " masks)";
       });
   module.def("make_workload", &make, "lengths"_a, "shape"_a, "masks"_a, "home"_a.none(),
-             "num_ranks"_a, "roles"_a, nb::call_guard<nb::gil_scoped_release>());
+             "num_ranks"_a, "roles"_a, nb::call_guard<WithoutGil>());
   module.def(
       "cut_sequences",
       [](const Workload& workload, std::int64_t block_size) {
         return cut_sequences(workload, block_size);
       },
-      "workload"_a, "block_size"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "workload"_a, "block_size"_a, nb::call_guard<WithoutGil>(),
       R"(Cuts every document into blocks of block_size tokens, of which the last may be shorter.
 
 Blocks are also cut where roles and homes change. Returns a Blocking.

@@ -89,7 +89,8 @@ class NumpyExecutor:
     Prepared for the plan of a batch, it serves all layers and calls of that batch. Arrays have the
     plan's dtype, float32 or float16, and lie in the plan's local order of this rank
     (``plan.local_tokens(rank)``). ``contextile.torch.Executor`` is the same for tensors of PyTorch.
-    Only one thread uses it at a time.
+    Threads use it one after the other: a call while another thread is in one raises
+    ``InvalidArgument``.
 
     Parameters
     ----------
@@ -299,8 +300,13 @@ def run_inproc(num_ranks: int, body: Callable[[_core.Transport], Any], *, timeou
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as interrupt:
+        for end in group:
+            end.abort(type(interrupt).__name__)
+        raise
     if errors:
         raise next((error for error in errors if not isinstance(error, _core.TransportError)), errors[0])
     return results

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from contextile import _core
+
 T = TypeVar("T")
 
 _log = logging.getLogger("contextile")
@@ -63,6 +65,7 @@ class _Worker(threading.Thread):
         super().__init__(name="contextile-plans", daemon=True)
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._is_stopped = False
+        self._flag = _core.StopFlag()
         _Worker._all.add(self)
         self.start()
 
@@ -76,15 +79,17 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_stopped:
-            job.run()
+            with self._flag:
+                job.run()
             del job  # it may hold the last reference to a planner
 
 
 @atexit.register
 def _end_workers() -> None:
-    # A thread that is still planning when the interpreter ends would abort the process.
+    """Ends threads that plan, in the middle of a plan, which nothing would take."""
     for worker in list(_Worker._all):
         worker.stop()
+        worker._flag.set()
         worker.join()
 
 

@@ -122,8 +122,11 @@ def _meet(options: ServeOptions) -> tuple[_Front | None, list[_core.Transport]]:
     return front, [make_transport(timeout=options.timeout)]
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 def _keep_running_on_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _SIGNALS:
         signal.signal(number, lambda *_: None)
 
 
@@ -145,6 +148,12 @@ class _End:
     def _end() -> None:
         log(f"expected its work to end within {_END_S:.0f} s, found some still under way")
         os._exit(1)
+
+
+def _end_by_signals() -> None:
+    """Lets signals end the process at once, whatever library it waits in."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _follow(transport: _core.Transport, options: ServeOptions) -> None:
@@ -226,6 +235,7 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
         server.run()
     finally:
         end.start()
+        _end_by_signals()  # a second one, while the step under way ends
         thread.stop()
         thread.join()
         if thread.engine is None:
@@ -241,6 +251,7 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
 def main(arguments: list[str] | None = None) -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit code."""
     options = parse_options(arguments)
+    _end_by_signals()  # until the server runs
     try:
         front, transports = _meet(options)
         if front is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent import futures
@@ -222,6 +224,20 @@ class LocalStatistics:
         return max(self.planning_s - self.exposed_s, 0.0)
 
 
+# Sources with threads. A pool's threads would make all plans that were asked for before the
+# interpreter ends, so sources are closed before it waits for pools.
+_open: weakref.WeakSet[LocalSource] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for source in list(_open):
+        source.close()
+
+
+# As concurrent.futures does, whose own function runs after this one.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+
+
 class LocalSource:
     """The plans that threads of this process make for the next units."""
 
@@ -245,18 +261,23 @@ class LocalSource:
         self._units_ahead, self._end_unit = units_ahead, end_unit
         self._threads, self._timeout = threads, timeout
         self._pool: futures.ThreadPoolExecutor | None = None
+        self._stop = _core.StopFlag()
         self._steps: dict[int, futures.Future[MadeHere]] = {}
         self._statistics = LocalStatistics()
 
     def open(self, unit: int) -> None:
         self._pool = futures.ThreadPoolExecutor(self._threads, thread_name_prefix="contextile-plan")
+        self._stop = _core.StopFlag()
         self._statistics = LocalStatistics()
+        _open.add(self)
         self._fill(unit)
 
     def close(self) -> None:
+        self._stop.set()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._pool, self._steps = None, {}
+        _open.discard(self)
 
     def take(self, unit: int) -> Any:
         begun = time.monotonic()
@@ -287,11 +308,12 @@ class LocalSource:
         end = unit + self._units_ahead
         for ahead in range(unit, end if self._end_unit is None else min(end, self._end_unit)):
             if ahead not in self._steps and self._pool is not None:
-                self._steps[ahead] = self._pool.submit(self._timed, ahead)
+                self._steps[ahead] = self._pool.submit(self._timed, ahead, self._stop)
 
-    def _timed(self, unit: int) -> MadeHere:
+    def _timed(self, unit: int, stop: _core.StopFlag) -> MadeHere:
         begun = time.monotonic()
-        return MadeHere(self._make(unit), time.monotonic() - begun)
+        with stop:
+            return MadeHere(self._make(unit), time.monotonic() - begun)
 
     def _make(self, unit: int) -> Any:
         raise NotImplementedError

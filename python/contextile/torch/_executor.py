@@ -232,7 +232,8 @@ class Executor:
 
     Prepared for the plan of a batch, it serves all layers, masks and micro-batches of that batch.
     Several batches may be in flight: backward of an earlier one works while its plan is among the
-    last ``plans_kept``. All ranks use it in the same order. Only one thread uses it at a time.
+    last ``plans_kept``. All ranks use it in the same order. Threads use it one after the other, as
+    autograd's do: a call while another thread is in one raises ``InvalidArgument``.
 
     Parameters
     ----------
