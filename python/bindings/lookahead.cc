@@ -7,7 +7,9 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "bind.h"
 #include "plan_object.h"
@@ -37,6 +39,26 @@ std::function<Result(std::int64_t)> function_of_step(nb::object function, std::s
     }
   };
 }
+
+// Lines that planning threads log, kept until Python takes them: the threads have no need of the
+// GIL for it. The oldest go if there are too many.
+class LogLines {
+ public:
+  void add(std::string_view line) {
+    constexpr std::size_t kMaxLines = 100;
+    const std::scoped_lock lock(mutex_);
+    if (lines_.size() == kMaxLines) lines_.erase(lines_.begin());
+    lines_.emplace_back(line);
+  }
+  [[nodiscard]] std::vector<std::string> take() {
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
 
 class Planner;
 
@@ -72,10 +94,11 @@ OpenPlanners& open_planners() {
 // Owns a planner, whose threads may need the GIL in order to end.
 class Planner {
  public:
-  Planner(const PlanJob& job, const LookaheadOptions& options, std::shared_ptr<Store> store) {
+  Planner(const PlanJob& job, LookaheadOptions options, std::shared_ptr<Store> store) {
+    options.log = [lines = lines_](std::string_view line) { lines->add(line); };
     open_planners().add(*this);
     try {
-      planner_ = std::make_shared<LookaheadPlanner>(job, options, std::move(store));
+      planner_ = std::make_shared<LookaheadPlanner>(job, std::move(options), std::move(store));
     } catch (...) {
       open_planners().remove(*this);
       throw;
@@ -104,6 +127,7 @@ class Planner {
     if (!planner_) fail("planner: expected an open one, found it closed");
     return planner_;
   }
+  [[nodiscard]] std::vector<std::string> log_lines() const { return lines_->take(); }
 
  private:
   // Returns the planner if this process has its threads. In the child of a fork it stays as it is,
@@ -120,6 +144,7 @@ class Planner {
     return std::exchange(planner_, nullptr);
   }
 
+  const std::shared_ptr<LogLines> lines_ = std::make_shared<LogLines>();
   const pid_t process_ = ::getpid();
   std::shared_ptr<LookaheadPlanner> planner_;
 };
@@ -174,17 +199,18 @@ void bind_planner(nb::module_& module) {
           "__init__",
           [](Planner* self, const PlanJob& job, std::shared_ptr<Store> store, std::string run_id,
              std::int64_t first_step, std::optional<std::int64_t> end_step,
-             std::int32_t steps_ahead, std::int32_t threads) {
+             std::int32_t steps_ahead, std::int32_t threads, double store_patience) {
             LookaheadOptions options;
             options.run_id = std::move(run_id);
             options.first_step = first_step;
             if (end_step) options.end_step = *end_step;
             options.steps_ahead = steps_ahead;
             options.threads = threads;
+            options.store_patience = milliseconds_of(store_patience, "store_patience");
             new (self) Planner(job, options, std::move(store));
           },
           "job"_a, "store"_a, nb::kw_only(), "run_id"_a, "first_step"_a, "end_step"_a.none(),
-          "steps_ahead"_a, "threads"_a)
+          "steps_ahead"_a, "threads"_a, "store_patience"_a)
       .def("statistics", [](const Planner& self) { return self.open()->statistics(); })
       .def(
           "wait_for",
@@ -197,6 +223,9 @@ void bind_planner(nb::module_& module) {
           nb::kw_only(), "timeout"_a,
           "Waits until every rank has acknowledged all steps, or the timeout has passed. Returns "
           "whether they have.")
+      .def("log_lines", &Planner::log_lines,
+           "Returns the lines that were logged since the last call: that the store fails, that it "
+           "answers again, that planning has ended.")
       .def("close", &Planner::close, "Ends planning and releases the steps that it has claimed.");
 }
 
@@ -235,6 +264,10 @@ void bind_lookahead(nb::module_& module) {
           "it if necessary. Raises PlanningFailed, TransportError and IoError.")
       .def("acknowledge", &PlanFeed::acknowledge, "step"_a, nb::call_guard<WithoutGil>(),
            "Declares that this rank no longer needs this step or earlier ones.")
+      .def(
+          "watch",
+          [](PlanFeed& self, const Planner& planner) { self.watch(planner.open()->health()); },
+          "planner"_a, "Names the troubles of a planner of this process in the errors of take.")
       .def("statistics", &PlanFeed::statistics);
 }
 

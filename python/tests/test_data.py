@@ -295,6 +295,36 @@ def test_a_process_that_only_plans(tmp_path):
         loaders(2)[0].serve()
 
 
+def test_planning_waits_out_a_store_that_fails(tmp_path, caplog):
+    folder, away = tmp_path / "store", tmp_path / "away"
+    loader = DataLoader(
+        Text(), rank=0, cluster="local:1x1", store=f"file://{folder}", lookahead=1, end_step=5, tokens=300, timeout=300, **SMALL
+    )
+    steps = []
+    for step in loader:
+        steps.append(step.step)
+        if step.step == 2:
+            folder.rename(away)
+            lines = []
+            while not lines:  # the rank computes: it is the planner alone that calls the store
+                time.sleep(0.01)
+                lines = loader._source._planner.log_lines()
+            assert "planner: the store fails, trying again: store file://" in lines[0]
+            away.rename(folder)
+    assert steps == [0, 1, 2, 3, 4]
+    assert any("planner: the store answers again after" in record.getMessage() for record in caplog.records)
+
+
+def test_a_rank_learns_why_planning_has_ended():
+    store = ct.open_store("memory:")
+    store.replace("ended/next/1", b"-7", expiry=1000)
+    loader = loaders(2, store=store, run_id="ended", timeout=1.5)[0]
+    with pytest.raises(ct.TransportError, match="the planner of this process has ended: .*expected the step .* found '-7'"):
+        next(iter(loader))
+    with pytest.raises(ct.InvalidPlan, match="found '-7'"):
+        loader.serve(timeout=300)
+
+
 def test_one_iteration_at_a_time():
     loader = loaders(1, end_step=4)[0]
     steps = iter(loader)

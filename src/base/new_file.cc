@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <random>
@@ -28,6 +29,21 @@ NewFile make_new_file(std::string_view beginning, std::string_view ending, mode_
     if (made.error != EEXIST) break;
   }
   return made;
+}
+
+int write_and_close(const NewFile& file, std::string_view text) {
+  int error = 0;
+  while (!text.empty() && error == 0) {
+    const ssize_t written = ::write(file.descriptor, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno != EINTR) {
+      error = errno;
+    }
+  }
+  // Reports errors that a write-back file system only reports at the end.
+  if (::close(file.descriptor) != 0 && errno != EINTR && error == 0) error = errno;
+  return error;
 }
 
 }  // namespace contextile

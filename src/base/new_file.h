@@ -23,4 +23,7 @@ struct NewFile {
 [[nodiscard]] NewFile make_new_file(std::string_view beginning, std::string_view ending,
                                     mode_t mode);
 
+// Writes all of the text and closes the file. Returns 0, or errno of what failed.
+[[nodiscard]] int write_and_close(const NewFile& file, std::string_view text);
+
 }  // namespace contextile

@@ -203,6 +203,12 @@ TEST(NewFiles, LeaveWhatIsThere) {
   EXPECT_EQ(missing.descriptor, -1);
   EXPECT_EQ(missing.error, ENOENT);
   EXPECT_EQ(missing.path, "");
+  const NewFile made = make_new_file(folder + "contextile_new_", ".txt", kReadWriteForOwner);
+  ASSERT_GE(made.descriptor, 0);
+  const std::string text(300'000, 'x');
+  EXPECT_EQ(write_and_close(made, text), 0);
+  EXPECT_EQ(content(made.path), text);
+  fs::remove(made.path);
 }
 
 }  // namespace

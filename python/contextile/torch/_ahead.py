@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from contextile.torch._dealing import Dealer
 from contextile.torch._documents import Piece
 
 SCHEDULES = ("megatron_dynamic", "megatron_packed", "bytescale")
+_log = logging.getLogger("contextile")
 Begins = list[int]  # first tokens of documents, which no token predicts
 
 
@@ -112,6 +114,12 @@ class OfReplica:
         return self._batches.lengths(unit, self._replica)
 
 
+def _pass_on(planner: Any) -> None:
+    """Logs what a planner's threads had to say, which do not call Python for it."""
+    for line in planner.log_lines():
+        _log.warning("%s", line)
+
+
 class PlanSource:
     """Plans of micro-batches, from planners that share a store."""
 
@@ -151,6 +159,7 @@ class PlanSource:
             end_step=self._end_unit,
             steps_ahead=self._units_ahead,
             threads=threads,
+            store_patience=self._timeout,
         )
 
     def open(self, unit: int) -> None:
@@ -169,14 +178,20 @@ class PlanSource:
         ]
         if self._threads > 0:
             self._planner = self._planner_of(self._replica, unit, self._threads)
+            self._feeds[0].watch(self._planner)
 
     def close(self) -> None:
         if self._planner is not None:
             self._planner.close()
+            _pass_on(self._planner)
         self._planner, self._feeds = None, []
 
     def take(self, unit: int) -> _core.Plan:
-        return self._feeds[0].take(unit)
+        try:
+            return self._feeds[0].take(unit)
+        finally:
+            if self._planner is not None:
+                _pass_on(self._planner)
 
     def release(self, unit: int) -> None:
         for feed in self._feeds:
@@ -190,10 +205,18 @@ class PlanSource:
         until = time.monotonic() + timeout
         planners = [self._planner_of(replica, unit, threads) for replica in range(len(self._jobs))]
         try:
-            return all([planner.wait_for(timeout=max(until - time.monotonic(), 0)) for planner in planners])
+            # By turns, because each of them raises the error that ended its planning.
+            while True:
+                left = max(until - time.monotonic(), 0)
+                done = [planner.wait_for(timeout=min(left, 1.0) / len(planners)) for planner in planners]
+                for planner in planners:
+                    _pass_on(planner)
+                if all(done) or left == 0:
+                    return all(done)
         finally:
             for planner in planners:
                 planner.close()
+                _pass_on(planner)
 
 
 class MadeHere(NamedTuple):

@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/interrupt.h"
+#include "base/new_file.h"
 #include "base/quote.h"
 #include "transport/gloo/frame.h"
 #include "transport/gloo/rendezvous.h"
@@ -76,16 +76,16 @@ class FolderRendezvous : public Rendezvous {
 
   // Makes a file in one step. Returns false if it exists already.
   [[nodiscard]] bool make_file(const std::string& path, const std::string& text) const {
-    const std::string draft =
-        fmt::format("{}.draft-{}-{}", path, ::getpid(), Clock::now().time_since_epoch().count());
-    std::ofstream file(draft, std::ios::binary);
-    file << text;
-    file.close();
-    const bool written = !file.fail();
-    const int error = written && ::link(draft.c_str(), path.c_str()) == 0 ? 0 : errno;
-    ::unlink(draft.c_str());
-    if (written && error == EEXIST) return false;
-    if (!written || error != 0) {
+    const NewFile draft = make_new_file(path + ".draft-", "", kReadWriteForAll);
+    int error = draft.error;
+    if (draft.descriptor >= 0) {
+      error = write_and_close(draft, text);
+      const bool is_written = error == 0;
+      if (is_written && ::link(draft.path.c_str(), path.c_str()) != 0) error = errno;
+      ::unlink(draft.path.c_str());
+      if (is_written && error == EEXIST) return false;
+    }
+    if (error != 0) {
       throw TransportError(fmt::format("rank {}, rendezvous: cannot write {}: {}", rank_.value,
                                        path, std::strerror(error)));
     }
