@@ -37,6 +37,7 @@ class PendingExchange {
  public:
   PendingExchange(std::shared_ptr<Transport> transport, Sends sends, Receives receives)
       : transport_(std::move(transport)), sends_(std::move(sends)), receives_(std::move(receives)) {
+    const TransportUse use(*transport_, "exchange");
     ticket_ = transport_->control().launch(messages_of(sends_), messages_of(receives_));
   }
   // The arrays are about to go, so the group cannot go on.
@@ -47,7 +48,9 @@ class PendingExchange {
   PendingExchange& operator=(const PendingExchange&) = delete;
 
   void wait() {
-    if (!std::exchange(is_open_, false)) fail("exchange: expected one that was not waited for");
+    if (!is_open_) fail("exchange: expected one that was not waited for");
+    const TransportUse use(*transport_, "exchange");
+    is_open_ = false;
     transport_->control().wait(ticket_);
   }
 
