@@ -103,7 +103,11 @@ def step(model, executor, plan, tokens, *, checkpointing=False):
 
 
 def check_gradients(kind, model, gradients):
-    """Compares with the largest of each parameter, or a thousandth of the largest of all."""
+    """Compares with the largest of each parameter, or a thousandth of the largest of all.
+
+    Gradients are fp32 sums over the tokens in another order, of terms that partly cancel, and how a
+    product rounds depends on the CPU. A state that went wrong is off by a percent or more.
+    """
     import torch.distributed as dist
 
     least = 1e-3 * max(one.abs().max() for one in gradients.values() if one is not None)
@@ -112,7 +116,7 @@ def check_gradients(kind, model, gradients):
         dist.all_reduce(found)
         one = gradients[key] if gradients[key] is not None else torch.zeros_like(value)
         error = (found - one).abs().max() / one.abs().max().clamp(min=least)
-        assert error < 1e-5, f"{kind}: gradient of {key} is off by {error:.2e}"
+        assert error < 1e-4, f"{kind}: gradient of {key} is off by {error:.2e}"
 
 
 def train(kinds, strategies, checkpointing="off", lengths="", block_size="8"):
