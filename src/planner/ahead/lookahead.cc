@@ -20,6 +20,7 @@
 #include "base/interrupt.h"
 #include "base/process_owner.h"
 #include "contextile/plan_file.h"
+#include "planner/ahead/lookahead_checks.h"
 #include "planner/ahead/lookahead_keys.h"
 #include "planner/ahead/planner_health.h"
 #include "planner/ahead/rank_steps.h"
@@ -51,48 +52,6 @@ std::vector<std::uint8_t> random_name() {
   std::random_device random;
   const std::string name = fmt::format("planner-{:08x}{:08x}", random(), random());
   return {name.begin(), name.end()};
-}
-
-void check_job(const PlanJob& job) {
-  check_cluster(job.cluster);
-  check_workload_input(job.input);
-  const auto budget = job.choice.options.find("budget_ms");
-  CONTEXTILE_CHECK(budget == job.choice.options.end() || budget->second == "0",
-                   "look-ahead: expected a strategy without a time budget (auto:steps=N), found "
-                   "budget_ms={}: its plans would differ from planner to planner",
-                   budget->second);
-  static_cast<void>(find_strategy(job.choice.name));
-}
-
-void check_options(const LookaheadOptions& options) {
-  constexpr std::int32_t kMaxStepsAhead = 1 << 16;
-  constexpr std::int32_t kMaxThreads = 1 << 12;
-  CONTEXTILE_CHECK(options.first_step >= 0 && options.end_step >= options.first_step,
-                   "look-ahead: expected steps from 0 on, found {} to {}", options.first_step,
-                   options.end_step);
-  CONTEXTILE_CHECK(options.steps_ahead >= 1 && options.steps_ahead <= kMaxStepsAhead,
-                   "look-ahead: expected 1 to {} steps ahead, found {}", kMaxStepsAhead,
-                   options.steps_ahead);
-  CONTEXTILE_CHECK(options.threads >= 1 && options.threads <= kMaxThreads,
-                   "look-ahead: expected 1 to {} threads, found {}", kMaxThreads, options.threads);
-  CONTEXTILE_CHECK(
-      options.claim_expiry >= milliseconds(3) && options.poll_interval >= milliseconds(1),
-      "look-ahead: expected claims of at least 3 ms and looks every 1 ms or more, found "
-      "{} and {} ms",
-      options.claim_expiry.count(), options.poll_interval.count());
-  CONTEXTILE_CHECK(options.store_patience >= milliseconds(0),
-                   "look-ahead: expected a patience with the store of 0 ms or more, found {}",
-                   options.store_patience.count());
-}
-
-// Throws on slices that are no values of a store, which is a failure of their step alone.
-void check_fits_store(const std::vector<std::vector<std::uint8_t>>& slices) {
-  constexpr std::size_t kMaxHeaderBytes = 1024;
-  for (std::size_t r = 0; r < slices.size(); ++r) {
-    CONTEXTILE_CHECK(slices[r].size() <= kMaxStoreValueBytes - kMaxHeaderBytes,
-                     "rank {}: expected a slice of at most {} bytes, found {}", r,
-                     kMaxStoreValueBytes - kMaxHeaderBytes, slices[r].size());
-  }
 }
 
 }  // namespace
@@ -153,6 +112,7 @@ struct LookaheadPlanner::State {
   void look();
   std::optional<std::int64_t> claim_next();
   bool claim(std::int64_t step);
+  bool is_mine(std::int64_t step);
   void give_back(std::int64_t step);
   void show_life();
   void tell_of_end();
@@ -305,22 +265,17 @@ std::optional<std::int64_t> LookaheadPlanner::State::claim_next() {
 
 // Returns true if this planner shall plan the step. Called with `looking` held.
 bool LookaheadPlanner::State::claim(std::int64_t step) {
-  {
-    const std::scoped_lock lock(mutex);
-    if (mine.contains(step)) return false;
-  }
-  // A claim whose answer did not come may lie in the store, where it would hold up the step until
-  // it expires.
-  if (unsure == step) store->erase(keys.claim(step));
+  if (is_mine(step)) return false;
   if (store->get(keys.ready(step))) {
     ready.insert(step);
     return false;
   }
   // From here on a planner that is stopped goes on, because the claim must not be left behind.
   const InterruptLoan none(nullptr);
-  unsure = step;
-  const bool is_mine = store->put(keys.claim(step), name, options.claim_expiry);
-  if (!is_mine) {
+  // A claim of this planner whose answer did not come may lie in the store.
+  const bool was_sent = std::exchange(unsure, step) == step;
+  if (!(was_sent && store->renew(keys.claim(step), name, options.claim_expiry)) &&
+      !store->put(keys.claim(step), name, options.claim_expiry)) {
     unsure.reset();
     return false;
   }
@@ -338,6 +293,11 @@ bool LookaheadPlanner::State::claim(std::int64_t step) {
   const std::scoped_lock lock(mutex);
   mine.insert(step);
   return true;
+}
+
+bool LookaheadPlanner::State::is_mine(std::int64_t step) {
+  const std::scoped_lock lock(mutex);
+  return mine.contains(step);
 }
 
 void LookaheadPlanner::State::give_back(std::int64_t step) {
@@ -365,10 +325,10 @@ void LookaheadPlanner::State::show_life() {
     if (store->renew(keys.claim(step), name, options.claim_expiry)) continue;
     // It has expired, or the store has forgotten it. Another planner that has it now keeps it, and
     // makes the same plan.
-    const std::scoped_lock lock(mutex);
-    if (mine.contains(step)) {
-      static_cast<void>(store->put(keys.claim(step), name, options.claim_expiry));
-    }
+    if (!is_mine(step)) continue;
+    const InterruptLoan none(nullptr);  // a claim that was taken is kept or given back
+    if (!store->put(keys.claim(step), name, options.claim_expiry)) continue;
+    if (!is_mine(step)) store->erase(keys.claim(step));  // it was given back meanwhile
   }
 }
 
@@ -383,7 +343,7 @@ void LookaheadPlanner::State::tell_of_end() {
       store->replace(keys.failed(),
                      {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()},
                      options.expiry);
-    } catch (const Error&) {  // wait_for and the feeds of this process know it all the same
+    } catch (const std::exception&) {  // wait_for and the feeds of this process know it anyway
     }
     pause(options.claim_expiry / 3, closing);
   }
@@ -484,7 +444,7 @@ std::int64_t LookaheadPlanner::State::publish(
 LookaheadPlanner::LookaheadPlanner(PlanJob job, LookaheadOptions options,
                                    std::shared_ptr<Store> store) {
   check_job(job);
-  check_options(options);
+  check_lookahead_options(options);
   state_ = std::make_unique<State>(std::move(job), std::move(options), std::move(store));
   try {
     state_->start();

@@ -69,11 +69,14 @@ struct PlanFeed::State {
     }
   }
 
-  // Why the last planner that ended did so, if that was since this rank began. Untrusted text.
+  static std::string text_of(const StoreValue& told) {  // untrusted
+    return reason_text({reinterpret_cast<const char*>(told.data()), told.size()});
+  }
+  // Why the last planner that ended did so, if that was since this rank began.
   std::optional<std::string> told_failure() {
     const std::optional<StoreValue> told = store->get(keys.failed());
     if (!told || told == old_failure) return std::nullopt;
-    return reason_text({reinterpret_cast<const char*>(told->data()), told->size()});
+    return text_of(*told);
   }
 
   // True if a planner has ended for good and no other one has shown life since.
@@ -89,6 +92,10 @@ struct PlanFeed::State {
       return "the last planner of this run has ended: " + *failure;
     }
     if (store->get(keys.alive())) return "a planner of this run lives but is not done with it";
+    if (old_failure) {
+      return "no planner lives; the last one ended before this rank began: " +
+             text_of(*old_failure);
+    }
     return "no planner, or one that plans another run or cluster";
   }
 

@@ -12,7 +12,11 @@ std::string reason_text(std::string_view reason) {
 }
 
 void PlannerHealth::tell(const std::string& line) const {
-  if (log_) log_(line);
+  if (!log_) return;
+  try {
+    log_(line);
+  } catch (...) {  // a log that fails does not end planning
+  }
 }
 
 void PlannerHealth::store_begins_to_fail(std::string_view why) {
