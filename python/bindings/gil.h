@@ -39,9 +39,9 @@ class WithoutGil {
   std::optional<InterruptScope> interrupt_;
 };
 
-// Holds the GIL, on any thread. An InterruptScope of the thread does not end what Python then calls,
-// because its exceptions mean nothing to Python. In an interpreter that is ending, a thread other
-// than the one that ends it stops here for good.
+// Holds the GIL, on any thread. An InterruptScope of the thread does not end what Python then
+// calls, because its exceptions mean nothing to Python. In an interpreter that is ending, a thread
+// other than the one that ends it stops here for good.
 class WithGil {
  public:
   WithGil();

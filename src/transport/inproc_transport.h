@@ -30,21 +30,28 @@ class InprocTransport : public Transport {
 
   [[nodiscard]] std::string_view name() const override { return "inproc"; }
   [[nodiscard]] Rank rank() const override { return rank_; }
-  [[nodiscard]] std::int32_t size() const override { return group_->size(); }
+  [[nodiscard]] std::int32_t size() const override { return group().size(); }
   std::int64_t launch(std::span<const Message> sends, std::span<const Message> recvs) override {
-    return group_->launch(rank_, sends, recvs);
+    return group().launch(rank_, sends, recvs);
   }
-  void wait(std::int64_t ticket) override { group_->wait(rank_, ticket); }
-  void abort(std::string_view reason) noexcept override { group_->fail(rank_, reason); }
+  void wait(std::int64_t ticket) override { group().wait(rank_, ticket); }
+  void abort(std::string_view reason) noexcept override {
+    if (!owner_.is_forked()) group_->fail(rank_, reason);
+  }
   [[nodiscard]] std::vector<OpenTransfer> open_transfers() const override {
-    return group_->open_transfers(rank_);
+    return group().open_transfers(rank_);
   }
-  [[nodiscard]] std::int64_t sent_bytes() const override { return group_->sent_bytes(rank_); }
+  [[nodiscard]] std::int64_t sent_bytes() const override { return group().sent_bytes(rank_); }
   [[nodiscard]] std::int64_t received_bytes() const override {
-    return group_->received_bytes(rank_);
+    return group().received_bytes(rank_);
   }
 
  private:
+  [[nodiscard]] InprocGroup& group() const {
+    owner_.check("inproc: this group of ranks");
+    return *group_;
+  }
+
   const ProcessOwner owner_;
   std::shared_ptr<InprocGroup> group_;
   Rank rank_;

@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::string_view kMark = "contextile gloo2";  // 16 bytes, no part of HTTP or TLS
 constexpr std::size_t kOpeningBytes = kMark.size() + kNonceBytes;
-// Bound on connections that have not greeted yet; the oldest makes room for a new one.
+// Bound on connections that have not greeted yet. Others wait in the listener's queue until one of
+// them has greeted or its time is over.
 constexpr std::size_t kMaxVisitors = 256;
 
 // Precedes the caller's words.
@@ -111,7 +112,8 @@ Door::Door(const Member& host, std::string purpose, std::uint64_t max_words_byte
 
 std::optional<Guest> Door::next_guest(const Socket& listener, Clock::time_point deadline) {
   while (true) {
-    std::vector<pollfd> polled{{listener.fd(), POLLIN, 0}};
+    const bool has_room = visitors_.size() < kMaxVisitors;
+    std::vector<pollfd> polled{{listener.fd(), static_cast<short>(has_room ? POLLIN : 0), 0}};
     Clock::time_point next = deadline;
     for (const Visitor& visitor : visitors_) {
       polled.push_back({visitor.socket.fd(), POLLIN, 0});
@@ -135,14 +137,13 @@ std::optional<Guest> Door::next_guest(const Socket& listener, Clock::time_point 
 std::string Door::refusals() const { return refusal_.empty() ? "" : "; turned away: " + refusal_; }
 
 void Door::accept_all(const Socket& listener) {
-  while (true) {
+  while (visitors_.size() < kMaxVisitors) {
     Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       // For example, this process has too many files open. It tries again.
       if (errno != EAGAIN) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       return;
     }
-    if (visitors_.size() == kMaxVisitors) visitors_.pop_front();
     visitors_.push_back({std::move(socket), fresh_nonce(), {}, Clock::now() + kMaxForGreeting});
   }
 }
