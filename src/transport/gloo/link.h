@@ -99,7 +99,7 @@ class GlooMesh {
  private:
   void call(Rank peer, const HostAndPort& address, Clock::time_point deadline);
   void welcome_callers(Clock::time_point deadline);
-  void give(Rank peer, Socket socket);
+  void give(Rank peer, Socket socket, Clock::time_point deadline);
   [[nodiscard]] bool is_linked(Rank peer) const;
 
   const Member member_;

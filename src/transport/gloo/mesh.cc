@@ -7,6 +7,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -132,7 +133,7 @@ void GlooMesh::call(Rank peer, const HostAndPort& address, Clock::time_point dea
     fail(call.met_impostor() || answer ? "it does not know the secret and the run of this rank"
                                        : "no greeting came from it");
   }
-  give(peer, call.take_socket());
+  give(peer, call.take_socket(), deadline);
 }
 
 void GlooMesh::welcome_callers(Clock::time_point deadline) {
@@ -155,7 +156,7 @@ void GlooMesh::welcome_callers(Clock::time_point deadline) {
                       member_.rank.value, member_.size, guest->rank.value, guest->size));
     }
     answer_guest(*guest, member_, Reception::kWelcome, "");
-    give(guest->rank, std::move(guest->socket));
+    give(guest->rank, std::move(guest->socket), deadline);
   }
 }
 
@@ -163,7 +164,7 @@ bool GlooMesh::is_linked(Rank peer) const { return context_->getPair(peer.value)
 
 // Gloo takes no socket. So its pair connects to a socket of this process, and then the connection
 // to the peer takes the place of that one.
-void GlooMesh::give(Rank peer, Socket socket) {
+void GlooMesh::give(Rank peer, Socket socket, Clock::time_point deadline) {
   try {
     gloo::transport::Pair& pair = *context_->createPair(peer.value);
     const Socket handover = listen_for_handover();
@@ -172,9 +173,10 @@ void GlooMesh::give(Rank peer, Socket socket) {
     int place = -1;
     Socket accepted;
     while (place < 0) {
+      // A connection may be made for one end a little before the other end can accept it.
+      if (!wait_for(handover, POLLIN, deadline)) throw TransportError(std::strerror(ETIMEDOUT));
       accepted = Socket(::accept4(handover.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!accepted.valid()) throw TransportError(std::strerror(errno));
-      place = own_socket_at(end_of(accepted, ::getpeername));
+      if (accepted.valid()) place = own_socket_at(end_of(accepted, ::getpeername));
     }
     const int on = 1;
     ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
