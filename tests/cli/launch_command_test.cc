@@ -133,7 +133,7 @@ TEST_F(Launch, RanksTakeTheirSecretFromAFileThatOthersCannotRead) {
   EXPECT_EQ(launch().exit_code, 0);
   const Outcome missing =
       contextile({"launch", "-n", "4", "--secret-file", path("none"), "--", "run", plan});
-  EXPECT_EQ(missing.exit_code, 3) << missing.err;
+  EXPECT_EQ(missing.exit_code, 2) << missing.err;
   const Outcome threads = contextile({"run", plan, "--secret-file", secret});
   EXPECT_EQ(threads.exit_code, 2);
   EXPECT_THAT(threads.err, HasSubstr("--secret-file, --interface: expected with --transport gloo"));
