@@ -3,6 +3,8 @@
 #include <poll.h>
 
 #include <cstdint>
+#include <exception>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -36,6 +38,16 @@ void InterruptScope::look() {
     thrown_ = std::current_exception();
     has_thrown_.store(true, std::memory_order_release);
     throw;
+  }
+}
+
+std::string interrupt_text() {
+  try {
+    throw;
+  } catch (const std::exception& thrown) {
+    return thrown.what();
+  } catch (...) {
+    return "it was interrupted";
   }
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 
 #include "base/clock.h"
 #include "base/interrupt.h"
@@ -23,6 +24,9 @@ inline constexpr std::chrono::milliseconds kInterruptPeriod{50};
 inline void check_interrupt() {
   if (InterruptScope* const scope = current_interrupt()) scope->look();
 }
+
+// Returns the text of the exception that is being handled, for peers.
+[[nodiscard]] std::string interrupt_text();
 
 // Makes a scope that of this thread, too: of a thread that works for the scope's owner, who waits
 // for it. Null: no scope.

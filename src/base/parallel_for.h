@@ -2,6 +2,14 @@
 #pragma once
 
 #include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
 #include "base/interrupt.h"
 
@@ -64,6 +72,46 @@ void parallel_for(Index begin, Index end, const Work& work) {
 #else
   tbb::parallel_for(begin, end, turn);
 #endif
+}
+
+// Calls work(), which has loops of few and long turns. The thread that waits for the last turns of
+// such a loop does not look, so on the own thread of an InterruptScope the work runs on another one,
+// which borrows the scope, while this one looks.
+inline void look_during(const std::function<void()>& work) {
+  InterruptScope* const interrupt = current_interrupt();
+  // In an arena of one thread, all turns run on this one, and look.
+  const bool is_alone = tbb::this_task_arena::max_concurrency() == 1;
+  if (interrupt == nullptr || !interrupt->is_of_this_thread() || is_alone) return work();
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::exception_ptr error;
+  const auto run = [&] {
+    const InterruptLoan loan(interrupt);
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex);
+    done = true;
+    changed.notify_all();
+  };
+  std::thread worker;
+  try {
+    worker = std::thread(run);
+  } catch (const std::system_error&) {  // no more threads can be had
+    return work();
+  }
+  try {
+    std::unique_lock lock(mutex);
+    static_cast<void>(wait_until(changed, lock, Clock::time_point::max(), [&] { return done; }));
+  } catch (...) {  // what the check threw ends the work, too
+    worker.join();
+    throw;
+  }
+  worker.join();
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace contextile

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/out_of_memory.h"
+#include "base/parallel_for.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
@@ -105,8 +106,10 @@ std::optional<std::string> unsupported_reason(const Workload& workload, const Cl
   return find_strategy(choice.name).unsupported(workload, cluster, request_of(choice, options));
 }
 
-PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster,
-                                const StrategyChoice& choice, const PlanOptions& options) {
+namespace {
+
+PlannedBatch arrange_and_build(const Workload& workload, const Cluster& cluster,
+                               const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
   check_fits(workload, cluster);
   // The sizes that strategies choose do not make too many tiles.
@@ -127,6 +130,15 @@ PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster
   verify_built(options, planned);
   planned.arrange_s = arrange_s;
   planned.search = std::move(search);
+  return planned;
+}
+
+}  // namespace
+
+PlannedBatch plan_checked_batch(const Workload& workload, const Cluster& cluster,
+                                const StrategyChoice& choice, const PlanOptions& options) {
+  PlannedBatch planned;
+  look_during([&] { planned = arrange_and_build(workload, cluster, choice, options); });
   return planned;
 }
 

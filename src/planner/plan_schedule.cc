@@ -88,8 +88,10 @@ class SchedulePlanner {
     for (std::size_t begin = 0; begin < wanted_.size(); begin += kPlansBetweenReports) {
       if (progress) progress("planning micro-batches", count(begin), count(wanted_.size()));
       const std::size_t end = std::min(wanted_.size(), begin + kPlansBetweenReports);
-      parallel_for(begin, end,
-                   [&](std::size_t i) { plan_one(wanted_[i], attention, schedule.plans[i]); });
+      look_during([&] {
+        parallel_for(begin, end,
+                     [&](std::size_t i) { plan_one(wanted_[i], attention, schedule.plans[i]); });
+      });
     }
   }
 
@@ -243,9 +245,11 @@ SchedulePrediction predict_schedule(const PlannedSchedule& schedule, double line
   CONTEXTILE_CHECK(std::isfinite(linear_us_per_token) && linear_us_per_token >= 0,
                    "linear layers: expected 0 or more us per token, found {}", linear_us_per_token);
   std::vector<double> times_us(schedule.plans.size());
-  parallel_for(std::size_t{0}, schedule.plans.size(), [&](std::size_t i) {
-    const auto& [cluster, planned] = schedule.plans[i];
-    times_us[i] = layer_us(planned, simulate(*planned.plan, cluster), linear_us_per_token);
+  look_during([&] {
+    parallel_for(std::size_t{0}, schedule.plans.size(), [&](std::size_t i) {
+      const auto& [cluster, planned] = schedule.plans[i];
+      times_us[i] = layer_us(planned, simulate(*planned.plan, cluster), linear_us_per_token);
+    });
   });
   SchedulePrediction prediction;
   prediction.ranks.resize(static_cast<std::size_t>(schedule.num_ranks));

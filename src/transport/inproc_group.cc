@@ -211,8 +211,8 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
     }
     try {
       wait_a_while(mine.changed, lock, deadline);
-    } catch (const std::exception& interrupt) {
-      set_failure(rank, fmt::format("rank {} gave up: {}", rank.value, interrupt.what()));
+    } catch (...) {
+      set_failure(rank, fmt::format("rank {} gave up: {}", rank.value, interrupt_text()));
       drain(lock, rank);
       throw;
     }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "base/parallel_for.h"
@@ -136,6 +137,36 @@ TEST(Interrupt, AnInnerScopeStandsForTheOuterOne) {
     sleep_for(2 * kInterruptPeriod);
   }
   EXPECT_THROW(sleep_for(hours(24)), Stop);
+}
+
+TEST(Interrupt, EndsWorkWhoseLastTurnIsAnothers) {
+  const InterruptScope scope{StopSoon()};
+  const std::thread::id me = std::this_thread::get_id();
+  std::atomic<bool> has_ended = false;
+  EXPECT_THROW(look_during([&] {
+                 EXPECT_NE(std::this_thread::get_id(), me);
+                 std::thread other([&, interrupt = current_interrupt()] {
+                   const InterruptLoan loan(interrupt);
+                   try {
+                     while (true) check_interrupt();
+                   } catch (const Stop&) {
+                     has_ended = true;
+                   }
+                 });
+                 other.join();  // as oneTBB waits for the last turn of a loop
+                 check_interrupt();
+               }),
+               Stop);
+  EXPECT_TRUE(has_ended);
+}
+
+TEST(Interrupt, WorkThatIsLookedAfterIsDoneOrThrowsItsErrors) {
+  int done = 0;
+  look_during([&] { ++done; });
+  const InterruptScope scope([] {});
+  look_during([&] { ++done; });
+  EXPECT_EQ(done, 2);
+  EXPECT_THROW(look_during([] { throw std::runtime_error("broken"); }), std::runtime_error);
 }
 
 }  // namespace

@@ -34,6 +34,8 @@ class InterruptScope {
   // Calls the check if it is due and this is the scope's own thread. Throws what the check threw,
   // here or earlier.
   void look();
+  // Returns true on the scope's own thread.
+  [[nodiscard]] bool is_of_this_thread() const { return std::this_thread::get_id() == owner_; }
 
  private:
   const Check check_;

@@ -118,10 +118,10 @@ class AddressRendezvous : public Rendezvous {
       }
       turn_away(door, static_cast<std::int32_t>(guests.size()), error.what());
       throw;
-    } catch (const std::exception& interrupt) {
+    } catch (...) {
       for (const Guest& guest : guests) {
         answer_guest(guest, member_, Reception::kFailure,
-                     fmt::format("rank 0 gave up: {}", interrupt.what()));
+                     fmt::format("rank 0 gave up: {}", interrupt_text()));
       }
       throw;
     }

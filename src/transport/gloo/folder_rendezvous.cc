@@ -58,9 +58,9 @@ class FolderRendezvous : public Rendezvous {
       // Lets the others stop waiting for a group that cannot come about.
       static_cast<void>(make_file(failure_path(), error.what()));
       throw;
-    } catch (const std::exception& interrupt) {
+    } catch (...) {
       static_cast<void>(make_file(
-          failure_path(), fmt::format("rank {} gave up: {}", rank_.value, interrupt.what())));
+          failure_path(), fmt::format("rank {} gave up: {}", rank_.value, interrupt_text())));
       throw;
     }
   }

@@ -28,10 +28,10 @@ GlooGroup::GlooGroup(const GlooOptions& options, std::unique_ptr<GlooMesh> mesh,
       last_moved_(Clock::now()) {
   try {
     start(members);
-  } catch (const std::exception& error) {
+  } catch (...) {
     {
       const Lock lock(mutex_);
-      set_failure(error.what());
+      set_failure(interrupt_text());
     }
     leave();
     throw;
@@ -233,8 +233,8 @@ void GlooGroup::wait(std::int64_t ticket) {
     }
     try {
       wait_a_while(changed_, lock, std::min(deadline, next_ping));
-    } catch (const std::exception& interrupt) {
-      set_failure(fmt::format("rank {} gave up: {}", rank().value, interrupt.what()));
+    } catch (...) {
+      set_failure(fmt::format("rank {} gave up: {}", rank().value, interrupt_text()));
       drain(lock);
       throw;
     }

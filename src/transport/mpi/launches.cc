@@ -73,8 +73,8 @@ void MpiLaunches::wait(std::int64_t ticket) {
     }
     try {
       wait_a_while(moved_, lock, std::min(deadline, Clock::now() + kSignalPeriod));
-    } catch (const std::exception& interrupt) {
-      announcement_ = fmt::format("rank {} gave up: {}", rank_.value, interrupt.what());
+    } catch (...) {
+      announcement_ = fmt::format("rank {} gave up: {}", rank_.value, interrupt_text());
       set_failure(announcement_);
       throw;
     }

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
+#include "base/interrupt.h"
 #include "base/process_owner.h"
 #include "transport/mpi/mpi_call.h"
 
@@ -57,8 +59,10 @@ class MpiThread {
   // Returns nothing if MPI_Init does not come to its end in that time.
   std::optional<Outcome> init(std::chrono::milliseconds timeout) {
     Lock lock(mutex_);
-    if (!std::exchange(started_, true)) std::thread([this] { run(); }).detach();
-    changed_.wait_for(lock, timeout, [this] { return outcome_.has_value(); });
+    if (!started_) std::thread([this] { run(); }).detach();
+    started_ = true;
+    static_cast<void>(wait_until(changed_, lock, Clock::now() + timeout,
+                                 [this] { return outcome_.has_value(); }));
     return outcome_;
   }
   void finalize() {
