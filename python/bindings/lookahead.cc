@@ -60,27 +60,43 @@ class LogLines {
   std::vector<std::string> lines_;
 };
 
-class Planner;
-
-// The open planners of this process. Their threads call Python, so all of them are closed when the
+// The open planners of this process. Their threads call Python, so all of them are stopped when the
 // interpreter is about to end (atexit: after its own threads have ended).
 class OpenPlanners {
  public:
   // Throws InvalidArgument if the interpreter is about to end.
-  void add(Planner& planner) {
+  void check_running() {
     const std::scoped_lock lock(mutex_);
     if (is_ending_) fail("planner: expected a running interpreter, found one that ends");
-    open_.insert(&planner);
   }
-  void remove(Planner& planner) {
+  void add(const std::shared_ptr<LookaheadPlanner>& planner) {
     const std::scoped_lock lock(mutex_);
-    open_.erase(&planner);
+    open_.insert(planner);
   }
-  void close_all();
+  void remove(const std::shared_ptr<LookaheadPlanner>& planner) {
+    const std::scoped_lock lock(mutex_);
+    open_.erase(planner);
+  }
+  void stop_all() {
+    std::set<std::shared_ptr<LookaheadPlanner>> open;
+    {
+      const std::scoped_lock lock(mutex_);
+      is_ending_ = true;
+      open = open_;
+    }
+    const WithoutGil release;
+    const InterruptScope none([] {});  // a second Ctrl-C leaves none of them running
+    for (const auto& planner : open) {
+      try {
+        planner->stop();
+      } catch (const Error&) {  // a child made by fork has no part in its parent's
+      }
+    }
+  }
 
  private:
   std::mutex mutex_;
-  std::set<Planner*> open_;
+  std::set<std::shared_ptr<LookaheadPlanner>> open_;
   bool is_ending_ = false;
 };
 
@@ -95,17 +111,13 @@ OpenPlanners& open_planners() {
 class Planner {
  public:
   Planner(const PlanJob& job, LookaheadOptions options, std::shared_ptr<Store> store) {
+    open_planners().check_running();
     options.log = [lines = lines_](std::string_view line) { lines->add(line); };
-    open_planners().add(*this);
-    try {
-      planner_ = std::make_shared<LookaheadPlanner>(job, std::move(options), std::move(store));
-    } catch (...) {
-      open_planners().remove(*this);
-      throw;
-    }
+    planner_ = std::make_shared<LookaheadPlanner>(job, std::move(options), std::move(store));
+    open_planners().add(planner_);
   }
   ~Planner() {
-    open_planners().remove(*this);
+    open_planners().remove(planner_);
     if (const auto planner = take()) {
       const WithoutGil release;
       const InterruptScope none([] {});  // nothing may leave a destructor
@@ -120,6 +132,7 @@ class Planner {
       const WithoutGil release;
       planner->stop();
     }
+    open_planners().remove(planner_);
     planner_ = nullptr;
   }
   // Returns the planner, which lives as long as the result, also if it is closed meanwhile.
@@ -148,16 +161,6 @@ class Planner {
   const pid_t process_ = ::getpid();
   std::shared_ptr<LookaheadPlanner> planner_;
 };
-
-void OpenPlanners::close_all() {
-  std::set<Planner*> open;
-  {
-    const std::scoped_lock lock(mutex_);
-    is_ending_ = true;
-    open = open_;
-  }
-  for (Planner* const planner : open) planner->close();
-}
 
 void bind_job(nb::module_& module) {
   nb::class_<PlanJob>(module, "PlanJob",
@@ -211,7 +214,12 @@ void bind_planner(nb::module_& module) {
           },
           "job"_a, "store"_a, nb::kw_only(), "run_id"_a, "first_step"_a, "end_step"_a.none(),
           "steps_ahead"_a, "threads"_a, "store_patience"_a)
-      .def("statistics", [](const Planner& self) { return self.open()->statistics(); })
+      .def("statistics",
+           [](const Planner& self) {
+             const auto planner = self.open();
+             const WithoutGil release;
+             return planner->statistics();
+           })
       .def(
           "wait_for",
           [](const Planner& self, double timeout) {
@@ -234,8 +242,8 @@ void bind_planner(nb::module_& module) {
 void bind_lookahead(nb::module_& module) {
   bind_job(module);
   bind_planner(module);
-  const nb::object close_all = nb::cpp_function([] { open_planners().close_all(); });
-  static_cast<void>(nb::module_::import_("atexit").attr("register")(close_all));
+  const nb::object stop_all = nb::cpp_function([] { open_planners().stop_all(); });
+  static_cast<void>(nb::module_::import_("atexit").attr("register")(stop_all));
   nb::class_<FeedStatistics>(module, "FeedStatistics", "Plans of one rank so far.")
       .def_ro("steps", &FeedStatistics::steps)
       .def_ro("planning_s", &FeedStatistics::planning_s,
