@@ -13,6 +13,8 @@ import contextile as ct
 import pytest
 from contextile import _core
 
+pytestmark = [pytest.mark.timing, pytest.mark.long]
+
 SMALL = {"heads": (4, 2), "head_dim": 32, "dtype": "f32"}
 LIMIT_S = 240  # for a process that ends in a second on an idle machine
 

@@ -435,6 +435,7 @@ def test_the_front_writes_no_word_of_clients(folder):
         assert word not in log, log
 
 
+@pytest.mark.timing
 def test_a_template_that_does_not_end_does_not_keep_the_front_from_ending(folder, tmp_path):
     check_front()
     for path in folder.iterdir():
@@ -456,6 +457,7 @@ def test_a_template_that_does_not_end_does_not_keep_the_front_from_ending(folder
             answer.result(60)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("given", "status"),
     [("--port x 2>/dev/full", 2), ("--port x 2>&-", 2), ("/no/model 2>/dev/full", 1), ("/no/model 2>&-", 1)],
@@ -466,6 +468,7 @@ def test_exit_codes_stay_where_nothing_can_be_written(given, status):
     assert subprocess.run(["bash", "-c", command], capture_output=True, check=False).returncode == status
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json", "config.json"])
 def test_pipes_for_files_are_refused(folder, tmp_path, name):
     check_front()

@@ -35,8 +35,11 @@ from contextile.torch._peers import peers_of  # noqa: E402
 from pooled_model import Layer  # noqa: E402
 from ranks import run_ranks  # noqa: E402
 
+pytestmark = [pytest.mark.timing, pytest.mark.long]
+
 SHAPE = {"heads": (2, 1), "head_dim": 8, "dtype": "f32"}
-TIMEOUT_S = 3.0
+# Also for what comes before a rank stops, which takes a second on an idle machine.
+TIMEOUT_S = 8.0
 
 
 def rule(query, key, value, g, initial_state=None, output_final_state=False):
@@ -204,9 +207,10 @@ def stop_in_every_call(folder, *names):
 def check(name, text, rank, last, folder):
     assert text.startswith(f"{name}"), text
     if name in ("make_transport", "from_torch"):
-        assert f"rank {last} of {last + 1} did not come in 3 s" in text, text
+        assert f"rank {last} of {last + 1} did not come in {TIMEOUT_S:g} s" in text, text
         return
-    assert f"no sign of life from rank {last} " in text and "nothing moved in the group for 3000 ms" in text, text
+    assert f"no sign of life from rank {last} " in text, text
+    assert f"nothing moved in the group for {1000 * TIMEOUT_S:.0f} ms" in text, text
     record = json.loads(Path(f"{folder}/{name}/rank-{rank}.json").read_text())
     assert record["error"] == text and not record["is_cause"]
     assert record["silent"] == [last] and record["num_ranks"] == last + 1
