@@ -28,7 +28,7 @@ SANITIZE_TESTS ?= base_test mask_test input_test cluster_test partition_test hyp
   serve_simulation_test paged_attention_test ptx_machine_test
 # Tests of the state that threads share; tests/CMakeLists.txt says which cases of them. The tests of
 # gloo and MPI start transport_ranks.
-TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test ahead_test store_test kernel_test hypergraph_test \
+TSAN_TESTS ?= transport_test gloo_transport mpi_transport runtime_test base_test ahead_test store_test kernel_test hypergraph_test \
   decode_test model_test engine_test server_test prefill_test
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
