@@ -143,7 +143,9 @@ constexpr Invocation kInvocations[] = {
      "out of memory: expected a smaller batch or a larger machine, found no room for standard "
      "input, "},
     {"PlanWithoutMemory",
-     "ulimit -v 150000; contextile plan -o x --dataset prolong --tokens 1M --block-size 64 "
+     // On one core: each further one has a thread, whose stack takes address space.
+     "taskset -cp $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') $$ > /dev/null; ulimit -v 150000\n"
+     "contextile plan -o x --dataset prolong --tokens 1M --block-size 64 "
      "--cluster local:1x8 "
      "--strategy zigzag",
      3, "found no room for a plan of 1048576 tokens on 8 devices, about 2.5e+06 tiles"},

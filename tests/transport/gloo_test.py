@@ -225,19 +225,20 @@ def check_secrets(groups, kind):
     for path in (secret, other):
         path.chmod(0o600)
 
-    def ends(*files):
+    def ends(*files, connect_ms):
         where = groups.rendezvous(kind)
         processes = []
         for rank, file in enumerate(files):
             options = ["--secret-file", str(file)] if file else []
             processes.append(subprocess.Popen(
                 [groups.program, "gloo", "--rank", str(rank), "--size", "2", *where, "--case", "ATicketIsWaitedOnce",
-                 "--connect", "3000", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+                 "--connect", str(connect_ms), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return ends_of(processes)
 
-    wrong = [f"status {status}: {error}" for status, _, error in ends(secret, secret) if status != 0]
+    wrong = [f"status {status}: {error}" for status, _, error in ends(secret, secret, connect_ms=20000) if status != 0]
     for theirs in (other, None):
-        found = ends(secret, theirs)
+        # A rank that turns another one away waits for its own peer all the time.
+        found = ends(secret, theirs, connect_ms=8000)
         wrong.append(errors_unless(found, [["rendezvous", "secret"]] * 2))
         wrong += [f"expected no word of the run, found {error}" for _, _, error in found[:1] if "run " in error]
     for path in list(groups.folder.iterdir()):

@@ -211,7 +211,7 @@ TEST(PlannerFailure, OfOneOfTwoPlannersIsNotTheRuns) {
   EXPECT_THROW(static_cast<void>(failing.wait_for(seconds(300))), IoError);
   PlanFeed feed(store, job, Rank{0}, kPatient);
   feed.watch(failing.health());
-  LookaheadPlanner planner(job, {.end_step = 20, .claim_expiry = milliseconds(1000)}, store);
+  LookaheadPlanner planner(job, {.end_step = 20, .claim_expiry = hours(1)}, store);
   take_steps(feed, 0, 20);
   EXPECT_TRUE(planner.wait_for(seconds(300)));
 }
