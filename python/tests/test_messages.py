@@ -155,6 +155,11 @@ def test_settings_are_compared_as_json():
             agree(executor, "here", **{**one, "dtype": torch.bfloat16 if transport.rank == 2 else torch.float32})
         with pytest.raises(ct.InvalidArgument, match="expected the same sizes on all ranks, found"):
             agree(executor, "here", **{**one, "sizes": [[1, 2 + transport.rank]]})
+        large = 10**5000
+        agree(executor, "here", count=large, sizes=[2**63, -(2**63)])
+        with pytest.raises(ct.InvalidArgument, match="^here: expected the same count on all ranks, found '0x8000000000000000' on "
+                           "rank 0 and '0x8000000000000001' on rank 1$"):  # fmt: skip
+            agree(executor, "here", count=2**63 + transport.rank)
         return "all"
 
     assert on_threads([body] * 3) == ["all"] * 3

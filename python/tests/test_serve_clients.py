@@ -469,6 +469,21 @@ def test_exit_codes_stay_where_nothing_can_be_written(given, status):
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize(("code", "status", "error"), [("'no model'", 1, "no model\n"), ("None", 0, ""), ("5", 5, "")])
+def test_exit_codes_are_those_of_sys_exit(code, status, error):
+    check_front()
+    program = f"""
+import runpy, sys, types
+program = types.ModuleType("contextile.serve._program")
+program.main = lambda: sys.exit({code})
+sys.modules[program.__name__] = program
+runpy.run_module("contextile.serve", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, error)
+
+
+@pytest.mark.timing
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json", "config.json"])
 def test_pipes_for_files_are_refused(folder, tmp_path, name):
     check_front()

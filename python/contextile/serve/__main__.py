@@ -16,8 +16,11 @@ from contextile.serve._program import main  # noqa: E402
 
 try:
     status = main()
-except SystemExit as ended:  # of the options
-    status = ended.code if isinstance(ended.code, int) else 0
+except SystemExit as ended:
+    status = 0 if ended.code is None else ended.code if isinstance(ended.code, int) else 1
+    if not isinstance(ended.code, (int, type(None))):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            print(ended.code, file=sys.stderr)
 for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(AttributeError, OSError, ValueError):  # none, full, or closed
         stream.flush()

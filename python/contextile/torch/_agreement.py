@@ -57,12 +57,15 @@ def agreed(
 
 
 def _json_of(setting: Any) -> Any:
-    """Returns a setting as JSON: numbers, texts and lists of them as they are, others as text."""
+    """Returns a setting as JSON: 64-bit numbers, texts and lists of them, and others as text."""
     if isinstance(setting, (list, tuple)):
         return [_json_of(item) for item in setting]
     if setting is None or isinstance(setting, (bool, str)):
         return setting
-    return int(setting) if isinstance(setting, numbers.Integral) else str(setting)
+    if not isinstance(setting, numbers.Integral):
+        return str(setting)
+    # Not in decimal digits, of which Python writes some thousands at most.
+    return int(setting) if -(2**63) <= setting < 2**63 else hex(setting)
 
 
 def agree(executor: Executor, where: str, problem: Exception | None = None, **settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401 (for its function at the end, see _close_all)
 import logging
 import threading
 import time
@@ -257,7 +258,8 @@ def _close_all() -> None:
         source.close()
 
 
-# As concurrent.futures does, whose own function runs after this one.
+# As concurrent.futures.thread does, which waits for pools. Functions run in the reverse order, so
+# this one is registered after that module's, which its package would import with the first pool.
 threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
