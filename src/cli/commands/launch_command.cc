@@ -241,7 +241,8 @@ void report_signal(const LaunchOptions& options, std::int32_t rank, const EndedP
 }
 
 // Ranks read the secret from the file that CONTEXTILE_SECRET_FILE names. If this launch starts all
-// ranks of a command of this program, it makes a random one.
+// ranks of a command of this program, it makes a random one; where the system lets no process have
+// files in memory, or has no /proc, they have none.
 class SecretOfRanks {
  public:
   explicit SecretOfRanks(const LaunchOptions& options) {
@@ -250,7 +251,13 @@ class SecretOfRanks {
       ::setenv(kVariable, options.secret_file.c_str(), 1);
     } else if (is_own(options.command) && !has_others(options) &&
                std::getenv("CONTEXTILE_SECRET_FILE") == nullptr) {
-      ::setenv(kVariable, make_file().c_str(), 1);
+      if (const std::string path = make_file(); ::access(path.c_str(), R_OK) == 0) {
+        ::setenv(kVariable, path.c_str(), 1);
+      } else {
+        print_to_stderr(
+            "contextile: launch: no file in memory or no /proc for a random secret: "
+            "the ranks go on without one (--secret-file)\n");
+      }
     }
   }
   ~SecretOfRanks() {
@@ -267,11 +274,12 @@ class SecretOfRanks {
             std::generic_category().message(errno));
   }
 
-  // Makes a file in memory, which has no name and ends with the ranks that inherit it.
+  // Makes a file in memory, which has no name and ends with the ranks that inherit it. Returns an
+  // empty path if the system refuses one.
   std::string make_file() {
     std::array<unsigned char, 32> bytes{};
     file_ = ::memfd_create("contextile-secret", 0);
-    if (file_ < 0 || ::fchmod(file_, S_IRUSR | S_IWUSR) != 0) fail("cannot make a file in memory");
+    if (file_ < 0 || ::fchmod(file_, S_IRUSR | S_IWUSR) != 0) return {};
     if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()) ||
         ::write(file_, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
       fail("cannot make random bytes");
