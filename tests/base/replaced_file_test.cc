@@ -197,7 +197,7 @@ TEST_F(ReplacedFiles, AreNoMoreOpenThanTheOldOnesWhileTheyAreWritten) {
   ::umask(before);
 }
 
-TEST(NewFiles, LeaveWhatIsThere) {
+TEST(NewFiles, HaveRandomNamesOrSayWhyTheyAreMissing) {
   const std::string folder = ::testing::TempDir();
   const NewFile missing = make_new_file(folder + "no such folder/a", "", kReadWriteForAll);
   EXPECT_EQ(missing.descriptor, -1);
@@ -208,7 +208,11 @@ TEST(NewFiles, LeaveWhatIsThere) {
   const std::string text(300'000, 'x');
   EXPECT_EQ(write_and_close(made, text), 0);
   EXPECT_EQ(content(made.path), text);
+  const NewFile other = make_new_file(folder + "contextile_new_", ".txt", kReadWriteForOwner);
+  EXPECT_NE(other.path, made.path);
+  EXPECT_EQ(write_and_close(other, ""), 0);
   fs::remove(made.path);
+  fs::remove(other.path);
 }
 
 }  // namespace

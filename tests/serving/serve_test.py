@@ -122,6 +122,16 @@ class Server:
         return status
 
 
+def listening_ports(process):
+    """Returns the ports at which a process listens over IPv4."""
+    folder, inodes = f"/proc/{process.pid}/fd", set()
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(os.readlink(f"{folder}/{name}").removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
 class Tests:
     def __init__(self, arguments, folder):
         self.program = arguments.program
@@ -487,24 +497,20 @@ class Tests:
                 assert rank.returncode == 2 and word in error and "on all ranks" in error, (option, rank.returncode, error)
 
     def test_a_signal_ends_a_server_that_loads_its_weights(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         # Takes a minute or two to make.
         large = "random:layers=24,hidden=2048,heads=16,kv_heads=4,head_dim=128,ffn=8192,vocab=256"
-        command = [self.program, "serve", "--ranks", "2", "--port", str(port), "--model", large]
+        command = [self.program, "serve", "--ranks", "2", "--port", "0", "--model", large]
         for number in (signal.SIGINT, signal.SIGTERM):
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             try:
-                while True:
+                # It names its port only when it is ready.
+                while not (ports := listening_ports(server)):
                     assert server.poll() is None, server.stderr.read()
-                    try:
-                        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
-                        connection.request("GET", "/health")
-                        assert connection.getresponse().read() == b"starting\n"
-                        break
-                    except ConnectionError:  # it does not listen yet
-                        time.sleep(0.01)
+                    time.sleep(0.01)
+                connection = http.client.HTTPConnection("127.0.0.1", ports[0], timeout=LIMIT_S)
+                connection.request("GET", "/health")
+                assert connection.getresponse().read() == b"starting\n"
+                connection.close()
                 server.send_signal(number)
                 output, error = server.communicate(timeout=LIMIT_S)
                 assert (server.returncode, output, error) == (0, "", ""), (server.returncode, output, error)
