@@ -101,7 +101,7 @@ class LookaheadPlanner {
   // Without a store, it plans for ranks of this process. Throws InvalidArgument on bad options and
   // jobs.
   LookaheadPlanner(PlanJob job, LookaheadOptions options, std::shared_ptr<Store> store = nullptr);
-  ~LookaheadPlanner();  // as stop
+  ~LookaheadPlanner();  // stops it, as stop() does
   LookaheadPlanner(const LookaheadPlanner&) = delete;
   LookaheadPlanner& operator=(const LookaheadPlanner&) = delete;
 

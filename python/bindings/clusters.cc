@@ -127,8 +127,7 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
           "Returns the cluster of a torch.distributed group (default: the whole job). Hosts "
           "become nodes; preset= names the machine whose constants it has (default 'local'), and "
           "timeout= is the number of seconds to wait for ranks (default 60). Collective: every "
-          "rank "
-          "of the group calls it. Raises InvalidArgument unless every host has equally many "
+          "rank of the group calls it. Raises InvalidArgument unless every host has equally many "
           "consecutive ranks, and TransportError that names ranks that did not come.")
       .def_static("parse_json", &parse_cluster_json, "text"_a, nb::kw_only(), "where"_a = "cluster",
                   "Parses the text of a cluster file; where names it in messages. Raises "

@@ -139,8 +139,10 @@ class FolderRendezvous : public Rendezvous {
     }
     if (!same_code(std::string_view(*text).substr(0, kCodeBytes), code_of_file(introduction))) {
       throw TransportError(fmt::format(
-          "rank {}, rendezvous: expected {} of a rank with {}, found one with another", rank_.value,
-          path_of(rank), member_.secret.empty() ? "no secret" : "the same secret"));
+          "rank {}, rendezvous: expected {} of a rank with {}, found the file of a rank with {} "
+          "secret",
+          rank_.value, path_of(rank), member_.secret.empty() ? "no secret" : "the same secret",
+          member_.secret.empty() ? "a" : "another"));
     }
     check_fits(mine, *found);
     other = *found;

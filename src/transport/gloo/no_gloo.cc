@@ -10,8 +10,7 @@ bool gloo_transport_available() { return false; }
 std::unique_ptr<Transport> make_gloo_transport(const GlooOptions&) {
   fail_argument(
       "gloo: expected a build with gloo, found one without: install libgloo-dev and libssl-dev, "
-      "and build "
-      "again");
+      "and build again");
 }
 
 }  // namespace contextile
