@@ -74,12 +74,12 @@ void parallel_for(Index begin, Index end, const Work& work) {
 #endif
 }
 
-// Calls work(), which has loops of few and long turns. The thread that waits for the last turns of
-// such a loop does not look, so on the own thread of an InterruptScope the work runs on another one,
+// Calls work(), which has loops of few and long iterations. The thread that waits for the last of
+// them does not look. So on the own thread of an InterruptScope the work runs on another thread,
 // which borrows the scope, while this one looks.
 inline void look_during(const std::function<void()>& work) {
   InterruptScope* const interrupt = current_interrupt();
-  // In an arena of one thread, all turns run on this one, and look.
+  // In an arena of one thread, all iterations run on this one, and look.
   const bool is_alone = tbb::this_task_arena::max_concurrency() == 1;
   if (interrupt == nullptr || !interrupt->is_of_this_thread() || is_alone) return work();
   std::mutex mutex;

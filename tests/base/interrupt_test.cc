@@ -139,7 +139,7 @@ TEST(Interrupt, AnInnerScopeStandsForTheOuterOne) {
   EXPECT_THROW(sleep_for(hours(24)), Stop);
 }
 
-TEST(Interrupt, EndsWorkWhoseLastTurnIsAnothers) {
+TEST(Interrupt, EndsWorkThatWaitsForAnotherThread) {
   const InterruptScope scope{StopSoon()};
   const std::thread::id me = std::this_thread::get_id();
   std::atomic<bool> has_ended = false;
@@ -153,7 +153,7 @@ TEST(Interrupt, EndsWorkWhoseLastTurnIsAnothers) {
                      has_ended = true;
                    }
                  });
-                 other.join();  // as oneTBB waits for the last turn of a loop
+                 other.join();  // as oneTBB waits for the end of a loop
                  check_interrupt();
                }),
                Stop);

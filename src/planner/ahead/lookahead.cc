@@ -326,9 +326,9 @@ void LookaheadPlanner::State::show_life() {
     // It has expired, or the store has forgotten it. Another planner that has it now keeps it, and
     // makes the same plan.
     if (!is_mine(step)) continue;
-    const InterruptLoan none(nullptr);  // a claim that was taken is kept or given back
+    const InterruptLoan none(nullptr);  // a claim that was taken is kept or erased
     if (!store->put(keys.claim(step), name, options.claim_expiry)) continue;
-    if (!is_mine(step)) store->erase(keys.claim(step));  // it was given back meanwhile
+    if (!is_mine(step)) store->erase(keys.claim(step));  // its plan was published meanwhile
   }
 }
 

@@ -1,4 +1,4 @@
-// What planning ahead expects of its inputs.
+// Checks of the inputs of planning ahead.
 #pragma once
 
 #include <cstdint>
