@@ -55,18 +55,21 @@ sockaddr_storage end_of(const Socket& socket, decltype(::getsockname)* name) {
   return address;
 }
 
-// Returns this process's socket whose own end has that name, or -1: the name is of a stranger.
-int own_socket_at(const sockaddr_storage& end) {
+// Returns the socket of this process that is the other end of an accepted connection, or -1: the
+// connection is a stranger's. Both ends are compared, because several connections to different
+// addresses may share one local port.
+int own_socket_of(const Socket& accepted) {
+  const sockaddr_storage here = end_of(accepted, ::getpeername);
+  const sockaddr_storage there = end_of(accepted, ::getsockname);
+  const auto has = [](int fd, decltype(::getsockname)* name, const sockaddr_storage& expected) {
+    sockaddr_storage found{};
+    socklen_t size = sizeof(found);
+    return name(fd, reinterpret_cast<sockaddr*>(&found), &size) == 0 &&
+           std::memcmp(&found, &expected, sizeof(sockaddr_in)) == 0;
+  };
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::atoi(entry.path().filename().c_str());
-    sockaddr_storage name{};
-    socklen_t size = sizeof(name);
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &size) != 0) continue;
-    if (std::memcmp(&name, &end, sizeof(sockaddr_in)) != 0) continue;
-    int listens = 0;
-    socklen_t listens_size = sizeof(listens);
-    ::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &listens_size);
-    if (listens == 0) return fd;
+    if (has(fd, ::getsockname, here) && has(fd, ::getpeername, there)) return fd;
   }
   return -1;
 }
@@ -176,7 +179,7 @@ void GlooMesh::give(Rank peer, Socket socket, Clock::time_point deadline) {
       // A connection may be made for one end a little before the other end can accept it.
       if (!wait_for(handover, POLLIN, deadline)) throw TransportError(std::strerror(ETIMEDOUT));
       accepted = Socket(::accept4(handover.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (accepted.valid()) place = own_socket_at(end_of(accepted, ::getpeername));
+      if (accepted.valid()) place = own_socket_of(accepted);
     }
     const int on = 1;
     ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
