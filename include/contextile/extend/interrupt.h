@@ -1,7 +1,7 @@
 // How a caller ends work of the library that takes long, and waits.
 //
-//   const InterruptScope scope([&] { if (stop_requested) throw Stopped(); });
-//   const PlannedBatch planned = plan_batch(workload, cluster, choice);  // may throw Stopped
+//   const InterruptScope scope([&] { if (stop_requested) throw std::runtime_error("stopped"); });
+//   const PlannedBatch planned = plan_batch(workload, cluster, choice);  // may throw that
 #pragma once
 
 #include <atomic>
