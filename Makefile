@@ -34,10 +34,10 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-loaded test-build build deps deps-dev python bench format lint sanitize tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
+.PHONY: help run test test-all test-loaded test-build build deps deps-dev python bench format lint sanitize sanitize-python tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 run: build  ## build, then plan, verify and execute a small batch; writes the page build/demo.html
 	build/contextile demo -o build/demo.html
@@ -98,6 +98,9 @@ sanitize: deps  ## a shorter selection of the tests under ASan and UBSan, in bui
 	@[ -f build-debug/build.ninja ] || cmake --preset debug
 	cmake --build --preset debug -j $(JOBS) --target $(SANITIZE_TESTS)
 	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
+
+sanitize-python: deps  ## NumPy's tests of the Python package under ASan and UBSan (needs make python)
+	JOBS=$(JOBS) scripts/test-bindings
 
 tsan: deps  ## transports, executor, planning ahead, stores under ThreadSanitizer, in build-tsan/
 	@[ -f build-tsan/build.ninja ] || cmake --preset tsan
