@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import contextile as ct
 import numpy as np
 import pytest
@@ -100,3 +102,10 @@ def test_what_does_not_fit_is_said():
     }.items():
         with pytest.raises(ct.InvalidArgument, match=message):
             attend(transport, **{"layout": layout, "q": q, "k": pages, "v": pages, "requests": [([0], [[(0, 1)]])], **changed})
+
+
+def test_the_package_brings_the_library_that_it_loads_by_name():
+    libraries = Path(ct.__file__).parent / "_libs"
+    if not libraries.is_dir():
+        pytest.skip("the package is not installed as a wheel")
+    assert (libraries / "libopenblas.so.0").is_file(), sorted(path.name for path in libraries.iterdir())
