@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/interrupt.h"
 #include "contextile/extend/partition.h"
 #include "partition/grid/rebalance.h"
 
@@ -128,8 +129,11 @@ class Holder {
 
 std::int64_t longest_first_max(std::vector<std::int64_t> sizes, std::int32_t parts) {
   std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  constexpr std::size_t kPlacedBetweenLooks = 4096;
   std::vector<std::int64_t> heap(static_cast<std::size_t>(parts));  // smallest load on top
+  std::size_t num_placed = 0;
   for (const std::int64_t size : sizes) {
+    if (++num_placed % kPlacedBetweenLooks == 0) check_interrupt();
     std::pop_heap(heap.begin(), heap.end(), std::greater<>());
     heap.back() += size;
     std::push_heap(heap.begin(), heap.end(), std::greater<>());

@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 namespace {
 
@@ -154,6 +156,7 @@ Rebalance::Move Rebalance::best_move(GridVertexId v) {
 bool Rebalance::shed(GridPartId part, const std::vector<GridVertexId>& vertices) {
   std::vector<Move> moves;
   for (const GridVertexId v : vertices) {
+    check_interrupt();
     const Move move = grid_.weight(v) > 0 ? best_move(v) : Move{};
     if (move.to.valid()) moves.push_back(move);
   }
@@ -176,6 +179,7 @@ template <typename Visit>
 void Rebalance::for_each_swap(GridPartId from, const PartLists& lists, const Visit& visit) const {
   const auto weight = [this](GridVertexId v) { return grid_.weight(v); };
   for (const GridVertexId out : lists[from]) {
+    check_interrupt();
     for (const GridPartId p : parts_.ids()) {
       const std::int64_t room = limit_ - load_[p];
       if (p == from || room <= 0) continue;

@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "strategy/fcp/fcp_traffic.h"
 
 namespace contextile {
@@ -187,6 +188,7 @@ class ShardExchange {
     std::optional<Leveling> best;
     const std::vector<Group> here = groups_at(heaviest, size);
     for (const std::int32_t to : least_loaded()) {
+      check_interrupt();
       if (to == heaviest) continue;
       const std::vector<Group> there = groups_at(to, size);
       for (const Group& group : here) {
@@ -353,6 +355,7 @@ class ShardExchange {
     const double goal = goal_of(position);
     const std::vector<Group> here = groups_at(position, 2);
     for (const std::int32_t other : others(position)) {
+      check_interrupt();
       const std::vector<Group> there = groups_at(other, 2);
       for (const Group& group : here) {
         if (updates_left_ <= 0) return false;
