@@ -1,6 +1,7 @@
 #include "base/file_bytes.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "base/out_of_memory.h"
 #include "base/standard_stream.h"
 #include "base/steady_file.h"
@@ -22,8 +24,10 @@ namespace {
 }
 
 FileDescriptor open_source(const std::string& path) {
-  const int value =
-      path == kStandardStream ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK, opening a pipe would wait for its writer, deaf to interrupts.
+  const int value = path == kStandardStream
+                        ? ::dup(STDIN_FILENO)
+                        : ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (value < 0) fail_reading(path, errno);
   return FileDescriptor(value);
 }
@@ -37,8 +41,9 @@ bool read_up_to(int file, std::uint64_t size, std::string_view name,
     result.resize(before + std::min(size - before, kPieceBytes));
     ssize_t count = 0;
     do {
+      static_cast<void>(poll_until(file, POLLIN, Clock::time_point::max()));
       count = ::read(file, result.data() + before, result.size() - before);
-    } while (count < 0 && errno == EINTR);
+    } while (count < 0 && (errno == EINTR || errno == EAGAIN));
     if (count < 0) fail_reading(name, errno);
     result.resize(before + static_cast<std::size_t>(count));
     if (count == 0) return true;
