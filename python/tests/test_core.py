@@ -278,6 +278,7 @@ def test_progress_bar():
 def test_ctrl_c_ends_planning():
     code = (
         "import contextile as ct, os, signal, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "try:\n"
         "    ct.plan([131072] * 8, cluster='dgx-h200:8x8', strategy='auto:effort=100')\n"

@@ -30,7 +30,10 @@ class ValueBuilder {
   bool number_integer(json::number_integer_t value) { return add(value); }
   bool number_unsigned(json::number_unsigned_t value) { return add(value); }
   bool number_float(json::number_float_t value, const std::string& /*text*/) { return add(value); }
-  bool string(std::string& value) { return add(std::move(value)); }
+  bool string(std::string& value) {
+    count_node();
+    return add(std::move(value));
+  }
   bool binary(json::binary_t& value) { return add(std::move(value)); }
   bool start_object(std::size_t /*unknown*/) { return open(json::value_t::object); }
   bool start_array(std::size_t /*unknown*/) { return open(json::value_t::array); }
@@ -55,7 +58,7 @@ class ValueBuilder {
 
   void count_node() {
     CONTEXTILE_CHECK(num_nodes_++ < max_nodes_,
-                     "{}: expected at most {} objects, arrays and keys, found more", where_,
+                     "{}: expected at most {} objects, arrays, keys and texts, found more", where_,
                      max_nodes_);
   }
   // Puts a value where the next one belongs, and keeps its place.

@@ -12,7 +12,7 @@ namespace contextile {
 struct JsonLimits {
   // Values of a document, those inside others included. Each takes 16 bytes of memory.
   std::size_t max_values = 100'000'000;
-  // Objects, arrays and keys. Each takes up to 100 bytes more.
+  // Objects, arrays, keys and texts. Each takes up to 100 bytes more.
   std::size_t max_nodes = 100'000'000;
   Look look = {};
 };

@@ -78,7 +78,7 @@ TEST(ParseJson, RefusesMoreValuesOrNodesThanAllowed) {
   EXPECT_THAT(message_of(text, {.max_values = 4}),
               HasSubstr("here: expected at most 4 values, found more"));
   EXPECT_THAT(message_of(text, {.max_nodes = 3}),
-              HasSubstr("here: expected at most 3 objects, arrays and keys, found more"));
+              HasSubstr("here: expected at most 3 objects, arrays, keys and texts, found more"));
 }
 
 TEST(ParseJson, LooksUpOftenAndEndsWhenTold) {

@@ -619,7 +619,7 @@ class Tests:
                 body = '{"prompt":[' + ",".join(objects) + '],"max_tokens":1}'
                 answer = server.ask("POST", "/v1/completions", body)
                 assert answer.status == 400, answer.body
-                assert "at most 65536 objects, arrays and keys" in answer.body, answer.body
+                assert "at most 65536 objects, arrays, keys and texts" in answer.body, answer.body
             assert server.stop() == 0
 
     def test_a_step_that_does_not_end_does_not_keep_the_server_from_ending(self):

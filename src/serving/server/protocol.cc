@@ -22,7 +22,7 @@ constexpr std::size_t kMostStops = 16;
 constexpr std::size_t kMostStopBytes = 1000;
 constexpr std::size_t kMostStopTokens = 128;
 constexpr std::size_t kMostBiases = 1024;
-constexpr std::size_t kMostNodes = 1 << 16;  // objects, arrays and keys of a request
+constexpr std::size_t kMostNodes = 1 << 16;  // objects, arrays, keys and texts of a request
 
 void check_keys(const json& object) {
   static const std::set<std::string> kKnown = {"model",
