@@ -277,8 +277,9 @@ def test_progress_bar():
 @pytest.mark.timing
 def test_ctrl_c_ends_planning():
     code = (
+        # Background jobs of a shell ignore the signal.
         "import contextile as ct, os, signal, threading, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "try:\n"
         "    ct.plan([131072] * 8, cluster='dgx-h200:8x8', strategy='auto:effort=100')\n"
