@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from contextile import _core
+from contextile._waits import join
 
 if TYPE_CHECKING:
     import numpy as np
@@ -302,7 +303,7 @@ def run_inproc(num_ranks: int, body: Callable[[_core.Transport], Any], *, timeou
         thread.start()
     try:
         for thread in threads:
-            thread.join()
+            join(thread)
     except BaseException as interrupt:
         for end in group:
             end.abort(type(interrupt).__name__)

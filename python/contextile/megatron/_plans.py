@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from contextile import _core
+from contextile._waits import result_of
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class PlanCache(Generic[T]):
         job = self._job_of(key, make)
         was_there = job.made.done()
         job.run()
-        return job.made.result(), was_there
+        return result_of(job.made), was_there
 
     def begin(self, key: Hashable, make: Callable[[], T]) -> Future[T]:
         """Starts to make the value on a thread of the cache, in the order of calls."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from contextile import _serving
+from contextile._waits import join, wait
 from contextile.serve._fields import Refusal
 from contextile.serve._guides import Guide, GuideError
 
@@ -54,7 +55,7 @@ class EngineThread:
     def start(self) -> _serving.ServingEngine:
         """Returns when the engine is ready. Raises the errors of making it."""
         self._thread.start()
-        self._ready.wait()
+        wait(self._ready)
         if self.engine is None:
             raise self.error or RuntimeError("the engine's thread ended")
         return self.engine
@@ -94,7 +95,7 @@ class EngineThread:
             self.engine.stop()
 
     def join(self) -> None:
-        self._thread.join()
+        join(self._thread)
 
     def _cancel(self, number: int) -> None:
         if self._streams.pop(number, None) is not None and self.engine is not None:

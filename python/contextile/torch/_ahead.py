@@ -18,6 +18,7 @@ from contextile import _core
 from contextile._display import error_text
 from contextile._layers import check_shapes, one_shape_of, plans
 from contextile._planning import _options_of, make_workload, schedule
+from contextile._waits import result_of
 from contextile.torch._dealing import Dealer
 from contextile.torch._documents import Piece
 
@@ -308,7 +309,7 @@ class LocalSource:
         begun = time.monotonic()
         self._fill(unit)
         try:
-            taken = self._steps[unit].result(self._timeout)
+            taken = result_of(self._steps[unit], self._timeout)
         except futures.TimeoutError:
             raise _core.TransportError(
                 f"rank {self._rank}: step {unit}: expected its {self._what} within {self._timeout} s, found it unfinished"
