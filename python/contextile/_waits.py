@@ -18,7 +18,10 @@ _LONGEST_S = 0.2
 
 
 def result_of(future: futures.Future[T], timeout: float | None = None) -> T:
-    """Returns a future's result, as ``future.result`` does. Raises futures.TimeoutError after ``timeout`` seconds."""
+    """Returns a future's result, as ``future.result`` does.
+
+    Raises futures.TimeoutError after ``timeout`` seconds.
+    """
     until = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _LONGEST_S if until is None else max(until - time.monotonic(), 0)

@@ -402,6 +402,7 @@ def test_wrong_draft_models_are_refused(folder, tmp_path, options, words):
         ('{"prompt": "a", "stream_options": {"x": 1}}', 400, "stream_options"),
         ('{"user": 1e999}', 400, ""), ('{"user": ' + "[" * 64 + "]" * 64 + "}", 400, "64 levels"),
         ('{"prompt": [' + ",".join(["{}"] * 300_000) + "]}", 400, "at most 65536 objects, arrays, keys and texts"),
+        ('{"prompt": [' + ",".join(['"a"'] * 70_000) + "]}", 400, "at most 65536 objects, arrays, keys and texts"),
     ],
 )  # fmt: skip
 def test_wrong_requests_are_refused_alike(server, body, status, words):

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 _MOST_SHOWN = 80  # characters of a wrong value
 _LONGEST_INTEGER = 30  # digits; all fields are of 64 bits
 _MOST_LEVELS = 64  # of nesting
-_MOST_NODES = 1 << 16  # objects, arrays and keys of a text
+_MOST_NODES = 1 << 16  # objects, arrays, keys and texts of a document
 
 
 class Refusal(Exception):
@@ -39,7 +39,7 @@ def fail(param: str, expected: str, found: str) -> NoReturn:
 
 
 class _Nodes:
-    """Counts the objects, arrays and keys of a text."""
+    """Counts the objects, arrays, keys and texts of a document."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -47,7 +47,7 @@ class _Nodes:
     def add(self, count: int) -> None:
         self._count += count
         if self._count > _MOST_NODES:
-            raise ValueError(f"expected at most {_MOST_NODES} objects, arrays and keys, found more")
+            raise ValueError(f"expected at most {_MOST_NODES} objects, arrays, keys and texts, found more")
 
     def object_of(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self.add(1 + len(pairs))
@@ -75,7 +75,7 @@ def _constant(text: str) -> NoReturn:
 
 
 def _check(value: Any, nodes: _Nodes) -> None:
-    """Refuses deep nesting, and halves of surrogate pairs, which are no characters."""
+    """Counts arrays and texts; refuses deep nesting and halves of surrogate pairs."""
     pending = [([value], 0)]
     while pending:
         values, level = pending.pop()
@@ -83,9 +83,12 @@ def _check(value: Any, nodes: _Nodes) -> None:
             raise ValueError(f"expected at most {_MOST_LEVELS} levels of nesting, found more")
         for one in values:
             if isinstance(one, str):
+                nodes.add(1)
                 one.encode()
             elif isinstance(one, dict):
-                pending.append(([*one, *one.values()], level + 1))
+                for key in one:
+                    key.encode()
+                pending.append((list(one.values()), level + 1))
             elif isinstance(one, list):
                 nodes.add(1)
                 pending.append((one, level + 1))
