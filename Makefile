@@ -34,7 +34,7 @@ EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-loaded test-build build deps deps-dev python bench format lint sanitize sanitize-python tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
+.PHONY: help run test test-all test-loaded test-build build deps deps-dev python bench format lint sanitize sanitize-build sanitize-python tsan fuzz fuzz-replay fuzz-targets hosts numerics mutate install clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -94,10 +94,12 @@ format: deps-dev  ## format all C++ in place
 lint: deps-dev build  ## format, include rules, clang-tidy
 	scripts/lint -j $(JOBS)
 
-sanitize: deps  ## a shorter selection of the tests under ASan and UBSan, in build-debug/
+sanitize: sanitize-build  ## a shorter selection of the tests under ASan and UBSan, in build-debug/
+	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
+
+sanitize-build: deps
 	@[ -f build-debug/build.ninja ] || cmake --preset debug
 	cmake --build --preset debug -j $(JOBS) --target $(SANITIZE_TESTS)
-	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
 
 sanitize-python: deps  ## NumPy's tests of the Python package under ASan and UBSan (needs make python)
 	JOBS=$(JOBS) scripts/test-bindings
