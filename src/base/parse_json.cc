@@ -13,6 +13,19 @@ namespace {
 
 using nlohmann::json;
 
+// Levels of nesting are limited, so that this may recur.
+void free_items(json& value) noexcept {
+  if (value.is_array()) {
+    auto& items = value.get_ref<json::array_t&>();
+    for (json& item : items) free_items(item);
+    items.clear();
+  } else if (value.is_object()) {
+    auto& items = value.get_ref<json::object_t&>();
+    for (auto& [key, item] : items) free_items(item);
+    items.clear();
+  }
+}
+
 // Builds the value of a document from the events of nlohmann's parser. Its own builder with a
 // callback looks through the whole parent at the end of every object, which takes quadratic time.
 class ValueBuilder {
@@ -23,7 +36,7 @@ class ValueBuilder {
         max_nodes_(limits.max_nodes),
         look_(limits.look) {}
 
-  [[nodiscard]] json take() && { return std::move(root_); }
+  [[nodiscard]] json take() && { return std::move(*root_); }
 
   bool null() { return add(nullptr); }
   bool boolean(bool value) { return add(value); }
@@ -92,14 +105,16 @@ class ValueBuilder {
   std::size_t max_values_;
   std::size_t max_nodes_;
   RareLook look_;
-  json root_;
-  json* next_ = &root_;      // outside of arrays: the place of the next value
+  LargeJson root_;
+  json* next_ = &*root_;     // outside of arrays: the place of the next value
   std::vector<json*> open_;  // the containers around the next value
   std::size_t num_values_ = 0;
   std::size_t num_nodes_ = 0;
 };
 
 }  // namespace
+
+LargeJson::~LargeJson() { free_items(value_); }
 
 std::string_view json_reason(const json::exception& error) {
   constexpr std::size_t kMostBytes = 200;  // it may quote a number of any length

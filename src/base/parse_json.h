@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 
 #include "base/look.h"
 
@@ -23,6 +24,24 @@ struct JsonLimits {
 // and printed recursively).
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, std::string_view where,
                                         const JsonLimits& limits = {});
+
+// Owns a value that may be large. nlohmann's destructor takes memory for every item of an array, and
+// so ends the program where memory has run out; this one takes none.
+class LargeJson {
+ public:
+  LargeJson() = default;
+  explicit LargeJson(nlohmann::json value) : value_(std::move(value)) {}
+  LargeJson(LargeJson&&) = default;
+  LargeJson& operator=(LargeJson&&) = delete;
+  ~LargeJson();
+
+  [[nodiscard]] const nlohmann::json& operator*() const { return value_; }
+  [[nodiscard]] nlohmann::json& operator*() { return value_; }
+  [[nodiscard]] const nlohmann::json* operator->() const { return &value_; }
+
+ private:
+  nlohmann::json value_;
+};
 
 // The reason in an exception of nlohmann's, without its internal name.
 [[nodiscard]] std::string_view json_reason(const nlohmann::json::exception& error);

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -620,6 +621,28 @@ class Tests:
                 answer = server.ask("POST", "/v1/completions", body)
                 assert answer.status == 400, answer.body
                 assert "at most 65536 objects, arrays, keys and texts" in answer.body, answer.body
+            assert server.stop() == 0
+
+    def test_requests_that_no_memory_is_left_for_cost_nobody_else(self):
+        with self.serve("--kv-tokens", "4096") as server:
+            process = server.process.pid
+            size = pathlib.Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[0]
+            size = int(size) * os.sysconf("SC_PAGE_SIZE") + (300 << 20)
+            resource.prlimit(process, resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+            body = '{"prompt": [' + ",".join(["1"] * 4_000_000) + "]}"
+
+            def ask(_):
+                try:
+                    return server.ask("POST", "/v1/completions", body).status
+                except ConnectionError:  # no memory for an answer, either
+                    return None
+
+            with concurrent.futures.ThreadPoolExecutor(10) as clients:
+                found = set(clients.map(ask, range(30)))
+            assert found <= {400, 503, None}, found
+            assert server.process.poll() is None
+            assert server.ask("GET", "/health").status == 200
+            assert server.complete(prompt="a", max_tokens=2).status == 200
             assert server.stop() == 0
 
     def test_a_step_that_does_not_end_does_not_keep_the_server_from_ending(self):

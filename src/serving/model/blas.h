@@ -1,4 +1,4 @@
-// OpenBLAS's matrix products, loaded when the first one is computed.
+// OpenBLAS's matrix products, loaded with the first model.
 //
 // The library starts a thread for each core and takes memory for each as soon as it is loaded. A
 // program that is linked with it does so whatever it is asked for, and where memory or threads are

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernel/tensor.h"
 #include "serving/model/activation_rows.h"
+#include "serving/model/blas.h"
 #include "serving/model/expert_layer.h"
 #include "serving/prefill/check_prefill.h"
 #include "transport/all_reduce.h"
@@ -32,6 +33,7 @@ DecoderCore::DecoderCore(Transport& transport, const DecoderConfig& config, Deco
       tensor_group_(world_, checked_part().tensor_group()),
       token_group_(world_, weights_.part.token_group()),
       rotary_(config.rope, config.rope_dim()) {
+  static_cast<void>(blas());  // loaded now: if it cannot be, no request is lost
   const std::int64_t slots = std::int64_t{options.num_pages} * options.layout.page_size;
   const Dtype dtype = page_dtype(options.kv_dtype);
   const auto heads = static_cast<std::int32_t>(part().kv_heads(config.kv_heads).size());

@@ -250,6 +250,12 @@ class HttpServer final : public CompletionServer {
         answer(response, failure.error());
       } catch (const InvalidArgument& error) {
         answer(response, {.message = error.what()});
+      } catch (const std::bad_alloc&) {
+        answer(response, {.status = 503,
+                          .type = "server_error",
+                          .message = "the server has no memory left for this request; it may be "
+                                     "sent again",
+                          .logged = "no memory left"});
       }
     });
   }

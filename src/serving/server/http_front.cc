@@ -23,6 +23,7 @@ using std::chrono::milliseconds;
 constexpr std::size_t kChunk = 16 << 10;
 constexpr milliseconds kLinger{2'000};        // for a refused client to read why
 constexpr milliseconds kWithoutSockets{100};  // before accepting again
+constexpr milliseconds kPause{100};           // after memory ran out
 
 std::string_view reason_of(int status) {
   switch (status) {
@@ -57,6 +58,17 @@ namespace {
 thread_local const SocketStream* t_stream = nullptr;
 // True if a request that the front answers is the last one of its connection.
 thread_local bool t_closes = false;
+
+// Runs a call; false if memory ran out in it.
+template <typename Call>
+bool has_memory_for(const Call& call) {
+  try {
+    call();
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
 
 }  // namespace
 
@@ -128,32 +140,40 @@ void HttpFront::run_front() {
       const std::lock_guard lock(mutex_);
       if (closing_) break;
     }
-    std::vector<pollfd> watched;
-    const bool accepts = Clock::now() >= accept_again_;
-    watched.push_back({wake_[0], POLLIN, 0});
-    watched.push_back({accepts ? static_cast<int>(svr_sock_) : -1, POLLIN, 0});
-    for (const auto& [socket, connection] : connections_) {
-      const short events = connection.state == State::kWriting ? POLLOUT : POLLIN;
-      watched.push_back({socket, events, 0});
-    }
-    ::poll(watched.data(), watched.size(), static_cast<int>(time_to_next_limit().count()));
-    std::array<char, 64> woken{};
-    while (::read(wake_[0], woken.data(), woken.size()) > 0) {
-    }
-    for (std::size_t i = 2; i < watched.size(); ++i) {
-      const auto found = connections_.find(watched[i].fd);
-      if (watched[i].revents == 0 || found == connections_.end()) continue;
-      if (!advance(watched[i].fd, found->second, watched[i].revents)) {
-        ::close(watched[i].fd);
-        connections_.erase(found);
-      }
-    }
-    take_answered();
-    close_expired();
-    if (watched[1].revents != 0) accept_all();
+    if (!has_memory_for([this] { serve_connections(); })) std::this_thread::sleep_for(kPause);
   }
   for (const auto& [socket, connection] : connections_) ::close(socket);
   connections_.clear();
+}
+
+// Waits for connections, and does what those that moved need.
+void HttpFront::serve_connections() {
+  std::vector<pollfd> watched;
+  const bool accepts = Clock::now() >= accept_again_;
+  watched.push_back({wake_[0], POLLIN, 0});
+  watched.push_back({accepts ? static_cast<int>(svr_sock_) : -1, POLLIN, 0});
+  for (const auto& [socket, connection] : connections_) {
+    const short events = connection.state == State::kWriting ? POLLOUT : POLLIN;
+    watched.push_back({socket, events, 0});
+  }
+  ::poll(watched.data(), watched.size(), static_cast<int>(time_to_next_limit().count()));
+  std::array<char, 64> woken{};
+  while (::read(wake_[0], woken.data(), woken.size()) > 0) {
+  }
+  for (std::size_t i = 2; i < watched.size(); ++i) {
+    const auto found = connections_.find(watched[i].fd);
+    if (watched[i].revents == 0 || found == connections_.end()) continue;
+    bool stays = false;
+    const bool has_memory = has_memory_for(
+        [&] { stays = advance(watched[i].fd, found->second, watched[i].revents); });
+    if (!has_memory || !stays) {
+      ::close(watched[i].fd);
+      connections_.erase(found);
+    }
+  }
+  take_answered();
+  close_expired();
+  if (watched[1].revents != 0) accept_all();
 }
 
 milliseconds HttpFront::time_to_next_limit() const {
@@ -178,7 +198,7 @@ void HttpFront::accept_all() {
     ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     Connection added;
     added.limit = Clock::now() + limits_.head_time;
-    connections_.emplace(socket, std::move(added));
+    if (!has_memory_for([&] { connections_.emplace(socket, std::move(added)); })) ::close(socket);
   }
 }
 
@@ -198,15 +218,18 @@ void HttpFront::take_answered() {
     answered.swap(answered_);
   }
   for (Answered& one : answered) {
-    Connection& connection = connections_[one.socket];
-    if (one.lingers) {
-      start_lingering(one.socket, connection);
-      continue;
-    }
-    connection.in = std::move(one.rest);
-    start_reading(connection);
-    if (take_request(one.socket, connection)) connections_.erase(one.socket);
+    if (has_memory_for([&] { go_on(one); })) continue;
+    connections_.erase(one.socket);
+    ::close(one.socket);
   }
+}
+
+void HttpFront::go_on(Answered& answered) {
+  Connection& connection = connections_[answered.socket];
+  if (answered.lingers) return start_lingering(answered.socket, connection);
+  connection.in = std::move(answered.rest);
+  start_reading(connection);
+  if (take_request(answered.socket, connection)) connections_.erase(answered.socket);
 }
 
 void HttpFront::start_reading(Connection& connection) const {
@@ -358,17 +381,25 @@ void HttpFront::serve(Job job) {
   SocketStream stream(job.socket, job.in, job.head, limits_);
   job.in.clear();
   t_stream = &stream;
-  const bool goes_on = process(stream) && stream.may_go_on();
+  bool goes_on = false;
+  // False if there is no memory for an answer that says so, either.
+  const bool is_answered =
+      has_memory_for([&] { goes_on = process(stream) && stream.may_go_on(); });
   t_stream = nullptr;
   const std::lock_guard lock(mutex_);
   serving_.erase(job.socket);
-  if (closing_ || stream.is_gone()) {
+  if (closing_ || !is_answered || stream.is_gone()) {
     ::close(job.socket);
   } else {
-    answered_.push_back({job.socket, goes_on ? stream.rest() : std::string(), !goes_on});
-    wake();
+    give_back({job.socket, goes_on ? stream.rest() : std::string(), !goes_on});
   }
   changed_.notify_all();
+}
+
+void HttpFront::give_back(Answered answered) {
+  const int socket = answered.socket;
+  if (!has_memory_for([&] { answered_.push_back(std::move(answered)); })) ::close(socket);
+  wake();
 }
 
 // Lets the library answer one request. Returns true if the connection stays open.

@@ -84,10 +84,12 @@ class HttpFront : public httplib::Server {
   };
 
   void run_front();
+  void serve_connections();
   [[nodiscard]] std::chrono::milliseconds time_to_next_limit() const;
   void accept_all();
   void make_room();
   void take_answered();
+  void go_on(Answered& answered);
   void close_expired();
   void start_reading(Connection& connection) const;
   static void start_lingering(int socket, Connection& connection);
@@ -104,6 +106,7 @@ class HttpFront : public httplib::Server {
   void run_worker();
   void serve(Job job);
   [[nodiscard]] bool process(httplib::Stream& stream);
+  void give_back(Answered answered);
   void wake();
 
   const FrontLimits limits_;

@@ -323,13 +323,13 @@ void check_model(const RequestReader& reader, const ProtocolLimits& limits) {
   throw ProtocolFailure(another_model(limits.model, shown(*model)));
 }
 
-json object_of(std::string_view body, const Look& look) {
+LargeJson object_of(std::string_view body, const Look& look) {
   constexpr const char* kLogged = "request, no JSON object that can be read";
   try {
-    json object = parse_json(body, "request", {.max_nodes = kMostNodes, .look = look});
-    if (object.is_object()) return object;
+    LargeJson object(parse_json(body, "request", {.max_nodes = kMostNodes, .look = look}));
+    if (object->is_object()) return object;
     throw ProtocolFailure(
-        {.message = fmt::format("request: expected a JSON object, found {}", object.type_name()),
+        {.message = fmt::format("request: expected a JSON object, found {}", object->type_name()),
          .logged = kLogged});
   } catch (const InvalidArgument& error) {
     throw ProtocolFailure({.message = error.what(), .logged = kLogged});
@@ -348,9 +348,9 @@ ProtocolError another_model(const std::string& served, const std::string& found)
 
 CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
                                    const ProtocolLimits& limits) {
-  const json object = object_of(body, limits.look);
-  check_keys(object);
-  const RequestReader reader(object);
+  const LargeJson object = object_of(body, limits.look);
+  check_keys(*object);
+  const RequestReader reader(*object);
   check_model(reader, limits);
   CompletionRequest request;
   read_prompts(reader, tokenizer, limits, request);
@@ -375,8 +375,8 @@ CompletionRequest parse_completion(std::string_view body, const Tokenizer& token
 
 std::vector<std::int32_t> parse_tokenize(std::string_view body, const Tokenizer& tokenizer,
                                          const Look& look) {
-  const json object = object_of(body, look);
-  const RequestReader reader(object);
+  const LargeJson object = object_of(body, look);
+  const RequestReader reader(*object);
   reader.check_keys("request", {"model", "prompt", "add_special_tokens"});
   const json* prompt = reader.find("prompt");
   if (prompt == nullptr || !prompt->is_string())
@@ -385,8 +385,8 @@ std::vector<std::int32_t> parse_tokenize(std::string_view body, const Tokenizer&
 }
 
 std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer, const Look& look) {
-  const json object = object_of(body, look);
-  const RequestReader reader(object);
+  const LargeJson object = object_of(body, look);
+  const RequestReader reader(*object);
   reader.check_keys("request", {"model", "tokens"});
   const json* tokens = reader.find("tokens");
   if (tokens == nullptr || !tokens->is_array()) {
