@@ -123,6 +123,15 @@ class Server:
         return status
 
 
+def wait_for_cpu_time(process, seconds):
+    """Returns when a process has computed for so long."""
+    while process.poll() is None:
+        fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1].split()
+        if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") >= seconds:
+            return
+        time.sleep(0.01)
+
+
 def listening_ports(process):
     """Returns the ports at which a process listens over IPv4."""
     folder, inodes = f"/proc/{process.pid}/fd", set()
@@ -518,6 +527,34 @@ class Tests:
             finally:
                 server.kill()
                 server.wait()
+
+    def test_a_signal_ends_processes_that_load_their_weights(self):
+        if not self.gloo:
+            return
+        # Takes some seconds to make; a rank that got no signal makes it to the end.
+        large = "random:layers=4,hidden=2048,heads=16,kv_heads=4,head_dim=128,ffn=8192,vocab=256"
+        for to_whom in ("all", "the first", "the second"):
+            meeting = tempfile.mkdtemp(dir=self.folder)
+            command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",
+                       "--run-id", "a", "--port", "0", "--model", large]  # fmt: skip
+            ranks = [
+                subprocess.Popen([*command, "--rank", rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                for rank in "01"
+            ]
+            try:
+                while not listening_ports(ranks[0]):
+                    assert ranks[0].poll() is None, ranks[0].stderr.read()
+                    time.sleep(0.01)
+                wait_for_cpu_time(ranks[1], 1)  # it makes weights
+                told = {"all": ranks, "the first": ranks[:1], "the second": ranks[1:]}[to_whom]
+                for rank in told:
+                    rank.terminate()
+                found = [(*rank.communicate(timeout=LIMIT_S), rank.returncode) for rank in ranks]
+                assert found == [("", "", 0), ("", "", 0)], (to_whom, found)
+            finally:
+                for rank in ranks:
+                    rank.kill()
+                    rank.wait()
 
     def test_control_c_ends_launched_ranks_well(self):
         if not self.gloo:

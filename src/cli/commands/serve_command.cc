@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,7 +48,8 @@ std::unique_ptr<DecoderRank> load(Transport& transport, const ServedDecoder& dec
 }
 
 // One rank, from its weights to the end of serving. `server` is used on the first rank alone.
-void serve_rank(Transport& transport, const Serving& serving, CompletionServer* server) {
+void serve_rank(Transport& transport, const Serving& serving, CompletionServer* server,
+                const std::function<void()>& on_loaded = [] {}) {
   const std::unique_ptr<DecoderRank> model = load(transport, serving);
   std::unique_ptr<DecoderRank> second;
   DraftModel draft;
@@ -57,6 +59,7 @@ void serve_rank(Transport& transport, const Serving& serving, CompletionServer* 
   }
   Engine engine(*model, serving.model.config, serving.engine, draft);
   EngineRank rank(transport, engine);
+  on_loaded();
   barrier(transport);
   if (transport.rank().value == 0) {
     server->run(rank, engine);
@@ -125,9 +128,14 @@ void print_start(const ServeCommandOptions& options, const Serving& serving,
   check_stdout();
 }
 
-// Thrown by a signal into the start of ranks that are threads of this process.
+// Thrown by a signal into the start of a rank. Other processes' ranks get the text.
 struct StoppedAtStart : std::exception {
-  [[nodiscard]] const char* what() const noexcept override { return "stopped by a signal"; }
+  [[nodiscard]] const char* what() const noexcept override {
+    return "stopped by a signal before it served";
+  }
+  [[nodiscard]] static bool is_reason_of(const TransportError& error) {
+    return std::string_view(error.what()).ends_with(StoppedAtStart().what());
+  }
 };
 
 // The first rank's server: listens before weights are loaded, so that /health can say "starting".
@@ -259,17 +267,26 @@ int serve_process(const ServeCommandOptions& options) {
                    "--decode-context-parallel, whose ranks cannot go on without one of them");
   ProcessRanks ranks(options);
   OpenServer server(options);
-  // The first rank ends the others when the signal reaches it.
-  if (ranks.transport().rank().value != 0) ignore_first_signals();
+  // The first rank ends the others when the signal reaches it, once they wait for its steps.
+  if (ranks.transport().rank().value != 0) note_first_signals();
   bool has_agreed = false;
+  bool has_loaded = false;
+  const InterruptScope scope([&] {
+    server.look();
+    if (!has_loaded && first_signal_has_come()) throw StoppedAtStart();
+  });
   while (true) {
     const Serving serving = serving_of(options, ranks.transport().size());
     if (ranks.transport().rank().value == 0) server.open(serving);
     try {
       if (!std::exchange(has_agreed, true)) ranks.agree(serving);
-      serve_rank(ranks.transport(), serving, server.get());
+      serve_rank(ranks.transport(), serving, server.get(), [&] { has_loaded = true; });
       return kExitOk;
+    } catch (const StoppedAtStart& stopped) {
+      ranks.transport().abort(stopped.what());
+      throw;
     } catch (const TransportError& error) {
+      if (StoppedAtStart::is_reason_of(error)) return kExitOk;
       if (!ranks.can_regroup()) throw;
       print_error(error.what());
     }

@@ -25,7 +25,9 @@ void pass_on(int) {
   const char byte = 1;
   static_cast<void>(!::write(signal_pipe, &byte, 1));
 }
-void ignore(int) {}
+
+volatile std::sig_atomic_t has_come = 0;
+void note(int) { has_come = 1; }
 
 void handle_first_signals(void (*handler)(int)) {
   struct sigaction action = {};
@@ -36,7 +38,8 @@ void handle_first_signals(void (*handler)(int)) {
 
 }  // namespace
 
-void ignore_first_signals() { handle_first_signals(ignore); }
+void note_first_signals() { handle_first_signals(note); }
+bool first_signal_has_come() { return has_come != 0; }
 
 StopOnSignal::StopOnSignal(CompletionServer& server) : server_(&server) {
   if (::pipe2(ends_, O_CLOEXEC) != 0) {
@@ -70,7 +73,7 @@ StopOnSignal::~StopOnSignal() {
     has_ended_ = true;
     ended_.notify_all();
   }
-  handle_first_signals(ignore);
+  note_first_signals();
   ::close(ends_[1]);
   waiter_.join();
   ::close(ends_[0]);

@@ -10,10 +10,12 @@
 
 namespace contextile {
 
-// Makes the first SIGINT or SIGTERM from now on do nothing, and a second one end the process. It
-// lasts until the process ends, because the signal may reach a rank that is already ending.
-// It does not use signal masks of threads: libraries have threads of their own, from before main.
-void ignore_first_signals();
+// Makes the first SIGINT or SIGTERM from now on do nothing but be noted, and a second one end the
+// process. It lasts until the process ends, because the signal may reach a rank that is already
+// ending. It does not use signal masks of threads: libraries have threads of their own, from before
+// main.
+void note_first_signals();
+[[nodiscard]] bool first_signal_has_come();
 
 // Stops the server at the first signal. Once it is gone, a first signal does nothing. If it still
 // lives 8 seconds after the signal, because a step of the engines or a request takes so long, it
