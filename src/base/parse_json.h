@@ -25,8 +25,8 @@ struct JsonLimits {
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, std::string_view where,
                                         const JsonLimits& limits = {});
 
-// Owns a value that may be large. nlohmann's destructor takes memory for every item of an array, and
-// so ends the program where memory has run out; this one takes none.
+// Owns a value that may be large. nlohmann's destructor takes memory for every item of an array, so
+// it ends the program where memory has run out; this one takes none.
 class LargeJson {
  public:
   LargeJson() = default;
