@@ -387,6 +387,25 @@ def test_wrong_draft_models_are_refused(folder, tmp_path, options, words):
 
 
 @pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://127.0.0.1:80", "127.0.0.1:80", 200), ("https://localhost", "localhost", 200),
+        ("http://[::1]:8000", "[::1]:8000", 200), ("http://evil.example", None, 403), ("null", None, 403),
+        # A page whose name points to this machine.
+        ("http://evil.example", "evil.example", 403), ("http://127.0.0.1.evil.example", "127.0.0.1.evil.example", 403),
+        ("http://localhost:1", "localhost:2", 403), ("http://[::1", "[::1", 403), ("http://[::1]a", "[::1]a", 403),
+    ],
+)  # fmt: skip
+def test_pages_of_others_are_refused_alike(server, origin, host, status):
+    """Also where a browser does not ask before it sends, as with a text."""
+    headers = {"Origin": origin, "Content-Type": "text/plain"} | ({"Host": host} if host else {})
+    answer = server.ask("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 1}', headers)
+    assert answer.status == status, answer.body
+    if status == 403:
+        assert "--allow-origin" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         ("", 400, "expected JSON"), ("[]", 400, "a JSON object"), ("{}", 400, "prompt: expected a text"),

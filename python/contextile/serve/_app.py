@@ -26,6 +26,7 @@ from contextile.serve._answers import Answers, Completion, Piece, usage_of
 from contextile.serve._engine import EngineThread, Stream
 from contextile.serve._fields import Fields, Refusal, fail, parse_object, shown, token_ids
 from contextile.serve._log import log_bug
+from contextile.serve._origins import is_own_page
 from contextile.serve._requests import Asked, Limits, read_chat, read_completion
 from contextile.serve._text import Texts
 
@@ -46,6 +47,7 @@ def make_app(
     max_connections: int = 64,
     max_body_bytes: int = 8 << 20,
     allow_origin: str | None = None,
+    host: str = "127.0.0.1",
 ) -> Starlette:
     """Returns an ASGI application that serves an engine.
 
@@ -63,9 +65,28 @@ def make_app(
     max_body_bytes : int
         Longer bodies are answered 413.
     allow_origin : str, optional
-        Origin of the pages whose scripts may call the server; ``"*"``: all.
+        Origin of the pages whose scripts may call the server, beside those of the server itself;
+        ``"*"``: all. Others are answered 403.
+    host : str
+        Name or address that the server listens on.
     """
     server = _Server(engine, Texts(tokenizer, limits.max_length), limits, max_connections, max_body_bytes)
+
+    def of_pages(handler: Handler) -> Handler:
+        """Refuses pages that may not call the server."""
+
+        async def checked(request: Request) -> Response:
+            origin = request.headers.get("origin")
+            allowed = origin is None or allow_origin in ("*", origin)
+            if not allowed and not is_own_page(origin, request.headers.get("host", ""), host):
+                raise Refusal(
+                    "origin: expected a page of this server, by its address, or of --allow-origin, "
+                    f"found {shown(origin)}",
+                    status=403,
+                )
+            return await handler(request)
+
+        return checked
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -78,7 +99,7 @@ def make_app(
         CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[_ID]
     )
     return Starlette(
-        routes=[Route(path, _named(handler), methods=[method]) for method, path, handler in server.routes()],
+        routes=[Route(path, _named(of_pages(handler)), methods=[method]) for method, path, handler in server.routes()],
         middleware=[cors] if origins else [],
         exception_handlers={HTTPException: _not_found, Exception: _failed},
         lifespan=lifespan,

@@ -228,6 +228,7 @@ def _serve(options: ServeOptions, front: _Front, transports: list[_core.Transpor
             max_connections=options.max_connections,
             max_body_bytes=options.max_body_bytes,
             allow_origin=options.allow_origin,
+            host=options.host,
         )
         server = _server_of(app, options, front, thread, end)
         thread.lost = lambda: setattr(server, "should_exit", True)

@@ -16,6 +16,7 @@
 #include "serving/server/completion.h"
 #include "serving/server/engine_health.h"
 #include "serving/server/http_front.h"
+#include "serving/server/origin.h"
 #include "serving/server/protocol.h"
 #include "serving/server/reading_limit.h"
 #include "serving/server/request_queue.h"
@@ -197,9 +198,16 @@ class HttpServer final : public CompletionServer {
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     });
     server_.set_pre_routing_handler(
-        [](const httplib::Request& request, httplib::Response& response) {
+        [this](const httplib::Request& request, httplib::Response& response) {
           response.set_header(kRequestId, request_id(request));
-          return httplib::Server::HandlerResponse::Unhandled;
+          if (is_of_allowed_page(request)) return httplib::Server::HandlerResponse::Unhandled;
+          answer(response, {.status = 403,
+                            .message = fmt::format(
+                                "origin: expected a page of this server, by its address, or of "
+                                "--allow-origin, found {}",
+                                quote(request.get_header_value("Origin"))),
+                            .logged = "origin, another one"});
+          return httplib::Server::HandlerResponse::Handled;
         });
     server_.answer_at_once({"/health", "/metrics"});
     if (options_.allow_origin.empty()) return;
@@ -210,6 +218,15 @@ class HttpServer final : public CompletionServer {
          {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"}});
     server_.Options(
         ".*", [](const httplib::Request&, httplib::Response& response) { response.status = 204; });
+  }
+
+  // Browsers name the origin of a page whose script sends a request. They send some without asking
+  // whether the server allows them.
+  [[nodiscard]] bool is_of_allowed_page(const httplib::Request& request) const {
+    if (!request.has_header("Origin") || options_.allow_origin == "*") return true;
+    const std::string origin = request.get_header_value("Origin");
+    return origin == options_.allow_origin ||
+           is_own_page(origin, request.get_header_value("Host"), options_.host);
   }
 
   void add_completions() {
