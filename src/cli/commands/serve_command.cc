@@ -48,8 +48,9 @@ std::unique_ptr<DecoderRank> load(Transport& transport, const ServedDecoder& dec
 }
 
 // One rank, from its weights to the end of serving. `server` is used on the first rank alone.
-void serve_rank(Transport& transport, const Serving& serving, CompletionServer* server,
-                const std::function<void()>& on_loaded = [] {}) {
+void serve_rank(
+    Transport& transport, const Serving& serving, CompletionServer* server,
+    const std::function<void()>& on_loaded = [] {}) {
   const std::unique_ptr<DecoderRank> model = load(transport, serving);
   std::unique_ptr<DecoderRank> second;
   DraftModel draft;

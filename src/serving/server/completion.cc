@@ -1,5 +1,8 @@
 #include "serving/server/completion.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -104,6 +107,14 @@ CompletionChoice Completion::add(std::int32_t index, const EngineEvent& event) {
 
 bool Completion::ends_early(std::int32_t index, const EngineEvent& event) const {
   return choices_.at(static_cast<std::size_t>(index)).finish_reason && !event.finish;
+}
+
+std::string finish_text(const Completion& completion) {
+  std::vector<std::string_view> reasons;
+  for (const CompletionChoice& choice : completion.choices()) {
+    reasons.push_back(choice.finish_reason.value_or("unfinished"));
+  }
+  return fmt::format("{}", fmt::join(reasons, ", "));
 }
 
 }  // namespace contextile

@@ -46,4 +46,7 @@ class Completion {
   CompletionUsage usage_;
 };
 
+// Why each of the completions ended, in one line.
+[[nodiscard]] std::string finish_text(const Completion& completion);
+
 }  // namespace contextile

@@ -25,7 +25,6 @@ namespace contextile {
 namespace {
 
 using nlohmann::json;
-
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kBetweenLooks{200};  // at whether a client is still there
@@ -40,14 +39,8 @@ std::uint64_t random_bits() {
 
 // The client's name for its request, or a new one where it gives none of a usual form.
 std::string request_id(const httplib::Request& request) {
-  constexpr std::size_t kMostBytes = 128;
   std::string given = request.get_header_value(kRequestId);
-  const bool is_usual =
-      !given.empty() && given.size() <= kMostBytes && std::ranges::all_of(given, [](char c) {
-        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-               c == '-' || c == '_' || c == '.';
-      });
-  return is_usual ? given : fmt::format("{:016x}", random_bits());
+  return is_usual_name(given) ? given : fmt::format("{:016x}", random_bits());
 }
 
 std::int64_t seconds_now() {  // since 1970
@@ -201,12 +194,7 @@ class HttpServer final : public CompletionServer {
         [this](const httplib::Request& request, httplib::Response& response) {
           response.set_header(kRequestId, request_id(request));
           if (is_of_allowed_page(request)) return httplib::Server::HandlerResponse::Unhandled;
-          answer(response, {.status = 403,
-                            .message = fmt::format(
-                                "origin: expected a page of this server, by its address, or of "
-                                "--allow-origin, found {}",
-                                quote(request.get_header_value("Origin"))),
-                            .logged = "origin, another one"});
+          answer(response, another_origin(request.get_header_value("Origin")));
           return httplib::Server::HandlerResponse::Handled;
         });
     server_.answer_at_once({"/health", "/metrics"});
@@ -268,11 +256,7 @@ class HttpServer final : public CompletionServer {
       } catch (const InvalidArgument& error) {
         answer(response, {.message = error.what()});
       } catch (const std::bad_alloc&) {
-        answer(response, {.status = 503,
-                          .type = "server_error",
-                          .message = "the server has no memory left for this request; it may be "
-                                     "sent again",
-                          .logged = "no memory left"});
+        answer(response, no_memory_left());
       }
     });
   }
@@ -444,13 +428,6 @@ class HttpServer final : public CompletionServer {
                     answered.head.id, outcome, usage.prompt_tokens, usage.cached_tokens,
                     usage.completion_tokens, ms_since(answered.first_token), ms_since(Clock::now()),
                     finish_text(answered.completion)));
-  }
-  static std::string finish_text(const Completion& completion) {
-    std::vector<std::string_view> reasons;
-    for (const CompletionChoice& choice : completion.choices()) {
-      reasons.push_back(choice.finish_reason.value_or("unfinished"));
-    }
-    return fmt::format("{}", fmt::join(reasons, ", "));
   }
 
   [[nodiscard]] CompletionChoice take(Answer& answered, const CallUpdate& update) {

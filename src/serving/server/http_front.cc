@@ -164,8 +164,8 @@ void HttpFront::serve_connections() {
     const auto found = connections_.find(watched[i].fd);
     if (watched[i].revents == 0 || found == connections_.end()) continue;
     bool stays = false;
-    const bool has_memory = has_memory_for(
-        [&] { stays = advance(watched[i].fd, found->second, watched[i].revents); });
+    const bool has_memory =
+        has_memory_for([&] { stays = advance(watched[i].fd, found->second, watched[i].revents); });
     if (!has_memory || !stays) {
       ::close(watched[i].fd);
       connections_.erase(found);
@@ -383,8 +383,7 @@ void HttpFront::serve(Job job) {
   t_stream = &stream;
   bool goes_on = false;
   // False if there is no memory for an answer that says so, either.
-  const bool is_answered =
-      has_memory_for([&] { goes_on = process(stream) && stream.may_go_on(); });
+  const bool is_answered = has_memory_for([&] { goes_on = process(stream) && stream.may_go_on(); });
   t_stream = nullptr;
   const std::lock_guard lock(mutex_);
   serving_.erase(job.socket);

@@ -182,6 +182,14 @@ std::optional<std::size_t> head_size(std::string_view bytes, std::size_t num_sea
   return end + kEndOfHead.size();
 }
 
+bool is_usual_name(std::string_view name) {
+  constexpr std::size_t kMostBytes = 128;
+  return !name.empty() && name.size() <= kMostBytes && std::ranges::all_of(name, [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
+           c == '_' || c == '.';
+  });
+}
+
 std::variant<RequestHead, HeadProblem> parse_head(std::string_view head, const HeadLimits& limits) {
   try {
     return HeadParser(limits).parse(head);

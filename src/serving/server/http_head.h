@@ -36,6 +36,9 @@ struct HeadProblem {
 [[nodiscard]] std::optional<std::size_t> head_size(std::string_view bytes,
                                                    std::size_t num_searched = 0);
 
+// True if a client's name for its request may go into answers and logs.
+[[nodiscard]] bool is_usual_name(std::string_view name);
+
 // Checks a whole head. Anything on which two servers could disagree is refused: two lengths, a
 // length next to a transfer coding, folded lines, spaces before a colon, control characters.
 [[nodiscard]] std::variant<RequestHead, HeadProblem> parse_head(std::string_view head,

@@ -346,6 +346,22 @@ ProtocolError another_model(const std::string& served, const std::string& found)
           .logged = "model, another one"};
 }
 
+ProtocolError another_origin(std::string_view found) {
+  return {.status = 403,
+          .message = fmt::format(
+              "origin: expected a page of this server, by its address, or of --allow-origin, found "
+              "{}",
+              quote(found)),
+          .logged = "origin, another one"};
+}
+
+ProtocolError no_memory_left() {
+  return {.status = 503,
+          .type = "server_error",
+          .message = "the server has no memory left for this request; it may be sent again",
+          .logged = "no memory left"};
+}
+
 CompletionRequest parse_completion(std::string_view body, const Tokenizer& tokenizer,
                                    const ProtocolLimits& limits) {
   const LargeJson object = object_of(body, limits.look);

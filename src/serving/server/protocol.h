@@ -36,6 +36,10 @@ class ProtocolFailure : public Error {
 
 // The response to a request for another model than the served one. `found` is in quotes.
 [[nodiscard]] ProtocolError another_model(const std::string& served, const std::string& found);
+// The answer to a web page whose scripts may not call the server.
+[[nodiscard]] ProtocolError another_origin(std::string_view found);
+// The answer to a request that takes more memory than there is.
+[[nodiscard]] ProtocolError no_memory_left();
 
 struct CompletionRequest {
   std::vector<std::vector<std::int32_t>> prompts;
