@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -384,6 +385,30 @@ def test_wrong_draft_models_are_refused(folder, tmp_path, options, words):
 
 
 # ------------------------------------------------------------------------------------------- errors
+
+
+def test_slow_heads_are_not_waited_for(server):
+    """Neither one of which a field comes now and then, nor one behind an answer."""
+    slow = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection((server.url.hostname, server.url.port))) for _ in range(4)]
+        for connection, first in zip(connections, [slow, slow, slow + b"\r\n" + slow, slow + b"\r\n" + slow]):
+            connection.sendall(first)
+            connection.setblocking(False)
+        limit = time.monotonic() + 120
+        while connections:
+            assert time.monotonic() < limit, f"{len(connections)} connections are open"
+            assert server.ask("GET", "/version").status == 200
+            for connection in list(connections):
+                try:
+                    connection.sendall(b"X-More: y\r\n")
+                    if connection.recv(65536) == b"":
+                        connections.remove(connection)
+                except BlockingIOError:
+                    pass
+                except ConnectionError:
+                    connections.remove(connection)
+            time.sleep(0.2)
 
 
 @pytest.mark.parametrize(

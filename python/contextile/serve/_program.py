@@ -179,6 +179,8 @@ def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThr
     """Returns a server that prints its address when it listens."""
     import uvicorn
 
+    from contextile.serve._heads import HeadsInTime
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
@@ -197,6 +199,7 @@ def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThr
             app,
             host=options.host,
             port=options.port,
+            http=HeadsInTime,
             limit_concurrency=_MOST_OPEN,
             log_level="warning",
             timeout_graceful_shutdown=1,
