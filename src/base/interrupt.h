@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <string>
 
@@ -24,6 +25,18 @@ inline constexpr std::chrono::milliseconds kInterruptPeriod{50};
 inline void check_interrupt() {
   if (InterruptScope* const scope = current_interrupt()) scope->look();
 }
+
+// The same for inner loops and the comparisons of a sort: looks at the first of many calls.
+class RareInterruptCheck {
+ public:
+  void operator()() {
+    if (num_calls_++ % kPeriod == 0) check_interrupt();
+  }
+
+ private:
+  static constexpr std::uint32_t kPeriod = 1 << 16;
+  std::uint32_t num_calls_ = 0;
+};
 
 // Returns the text of the exception that is being handled, for peers.
 [[nodiscard]] std::string interrupt_text();

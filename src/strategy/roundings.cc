@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/interrupt.h"
+
 namespace contextile {
 namespace {
 
@@ -17,7 +19,9 @@ std::int32_t most_roundings(const ArrangedDirection& direction) {
     if (is_result(transfer.kind)) results.push_back(&transfer);
   }
   const auto unit_of = [](const Transfer* t) { return std::tuple(t->kind, t->block, t->group); };
+  RareInterruptCheck check;
   std::ranges::stable_sort(results, {}, [&](const Transfer* t) {
+    check();
     return std::tuple_cat(unit_of(t), std::tuple(t->launch_stage));
   });
   std::int32_t most = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "base/parallel_for.h"
 #include "plan/lower/staging_buffers.h"
 #include "plan/lower/unit_table.h"
@@ -473,6 +474,7 @@ LoweredDirection lower_direction(const LoweringRequest& request) {
     UnitTable table(static_cast<std::size_t>(request.layout->num_units()));
     for (std::int32_t r = s * share; r < std::min(num_devices, (s + 1) * share); ++r) {
       const auto at = static_cast<std::size_t>(r);
+      check_interrupt();
       if (!std::ranges::is_sorted(tiles[at], {}, &PlacedTile::stage)) {
         std::ranges::stable_sort(tiles[at], {}, &PlacedTile::stage);
       }

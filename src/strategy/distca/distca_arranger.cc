@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "contextile/mask.h"
 #include "strategy/distca/distca_relays.h"
 #include "strategy/schedule/rank_layout.h"
@@ -217,7 +218,9 @@ class DistcaArranger {
   // All masks have the same pairs, so all of them use the tiles of the first.
   [[nodiscard]] std::vector<PlacedTile> place_tiles(Direction direction) const {
     std::vector<PlacedTile> placed;
+    RareInterruptCheck check;
     for (const Tile& tile : tiles_) {
+      check();
       placed.push_back(
           {tile.q_block, tile.kv_block, GroupId{0}, server_of(tile, direction), 0, tile.pairs});
     }
@@ -253,10 +256,13 @@ class DistcaArranger {
   [[nodiscard]] std::vector<RemoteUse> uses(const std::vector<PlacedTile>& tiles,
                                             Direction direction, bool results) const {
     std::vector<RemoteUse> all;
+    RareInterruptCheck check;
     for (const PlacedTile& tile : tiles) {
+      check();
       for_each_use(tile, direction, results, [&](const RemoteUse& use) { all.push_back(use); });
     }
     std::sort(all.begin(), all.end(), [&](const RemoteUse& a, const RemoteUse& b) {
+      check();
       if (a.unit() != b.unit()) return a.unit() < b.unit();
       return results ? a.order > b.order : a.order < b.order;
     });
@@ -345,7 +351,9 @@ class DistcaArranger {
     const std::int32_t stages = hops + 1;
     // A tile that needs an input of its own nano-batch waits for the last stage. All others run
     // before, under the transfers.
+    RareInterruptCheck check;
     for (PlacedTile tile : tiles) {
+      check();
       const std::int32_t order = order_of(tile, direction);
       bool waits = false;
       for_each_use(tile, direction, false, [&](const RemoteUse& use) {

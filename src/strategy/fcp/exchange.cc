@@ -153,6 +153,7 @@ class ShardExchange {
     double least = 0;
     for (std::int32_t p = 0; p < num_positions(); ++p) {
       if (!fits(p, s, nullptr)) continue;
+      check_interrupt();
       place(s, p);
       if (!best || traffic_.unevenness() < least) {
         best = p;

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/interrupt.h"
 #include "strategy/schedule/coloring.h"
 
 namespace contextile {
@@ -171,6 +172,7 @@ void FcpPipeline::find_casts_of_tiles() {
   cast_of_tile_.resize(tiles_.size());
   std::vector<std::uint32_t> cast_of_block(readers_.size(), kNoCast);
   for (std::size_t p = 0; p < num_positions; ++p) {
+    check_interrupt();
     for (const std::uint32_t c : casts_to[p]) cast_of_block[casts_[c].block.index()] = c;
     for (const std::uint32_t t : tiles_at[p]) {
       cast_of_tile_[t] = cast_of_block[tiles_[t].kv_block.index()];

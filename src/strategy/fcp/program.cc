@@ -4,6 +4,7 @@
 #include <set>
 #include <tuple>
 
+#include "base/interrupt.h"
 #include "strategy/fcp/fcp_pipeline.h"
 
 namespace contextile {
@@ -95,8 +96,10 @@ class FcpPipeline::Arranging {
 
   void place_tiles() {
     out_.tiles.reserve(pipeline_.tiles_.size() * static_cast<std::size_t>(groups_));
+    RareInterruptCheck check;
     for (std::int32_t g = 0; g < groups_; ++g) {
       for (const Tile& tile : pipeline_.tiles_) {
+        check();
         PlacedTile& placed =
             out_.tiles.emplace_back(PlacedTile{tile.q_block, tile.kv_block, GroupId{g},
                                                layout_.worker(tile.q_block, g), 0, tile.pairs});
@@ -136,7 +139,9 @@ class FcpPipeline::Arranging {
     for (PlacedTile& tile : out_.tiles) {
       if (has_results[tile.device.index()] && !reads_cast(tile)) local.push_back(&tile);
     }
+    RareInterruptCheck check;
     std::sort(local.begin(), local.end(), [&](const PlacedTile* a, const PlacedTile* b) {
+      check();
       const auto key = [&](const PlacedTile& t) {
         return std::tuple(t.device, t.stage, num_results_away(t), t.q_block, t.kv_block, t.group);
       };
@@ -167,6 +172,7 @@ class FcpPipeline::Arranging {
     std::vector<std::vector<PlacedTile*>> of_device(static_cast<std::size_t>(layout_.num_devices));
     for (PlacedTile& tile : out_.tiles) of_device[tile.device.index()].push_back(&tile);
     for (std::vector<PlacedTile*>& tiles : of_device) {
+      check_interrupt();
       std::stable_sort(tiles.begin(), tiles.end(), [&](const PlacedTile* a, const PlacedTile* b) {
         const auto key = [&](const PlacedTile& t) {
           return std::tuple(-num_results_away(t), !reads_cast(t));
