@@ -25,10 +25,13 @@ def result_of(future: futures.Future[T], timeout: float | None = None) -> T:
     until = None if timeout is None else time.monotonic() + timeout
     while True:
         left = _LONGEST_S if until is None else max(until - time.monotonic(), 0)
-        if futures.wait([future], timeout=min(left, _LONGEST_S)).done:
-            return future.result()
-        if left == 0:
-            raise futures.TimeoutError
+        try:
+            return future.result(min(left, _LONGEST_S))
+        except futures.TimeoutError:
+            if future.done():
+                return future.result()  # which may be a TimeoutError of its own
+            if left == 0:
+                raise
 
 
 def join(thread: threading.Thread) -> None:

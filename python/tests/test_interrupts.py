@@ -8,10 +8,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import CancelledError, Future
 
 import contextile as ct
 import pytest
 from contextile import _core
+from contextile._waits import result_of
 
 pytestmark = [pytest.mark.timing, pytest.mark.long]
 
@@ -464,3 +466,15 @@ def test_a_stop_flag_ends_a_call_of_another_thread():
     flag.set()
     thread.join(LIMIT_S)
     assert caught == ["the call was stopped"]
+
+
+def test_the_result_of_a_future_is_its_own():
+    cancelled, failed, pending = Future(), Future(), Future()
+    assert cancelled.cancel()
+    failed.set_exception(TimeoutError("of the work"))
+    with pytest.raises(CancelledError):
+        result_of(cancelled)
+    with pytest.raises(TimeoutError, match="of the work"):
+        result_of(failed, 60.0)
+    with pytest.raises(TimeoutError):
+        result_of(pending, 0.0)

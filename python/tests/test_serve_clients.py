@@ -388,7 +388,7 @@ def test_wrong_draft_models_are_refused(folder, tmp_path, options, words):
 
 
 def test_slow_heads_are_not_waited_for(server):
-    """Neither one of which a field comes now and then, nor one behind an answer."""
+    """Although fields go on coming; two of them follow a request that is answered."""
     slow = b"GET /version HTTP/1.1\r\nHost: x\r\n"
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection((server.url.hostname, server.url.port))) for _ in range(4)]
