@@ -12,6 +12,9 @@ namespace contextile {
 
 class ProcessOwner {
  public:
+  // Written out, because Clang default-initializes no const member of a class without one.
+  ProcessOwner() : process_(::getpid()) {}
+
   // Returns true in a child that inherited the object by fork. There the object is left alone: its
   // threads are not joined, its locks not taken.
   [[nodiscard]] bool is_forked() const { return ::getpid() != process_; }
@@ -25,7 +28,7 @@ class ProcessOwner {
   }
 
  private:
-  pid_t process_ = ::getpid();
+  pid_t process_;
 };
 
 }  // namespace contextile
