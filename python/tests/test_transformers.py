@@ -320,8 +320,7 @@ def test_positions_are_those_of_the_plan():
             model(local.tokens[None], position_ids=torch.arange(64)[None], use_cache=False)
     _, _, same = prepared_alone(model, [32, 32])
     with cth.use(executor):
-        # Models of some families count from 1.
-        model(same.tokens[None], position_ids=same.positions[None] + 1, use_cache=False)
+        model(same.tokens[None], position_ids=same.positions[None], use_cache=False)
     with cth.use(executor, check_positions=False):
         model(same.tokens[None], position_ids=same.positions[None] ** 2, use_cache=False)
 

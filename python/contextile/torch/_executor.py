@@ -159,6 +159,11 @@ class Prepared:
         return max(end - begin for begin, end in self.plan.sequences)
 
     @functools.cached_property
+    def longest_position(self) -> int:
+        """The largest position of a token of the batch in its document."""
+        return max((first + end - begin - 1 for begin, end, _, first, _ in self.plan.position_segments), default=0)
+
+    @functools.cached_property
     def joined_branches(self) -> dict[str, int | None]:
         """Tokens at which masks join branches, by the name of the mask."""
         found = {name: joined_branch(*self.mask_of(name)) for name in self._masks}

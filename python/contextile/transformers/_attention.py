@@ -21,8 +21,10 @@ from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers import _linear
 from contextile.transformers._batch import CHUNKED, FULL, SLIDING, text_config
 from contextile.transformers._bias import bias_of_layer
+from contextile.transformers._extent import extent_of_batch, refuse_noise
 from contextile.transformers._layers import is_causal_of, kind_of, refuse_own_attention
 from contextile.transformers._local import local_layers
+from contextile.transformers._losses import check_loss
 from contextile.transformers._masks import (
     Form,
     begin_layers,
@@ -35,7 +37,7 @@ from contextile.transformers._masks import (
 )
 from contextile.transformers._older import adapted, has_no_positions
 from contextile.transformers._pooled import pooling, pools_by_plan
-from contextile.transformers._positions import counted, counting_part
+from contextile.transformers._positions import counted, counting_part, first_position
 
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
@@ -136,8 +138,9 @@ def use(
         Whether the plan's masks must reach as far as the layers' own: causal, sliding layers within
         their window. False lets the plan's masks replace them, such as prefix LM.
     check_positions : bool
-        Whether position ids must be those of the plan's documents, up to a constant. False leaves
-        them to the caller: for models with positions of their own kind, or with none at all.
+        Whether position ids must be those of the plan's documents, from 0, or from the first position
+        that the model's embeddings have (2 in RoBERTa). False leaves them to the caller: for models
+        with positions of their own kind, or with none at all.
     positions : int64 Tensor [local tokens], optional
         Positions for models that count them and take none, such as BART's: ``local.positions``.
     sides : Sides, optional
@@ -177,7 +180,8 @@ def use(
     try:
         local = contextlib.nullcontext() if sides is None else local_layers(_attend_local)
         older = adapted(_attend, _check_mask)
-        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local:
+        whole = extent_of_batch(executor, are_given=not check_positions or sides is not None)
+        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local, whole:
             yield executor
     finally:
         _executor, _check_masks, _check_positions, _positions, _sides = before
@@ -218,8 +222,20 @@ def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, sca
         raise _core.InvalidArgument(f"attention: expected the plan's softcap {rules.softcap:g}, found the layer's {softcap}")
 
 
+def _first_position() -> int:
+    """Returns the position of the first token of a document in the model that is computing."""
+    from transformers import PreTrainedModel
+
+    model, _ = model_in_call(PreTrainedModel) or (None, None)
+    return 0 if model is None else first_position(model)
+
+
 def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
-    """Raises unless positions are this rank's in the plan's documents, up to a constant."""
+    """Raises unless positions are this rank's in the plan's documents.
+
+    They may begin at the first position that a model has instead of 0. Another constant could be
+    one of this rank alone.
+    """
     if not isinstance(position_ids, Tensor) or position_ids.dim() not in (2, 3):
         return
     # All layers receive the same tensor. Reading it on a GPU waits for the device, so it is read
@@ -237,7 +253,8 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
     if len(expected) == 0:
         return  # this rank has only a filler
     found = rows[0]
-    if found.shape != expected.shape or (len(found) > 0 and not torch.equal(found - found[0], expected - expected[0])):
+    is_same = found.shape == expected.shape and bool(torch.equal(found, expected) or torch.equal(found, expected + _first_position()))
+    if not is_same:
         raise _core.InvalidArgument(
             "position_ids: expected those of this rank's tokens in the documents of the plan that the executor is prepared for "
             f"(local_batch(…).positions[None]), which begin {expected[:4].tolist()}, found {list(rows.shape)} that begin "
@@ -313,15 +330,8 @@ def check_model(prepared: Prepared) -> None:
             f"model: expected one with an output for every token, found {name} with {pooled}, which takes one token of this rank for "
             "the whole document; leave it out (add_pooling_layer=False) and pool what collect returns"
         )
-    more = next((value for key, value in arguments.items() if key == "kwargs" and isinstance(value, dict)), {})
-    if arguments.get("labels") is not None and not pools and (
-        more.get("shift_labels") is None or more.get("num_items_in_batch") is None
-    ):
-        raise _core.InvalidArgument(
-            "labels: expected none inside use, for the model would shift them by this rank's tokens and average over them; "
-            "found some. Compute the loss from local.labels and local.loss_weights, or give shift_labels=local.labels and "
-            "num_items_in_batch= (of the whole batch), too, and sum the losses of the ranks"
-        )
+    check_loss(model, arguments, pools)
+    refuse_noise(model)
     pixels = [key for key in _PIXELS if arguments.get(key) is not None]
     if pixels:
         raise _core.InvalidArgument(
@@ -462,13 +472,16 @@ def _attend(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     bias: Bias | None = None,
+    query_scale: Tensor | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
     """Attends for a layer. Collective.
 
     Takes query [1, q_heads, tokens, head_dim], key and value [1, kv_heads, tokens, …] and returns
-    [1, tokens, q_heads, value_dim].
+    [1, tokens, q_heads, value_dim]. ``query_scale`` [1, 1, tokens, 1] scales the queries of tokens.
     """
+    if query_scale is not None:
+        query = (query * query_scale).to(query.dtype)
     prepared, is_first = _begin(module)
     is_compiling = torch.compiler.is_compiling()
     if is_first:

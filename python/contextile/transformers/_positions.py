@@ -69,6 +69,19 @@ def counting_part(model: nn.Module, are_given: bool) -> str | None:
     return _counting_part(weakref.ref(model), are_given)
 
 
+@functools.lru_cache(maxsize=64)
+def _first_position(model: weakref.ref[Any]) -> int:
+    for name, module in model().named_modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and "position" in name.rsplit(".", 1)[-1].lower():
+            return module.padding_idx + 1
+    return 0
+
+
+def first_position(model: nn.Module) -> int:
+    """Returns the position of the first token of a document: behind that of padding, or 0."""
+    return _first_position(weakref.ref(model))
+
+
 def _rows_at(module: Any, given: dict[str, Any], counted_rows: Tensor, positions: Tensor) -> Tensor:
     """Returns the rows of a table at positions, in place of those that the module counted."""
     name = type(module).__name__

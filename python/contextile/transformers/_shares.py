@@ -25,9 +25,13 @@ _PLANS_KEPT = 16
 
 
 class Share(dict):
-    """The inputs of a model for this rank's tokens of a batch, and the plan of the batch."""
+    """The inputs of a model for this rank's tokens of a batch, and the plan of the batch.
+
+    ``row_tokens`` is the number of tokens of a row of the batch, padding included.
+    """
 
     plan: _core.Plan
+    row_tokens: int
 
 
 def documents_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
@@ -129,7 +133,7 @@ class Shares:
             shift_labels=local.labels[None],
             use_cache=False,
         )
-        share.plan = plan
+        share.plan, share.row_tokens = plan, inputs["input_ids"].shape[1]
         return share
 
     def _plan_of(self, lengths: tuple[int, ...], model: Any) -> _core.Plan:

@@ -12,6 +12,7 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch import Executor
 from contextile.transformers._attention import use
+from contextile.transformers._extent import noise_of
 from contextile.transformers._shares import IGNORED, Share, Shares
 
 
@@ -99,7 +100,10 @@ class TrainerMixin:
     Notes
     -----
     ``per_device_train_batch_size`` counts the rows of a group, not of a rank. Loss, ``grad_norm``
-    and numbers of tokens in logs are those of the whole step. Evaluation returns the loss;
+    and numbers of tokens in logs are those of the whole step. Losses of routers
+    (``output_router_logits``) are those of the group's batch, and noise (``neftune_noise_alpha``)
+    scales with the tokens of a row, padding included, as without context parallelism, though it is
+    other noise. Evaluation returns the loss;
     ``predict`` is refused, because logits stay on the ranks that hold the tokens. The last batches
     of an epoch are filled with rows that repeat, as accelerate does for ranks (``even_batches``).
 
@@ -180,7 +184,7 @@ class TrainerMixin:
         """Runs forward and backward on this rank's share of a batch. Collective over the group."""
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
-        with use(self._executor):
+        with noise_of(model, share["input_ids"].shape[1], share.row_tokens), use(self._executor):
             return super().training_step(model, share, num_items_in_batch)  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
