@@ -450,3 +450,49 @@ def one_rank():
 
 def test_one_rank():
     run_ranks(one_rank, 1)
+
+
+def communications():
+    """Types of communication are those of the planner's strategy, or refused by name."""
+    import contextile.megatron as ctm
+    from megatron.core import parallel_state
+    from megatron.core.transformer.enums import AttnMaskType
+
+    on_cpus()
+    size = torch.distributed.get_world_size()
+    parallel_state.initialize_model_parallel(context_parallel_size=size)
+    config = config_of("plain", context_parallel_size=size)
+
+    def layer_of(kind, sizes=None):
+        config.hierarchical_context_parallel_sizes = sizes
+        return ctm.CoreAttention(config, 1, AttnMaskType.causal, "self", cp_comm_type=kind)
+
+    made = {text: ctm.Planner(strategy=text) for text in ("zigzag", "ulysses", "all_gather", "hybrid:head_parallel=2")}
+    made["auto"] = ctm.Planner()
+    made["chosen"] = ctm.Planner(strategy=ct.strategies.parse("ulysses")[0])
+    shape = (8, 1)
+    tensors = [torch.randn(*shape, heads, 16, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2)]
+    for kind, sizes, strategies in (
+        (None, None, [*made]),
+        ("p2p", None, [*made]),
+        ("a2a", None, ["ulysses", "chosen"]),
+        ("all_gather", None, ["all_gather"]),
+        ("a2a+p2p", [2, size // 2], ["hybrid:head_parallel=2"]),
+        ("p2p", [1, size], []),
+    ):
+        layer = layer_of(kind, sizes)
+        for name, planner in made.items():
+            if name in strategies:
+                with ctm.use(planner):
+                    assert layer(*tensors, None).shape == (8, 1, 64)
+            else:
+                what = "cp_comm_type" if kind != "p2p" else "hierarchical_context_parallel_sizes"
+                with pytest.raises(ct.InvalidArgument, match=f"layer 1: {what}: expected .* the plan says what moves: Planner"), ctm.use(planner):
+                    layer(*tensors, None)
+    with pytest.raises(ct.InvalidArgument, match="layer 1: cp_comm_type: expected p2p, a2a, .* found 'ring'"):
+        layer_of("ring")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_communication_is_that_of_the_strategy(num_ranks):
+    run_ranks(communications, num_ranks)

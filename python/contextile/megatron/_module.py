@@ -20,18 +20,23 @@ from contextile.megatron._planner import Planner, planner_in_use
 from contextile.megatron._pooled import ReplicaPool
 
 
+# The strategies whose plans move what types of communication do; p2p is Megatron-LM's default.
+_STRATEGIES = {"a2a": "ulysses", "all_gather": "all_gather", "a2a+p2p": "hybrid"}
+
+
 class CoreAttention(MegatronModule):
     """The ``core_attention`` of a layer spec: exact self attention over the context-parallel group.
 
     It replaces ``DotProductAttention`` and ``TEDotProductAttention``, and takes their arguments.
     Its parameter ``softmax_offset`` (if ``config.softmax_type`` is ``"learnable"``) has their name
-    and shape. ``cp_comm_type`` has no effect, because the plan says what moves.
+    and shape. The plan says what moves: a ``cp_comm_type`` other than p2p, Megatron-LM's default,
+    has to be that of the planner's strategy.
 
     Raises
     ------
     InvalidArgument
         The layer is one of cross attention or fp8 attention, or logs or clips the largest logit, or
-        its mask type or window is not supported.
+        its mask type, window or ``cp_comm_type`` is not supported.
 
     Examples
     --------
@@ -61,6 +66,7 @@ class CoreAttention(MegatronModule):
             pg_collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
         self.pg_collection = pg_collection
         self.attention_dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self._cp_comm_type = cp_comm_type
         self._check_config(attention_type)
         self._layer_options = {
             "layer_number": self.layer_number,
@@ -86,6 +92,27 @@ class CoreAttention(MegatronModule):
                 f"layer {self.layer_number}: softmax_type: expected vanilla, off-by-one or learnable, found "
                 f"{self.config.softmax_type}"
             )
+        if self._cp_comm_type not in (None, "p2p", *_STRATEGIES):
+            raise _core.InvalidArgument(
+                f"layer {self.layer_number}: cp_comm_type: expected p2p, {', '.join(_STRATEGIES)}, found {self._cp_comm_type!r:.40}"
+            )
+
+    def _find_other_communication(self, planner: Planner) -> str | None:
+        """Returns what the layer's communication says that the planner's strategy does not do."""
+        name, _, options = planner.strategy_text.partition(":")
+        sizes = self.config.hierarchical_context_parallel_sizes
+        if self._cp_comm_type in _STRATEGIES and name != _STRATEGIES[self._cp_comm_type]:
+            wanted = _STRATEGIES[self._cp_comm_type]
+            found = f"cp_comm_type: expected p2p, or a type of the planner's strategy ({name}), found {self._cp_comm_type}"
+        elif sizes and (name != "hybrid" or f"head_parallel={sizes[0]}" not in options.split(",")):
+            wanted = f"hybrid:head_parallel={sizes[0]}"
+            found = (
+                "hierarchical_context_parallel_sizes: expected none, or sizes of the planner's strategy "
+                f"({planner.strategy_text}), found {list(sizes)}"
+            )
+        else:
+            return None
+        return f"{found}; the plan says what moves: Planner(strategy={wanted!r})"
 
     def _make_sink(self) -> None:
         """Makes a logit per query head of this rank that joins the softmax and has no value."""
@@ -122,6 +149,8 @@ class CoreAttention(MegatronModule):
             found = (
                 f"expected keys of the tokens that queries are of, {list(query.shape[:-2])}, found {list(key.shape[:-2])}"
             )
+        elif self.pg_collection.cp.size() > 1:
+            found = self._find_other_communication(planner)
         if found is not None:
             raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
         return planner  # type: ignore[return-value]

@@ -160,6 +160,13 @@ class Planner:
         return self._teams.static.executor if self._pool is None else self._pool.executor
 
     @property
+    def strategy_text(self) -> str:
+        """The strategy with its options, as text; of a function, its name."""
+        if self._strategy is None:
+            return "auto" if self._pool is None else "distca"
+        return getattr(self._strategy, "__name__", None) or str(self._strategy)
+
+    @property
     def _teams(self) -> Teams:
         assert self._static_teams is not None
         return self._static_teams
