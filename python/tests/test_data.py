@@ -157,6 +157,23 @@ def test_tokens_are_whole_numbers():
         next(iter(loader))
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([[1, 2, 3]])
+
+
+class Counted(Stream):
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize("dataset", [Stream(), Counted(), iter([[1, 2]]), 3])
+def test_datasets_without_numbers_are_refused(dataset):
+    message = f"dataset: expected one with .*, because documents are dealt by number, found {type(dataset).__name__}"
+    with pytest.raises(ct.InvalidArgument, match=message):
+        loaders(1, dataset)
+
+
 class Numbers(Text):
     def __getitem__(self, index):
         return torch.rand(self.lengths[index])
@@ -164,12 +181,17 @@ class Numbers(Text):
 
 def test_statistics():
     loader = loaders(2)[0]
+    with pytest.raises(ct.InvalidArgument, match="expected one that was iterated, found a new one"):
+        loader.statistics
     for step in islice(loader, 3):
         statistics = loader.statistics
     assert statistics.steps == 3 and statistics.planning_s > 0 and statistics.bytes > 0
-    with pytest.raises(ct.InvalidArgument, match="found it closed"):
-        loader.statistics
     assert step.step == 2
+    # After the iteration they are its, until another begins.
+    loader.close()
+    assert loader.statistics.steps == 3 and loader.statistics.planning_s == statistics.planning_s
+    next(iter(loader))
+    assert loader.statistics.steps == 1
 
 
 def test_loaders_are_freed():

@@ -246,6 +246,7 @@ class DataLoader:
                 self._batches, sampler, the_cluster, choice, options, first.shape, store=store, run_id=run_id,
                 replicas=data_parallel, replica=replica, **ahead,
             )  # fmt: skip
+        self._last_statistics: Any = None  # of the iteration that ended last
         # Process and thread of the iteration that runs, if one does.
         self._iterated_by: tuple[int, int] | None = None
         self._iteration: object = None
@@ -298,6 +299,7 @@ class DataLoader:
 
         If a step has micro-batches that were not taken, that is the step's first micro-batch.
         """
+        self._last_statistics = self._source.statistics() or self._last_statistics
         self._source.close()
         self._iteration = self._iterated_by = None
 
@@ -459,10 +461,11 @@ class DataLoader:
     def statistics(self) -> _core.FeedStatistics:
         """Micro-batches taken, seconds of planning, and seconds that this rank waited for plans.
 
-        Raises InvalidArgument unless the loader is being iterated.
+        They are those of the iteration that runs, or else of the one that ended last. Raises
+        InvalidArgument if there was none.
         """
-        statistics = self._source.statistics()
+        statistics = self._source.statistics() or self._last_statistics
         if statistics is None:
-            raise _core.InvalidArgument("data loader: expected one that is being iterated, found it closed")
+            raise _core.InvalidArgument("data loader: expected one that was iterated, found a new one")
         return statistics
 

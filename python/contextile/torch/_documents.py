@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from contextile import _checks, _core
 from contextile.torch._layout import finite_numbers, truth_values, whole_numbers
@@ -47,6 +48,20 @@ def _names_of(option: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(_checks.text(option, name) for name in names)
 
 
+def _count_of(dataset: Any) -> int:
+    """Returns the number of documents. Raises InvalidArgument if they cannot be read by number."""
+    try:
+        count = len(dataset)
+        if count > 0 and (isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")):
+            raise TypeError
+        return count
+    except (TypeError, NotImplementedError):
+        raise _core.InvalidArgument(
+            "dataset: expected one with len(dataset) and dataset[i], because documents are dealt by number, found "
+            f"{type(dataset).__name__}" + (", which can only be iterated" if hasattr(dataset, "__iter__") else "")
+        ) from None
+
+
 class DocumentReader:
     """Reads documents. All must have the fields of the first one that was read.
 
@@ -75,7 +90,7 @@ class DocumentReader:
         """Returns the number of tokens of every document."""
         if self._lengths is None:
             lengths = getattr(self._dataset, "lengths", None)
-            count = len(self._dataset)
+            count = _count_of(self._dataset)
             if lengths is None:
                 lengths = [len(self._fields_of(i)["tokens"]) for i in range(count)]
             if len(lengths) != count:
