@@ -251,6 +251,63 @@ def test_noise_is_that_of_the_whole_call():
         model(**call)
 
 
+# ------------------------------------------------------------------------------------------- dropout
+
+
+def dropped(executor, model, strategy):
+    """Logits of the batch and gradients with attention dropout, for two seeds."""
+    cluster = "local:1x1" if executor.size == 1 else ct.Cluster.from_torch()
+    plan = ct.plan(LENGTHS, cluster=cluster, strategy=strategy, block_size=4, **cth.batch_of(model))
+    executor.prepare(plan)
+    local = local_batch(tokens_of(), plan=plan, rank=executor.rank)
+    for seed in (7, 8):
+        model.zero_grad()
+        with cth.use(executor, dropout_seed=seed):
+            logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
+            logits.square().sum().backward()
+        yield (collect(logits, plan=plan) if executor.size > 1 else dispatched_back(logits.detach(), plan))
+
+
+def dispatched_back(rows, plan):
+    whole = torch.empty_like(rows)
+    whole[torch.from_numpy(plan.local_tokens(0))] = rows
+    return whole
+
+
+def drop():
+    for checkpointed in (False, True):
+        models = [make_tiny("LlamaForCausalLM", "LlamaConfig", {**SMALL, "attention_dropout": 0.3}, cth.register()) for _ in range(2)]
+        if checkpointed:
+            models[1].gradient_checkpointing_enable({"use_reentrant": False})
+        alone = list(dropped(Executor(ct.inproc_group(1)[0]), models[0], "zigzag"))
+        found = list(dropped(Executor(), models[1], "dcp"))
+        for mine, one in zip(found, alone, strict=True):
+            assert off(mine, one) < 1e-5, f"logits are off by {off(mine, one):.1e}"
+        assert off(alone[0], alone[1]) > 0.01
+        gradients_are(models[1], models[0], "dropout")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_dropout_follows_the_seed_and_the_tokens(ranks):
+    run_ranks(drop, ranks)
+
+
+def test_dropout_needs_a_seed():
+    model = make_tiny("LlamaForCausalLM", "LlamaConfig", {**SMALL, "attention_dropout": 0.3}, cth.register())
+    executor, _ = alone_executor(model)
+    call = {"input_ids": torch.ones(1, 64, dtype=torch.int64), "position_ids": torch.arange(64)[None], "use_cache": False}
+    with pytest.raises(ct.InvalidArgument, match="expected dropout 0, found 0.3; use.executor, dropout_seed=…. draws it"), cth.use(executor):
+        model(**call)
+    with pytest.raises(ct.InvalidArgument, match="dropout_seed: expected a whole number, found '7'"), cth.use(executor, dropout_seed="7"):
+        pass
+    for layer in model.model.layers:
+        layer.self_attn.layer_idx = None
+    with pytest.raises(ct.InvalidArgument, match="expected layers with numbers"), cth.use(executor, dropout_seed=7):
+        model(**call)
+    with cth.use(executor):
+        model.eval()(**call)
+
+
 # ------------------------------------------------------------------------------------------ trainers
 
 
@@ -282,10 +339,14 @@ def train_in_the_trainer(folder):
     losses = losses_of(trainer)
     if dist.get_rank() == 0:
         torch.save({"losses": losses, "parameters": trainer.model.state_dict()}, f"{folder}/out.pt")
-    # Noise is that of rows: this rank's tokens are others than a row has.
+    # Noise is that of rows: this rank's tokens are others than a row has. Every micro-batch drops
+    # other attention weights.
     noisy = trainer_of(Trainer, folder, cth.register(), **ours, neftune_noise_alpha=5.0)
-    alphas, rows = [], []
-    original = noisy._shares.of
+    alphas, rows, seeds = [], [], set()
+    original, seed = noisy._shares.of, noisy._dropout_seed
+    noisy._dropout_seed = lambda: seeds.add(one := seed()) or one
+    for layer in noisy.model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
 
     def share_of(*arguments):
         share = original(*arguments)
@@ -296,7 +357,7 @@ def train_in_the_trainer(folder):
     embeddings = noisy.model.get_input_embeddings()
     embeddings.register_forward_hook(lambda module, *_: alphas.append(module.neftune_noise_alpha))
     noisy.train()
-    assert len(alphas) == 6 and all(20 < row < 70 for _, row in rows)
+    assert len(alphas) == len(seeds) == 6 and all(20 < row < 70 for _, row in rows)
     for alpha, (mine, row) in zip(alphas, rows, strict=True):
         assert alpha / mine**0.5 == pytest.approx(5.0 / row**0.5)
 

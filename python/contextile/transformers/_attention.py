@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import math
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile.torch import Executor, RelativeBias, attention
 from contextile.torch._bias import Bias
 from contextile.torch._executor import Prepared, Rules
@@ -45,6 +46,7 @@ _check_masks = True
 _check_positions = True
 _positions: Tensor | None = None
 _sides: Sides | None = None
+_dropout_seed: Tensor | None = None
 _calls = 0  # number of calls of layers since the process began
 _kinds: set[str] = set()  # of layers that were called with sides: encoder, decoder, cross
 _last_layer: tuple[float, type] = (math.inf, object)  # number and type of the layer called last
@@ -120,6 +122,7 @@ def use(
     check_positions: bool = True,
     positions: Tensor | None = None,
     sides: Sides | None = None,
+    dropout_seed: int | None = None,
 ) -> Iterator[Executor]:
     """Makes the layers of models attend with an executor, inside ``with``.
 
@@ -146,6 +149,9 @@ def use(
     sides : Sides, optional
         Which of this rank's tokens are sources, for models of an encoder and a decoder. The model is
         given this rank's sources and targets; both have the positions of the sides.
+    dropout_seed : int, optional
+        Needed if layers drop attention weights: the same on every rank, another in every step. Seed,
+        layer, head and tokens decide about a weight, so no plan changes a result.
 
     Yields
     ------
@@ -157,8 +163,8 @@ def use(
         In the first layer, if the model computes something outside attention that depends on the
         order of tokens: recurrent or convolutional layers that pass no states between ranks, another
         pooling head, or its own loss of ``labels``. In a layer, if it does not fit the plan: another
-        shape, scale, softcap or mask, an attention mask, dropout, a batch above 1, positions other
-        than this rank's, or an argument that would be dropped. On leaving, if no layer attended: the
+        shape, scale, softcap or mask, an attention mask, dropout without a seed, a batch above 1,
+        positions other than this rank's, or an argument that would be dropped. On leaving, if no layer attended: the
         model then attended on each rank alone.
 
     Examples
@@ -168,12 +174,14 @@ def use(
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    global _executor, _check_masks, _check_positions, _positions, _sides, _last_layer
+    global _executor, _check_masks, _check_positions, _positions, _sides, _dropout_seed, _last_layer
+    seed = None if dropout_seed is None else torch.tensor(_checks.whole("dropout_seed", dropout_seed), dtype=torch.int64)
     before_calls = _calls
     if sides is not None:
         check_sides(_prepared(executor), sides)
-    before = _executor, _check_masks, _check_positions, _positions, _sides
+    before = _executor, _check_masks, _check_positions, _positions, _sides, _dropout_seed
     _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
+    _dropout_seed = seed
     by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
     _last_layer = math.inf, object
     _kinds.clear()
@@ -184,7 +192,7 @@ def use(
         with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local, whole:
             yield executor
     finally:
-        _executor, _check_masks, _check_positions, _positions, _sides = before
+        _executor, _check_masks, _check_positions, _positions, _sides, _dropout_seed = before
     if sides is not None and 0 < len(_kinds) < 3:
         missing = sorted({"encoder", "decoder", "cross"} - _kinds)
         raise _core.InvalidArgument(
@@ -212,14 +220,27 @@ def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, sca
             "attention: expected no attention mask, for the plan has the batch's masks; found one. Pack documents without "
             "padding and leave attention_mask out"
         )
-    if dropout:
-        raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}")
+    if dropout and (_dropout_seed is None or _sides is not None):
+        remedy = "which layers of encoders and decoders have not" if _sides is not None else "use(executor, dropout_seed=…) draws it"
+        raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}; {remedy}")
     if query.shape[0] != 1:
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {query.shape[0]}")
     if scaling is not None and not math.isclose(scaling, rules.scale, rel_tol=1e-6):
         raise _core.InvalidArgument(f"attention: expected the plan's scale {rules.scale:.6g}, found the layer's {scaling:.6g}")
     if not math.isclose(softcap or 0.0, rules.softcap, rel_tol=1e-6):
         raise _core.InvalidArgument(f"attention: expected the plan's softcap {rules.softcap:g}, found the layer's {softcap}")
+
+
+def _seed_of(module: Any, name: str) -> Tensor:
+    """Returns the seed of a layer's dropout."""
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise _core.InvalidArgument(
+            f"attention: expected layers with numbers (layer_idx), each of which draws its own dropout, found {type(module).__name__} "
+            "without; set dropout 0"
+        )
+    digest = hashlib.blake2b(f"{name} {layer}".encode(), digest_size=8).digest()
+    return cast(Tensor, _dropout_seed) * 0x5851F42D4C957F2D + int.from_bytes(digest, "little", signed=True)
 
 
 def _first_position() -> int:
@@ -524,5 +545,7 @@ def _attend(
         mask=name,
         sink=None if s_aux is None else s_aux.float(),
         bias=bias if bias is not None else bias_of_layer(module, position_bias),
+        dropout_p=dropout,
+        dropout_seed=_seed_of(module, name) if dropout else None,
     )
     return out, None

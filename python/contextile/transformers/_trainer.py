@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,11 +102,12 @@ class TrainerMixin:
     -----
     ``per_device_train_batch_size`` counts the rows of a group, not of a rank. Loss, ``grad_norm``
     and numbers of tokens in logs are those of the whole step. Losses of routers
-    (``output_router_logits``) are those of the group's batch, and noise (``neftune_noise_alpha``)
+    (``output_router_logits``) are those of the group's batch. Noise (``neftune_noise_alpha``)
     scales with the tokens of a row, padding included, as without context parallelism, though it is
-    other noise. Evaluation returns the loss;
-    ``predict`` is refused, because logits stay on the ranks that hold the tokens. The last batches
-    of an epoch are filled with rows that repeat, as accelerate does for ranks (``even_batches``).
+    other noise. Attention dropout is drawn from ``args.seed``, the step and the tokens. Evaluation
+    returns the loss; ``predict`` is refused, because logits stay on the ranks that hold the tokens.
+    The last batches of an epoch are filled with rows that repeat, as accelerate does for ranks
+    (``even_batches``).
 
     Examples
     --------
@@ -134,6 +136,7 @@ class TrainerMixin:
         self._shares = Shares(executor, options)
         self._replicas = me.accelerator.num_processes // executor.size
         self._dealt_over: Any = None
+        self._micro_batch = (-1, 0)  # the step, and the number of the micro-batch in it
         if executor.size > 1:
             # accelerate deals batches by a mesh with these names.
             from torch.distributed.device_mesh import init_device_mesh
@@ -184,8 +187,17 @@ class TrainerMixin:
         """Runs forward and backward on this rank's share of a batch. Collective over the group."""
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
-        with noise_of(model, share["input_ids"].shape[1], share.row_tokens), use(self._executor):
+        noise = noise_of(model, share["input_ids"].shape[1], share.row_tokens)
+        with noise, use(self._executor, dropout_seed=self._dropout_seed()):
             return super().training_step(model, share, num_items_in_batch)  # type: ignore[misc]
+
+    def _dropout_seed(self) -> int:
+        """Returns a number for a micro-batch: that of its group on all ranks of the group."""
+        me: Any = self
+        step = me.state.global_step
+        self._micro_batch = (step, self._micro_batch[1] + 1 if self._micro_batch[0] == step else 0)
+        numbers = me.args.seed, *self._micro_batch, me.args.process_index // self._executor.size
+        return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little", signed=True)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Returns this rank's share of the mean loss over all labels, times the number of ranks."""
