@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import contextile.torch  # noqa: E402
 import contextile.transformers as cth  # noqa: E402
 from contextile.torch import Executor, collect, local_batch  # noqa: E402
 from contextile.transformers._extent import noise_of  # noqa: E402
@@ -182,6 +183,28 @@ def test_losses_of_routers_of_another_rule_are_refused():
             module.load_balancing_loss_func = before
     with pytest.raises(ct.InvalidArgument, match="attention_mask: expected none, or ones"), cth.use(executor):
         module.load_balancing_loss_func((torch.zeros(4, 2),), 2, 1, torch.tensor([[1, 0, 1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dynamic", "rotary_emb .LlamaRotaryEmbedding., whose frequencies follow the longest position"),
+        ("of layers", "rotary_emb .Gemma3RotaryEmbedding., whose frequencies follow the longest position"),
+        ("llama4", "self_attn .Llama4TextAttention., which scales queries by their place"),
+        ("mixtral", "output_router_logits, which makes a loss of means"),
+    ],
+)
+def test_models_that_read_the_whole_call_need_their_use(name, message):
+    model = make(name, "sdpa")
+    executor = Executor(ct.inproc_group(1)[0])
+    batch = {**cth.batch_of(model), "mask": "causal"}
+    executor.prepare(ct.plan([64], cluster="local:1x1", strategy="zigzag", block_size=8, **batch))
+    call = {"input_ids": torch.ones(1, 64, dtype=torch.int64), "position_ids": torch.arange(64)[None], "use_cache": False}
+    with pytest.raises(ct.InvalidArgument, match=f"expected contextile.transformers.use, .*{message}"), contextile.torch.use(executor, is_causal=None):
+        model(**call)
+    if name == "mixtral":
+        with contextile.torch.use(executor, is_causal=None):
+            model(**call, output_router_logits=False)
 
 
 def test_positions_of_each_rank_from_0_are_refused():

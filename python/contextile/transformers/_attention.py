@@ -22,7 +22,7 @@ from contextile.torch._sides import Sides, cross_attention
 from contextile.transformers import _linear
 from contextile.transformers._batch import CHUNKED, FULL, SLIDING, text_config
 from contextile.transformers._bias import bias_of_layer
-from contextile.transformers._extent import extent_of_batch, refuse_noise
+from contextile.transformers._extent import extent_of_batch, refuse_extent, refuse_noise
 from contextile.transformers._layers import is_causal_of, kind_of, refuse_own_attention
 from contextile.transformers._local import local_layers
 from contextile.transformers._losses import check_loss
@@ -353,6 +353,7 @@ def check_model(prepared: Prepared) -> None:
         )
     check_loss(model, arguments, pools)
     refuse_noise(model)
+    refuse_extent(model, arguments)
     pixels = [key for key in _PIXELS if arguments.get(key) is not None]
     if pixels:
         raise _core.InvalidArgument(

@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -222,6 +223,36 @@ def refuse_noise(model: Any) -> None:
         raise _core.InvalidArgument(
             f"{_ALPHA}: expected none inside use, for noise would scale with this rank's tokens (NEFTune), found {alpha:g}; "
             "TrainerMixin scales it with the tokens of a row"
+        )
+
+
+# --------------------------------------------------------------------------------- outside of `use`
+
+
+@functools.lru_cache(maxsize=64)
+def _part_of_extent(model: weakref.ref[Any]) -> str | None:
+    for name, module in model().named_modules():
+        kind = getattr(module, "rope_type", None)
+        layers = kind.keys() if isinstance(kind, dict) else [None]
+        if any(_follows_longest(module, layer) for layer in layers):
+            return f"{name} ({type(module).__name__}), whose frequencies follow the longest position of a call"
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            return f"{name} ({type(module).__name__}), which scales queries by their place in the call"
+    return None
+
+
+def refuse_extent(model: Any, arguments: dict[str, Any]) -> None:
+    """Raises if a model reads the whole call and does not run inside ``transformers.use``."""
+    if _executor is not None:
+        return
+    found = _part_of_extent(weakref.ref(model))
+    asked = {**arguments.get("kwargs", {}), **arguments}.get("output_router_logits")
+    if found is None and (getattr(model.config, "output_router_logits", False) if asked is None else asked):
+        found = "output_router_logits, which makes a loss of means over the tokens of a call"
+    if found is not None:
+        raise _core.InvalidArgument(
+            "model: expected contextile.transformers.use, which gives models the extent of the batch, for "
+            f"{type(model).__name__} has {found}; found attention by contextile.torch alone"
         )
 
 
