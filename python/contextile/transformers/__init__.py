@@ -23,6 +23,7 @@ from contextile.transformers._attention import register, use
 from contextile.transformers._batch import batch_of
 from contextile.transformers._generate import ShardedCache, generate
 from contextile.transformers._images import image_masks, local_images
+from contextile.transformers._probe import check_model
 from contextile.transformers._trainer import TrainerMixin
 
-__all__ = ["ShardedCache", "TrainerMixin", "batch_of", "generate", "image_masks", "local_images", "register", "use"]
+__all__ = ["ShardedCache", "TrainerMixin", "batch_of", "check_model", "generate", "image_masks", "local_images", "register", "use"]

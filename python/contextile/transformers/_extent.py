@@ -14,7 +14,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,55 @@ from contextile.torch import Executor
 from contextile.torch._executor import Prepared
 from contextile.torch._peers import peers_of
 
-# The executor that models run with. Not a context variable, as in _attention.
-_executor: Executor | None = None
-_are_given = False  # true if the caller answers for positions
+
+class Extent(Protocol):
+    """The whole of which a rank's call is a part."""
+
+    def longest_position(self, position_ids: Tensor) -> Tensor:
+        """Returns the largest position of the batch, on the device of this rank's. Collective."""
+
+    def positions(self) -> Tensor:
+        """Returns positions of this rank's tokens in their documents, at least one."""
+
+    def has_tokens(self) -> bool:
+        """Returns false if this rank has a filler alone."""
+
+    def sum(self, where: str, tensor: Tensor) -> Tensor:
+        """Returns the sum over ranks. Collective."""
 
 
-def _prepared() -> Prepared | None:
-    return None if _executor is None else _executor._current
+class _OfExecutor:
+    """The extent of the batch that an executor is prepared for."""
+
+    def __init__(self, executor: Executor, are_given: bool) -> None:
+        self._executor = executor
+        self._are_given = are_given  # true if the caller answers for positions
+
+    @property
+    def _prepared(self) -> Prepared:
+        return self._executor.prepared_of(None)
+
+    def longest_position(self, position_ids: Tensor) -> Tensor:
+        # The plan knows it. Ranks tell each other positions of other kinds: those of images, or
+        # those that the caller answers for.
+        if position_ids.dim() < 3 and not self._are_given:
+            return torch.tensor(self._prepared.longest_position, device=position_ids.device)
+        mine = position_ids.max().reshape(1)
+        return torch.stack(peers_of(self._executor).everyones("longest position", mine)).max()
+
+    def positions(self) -> Tensor:
+        found = self._prepared.positions
+        return found if len(found) > 0 else torch.zeros(1, dtype=torch.int64)
+
+    def has_tokens(self) -> bool:
+        return self._prepared.plan.num_local_tokens(self._prepared.rank) > 0
+
+    def sum(self, where: str, tensor: Tensor) -> Tensor:
+        return peers_of(self._executor).sum(where, tensor)
+
+
+# The extent of the call that runs. Not a context variable, as in _attention.
+_extent: Extent | None = None
 
 
 # ------------------------------------------------------------------------------- frequencies of RoPE
@@ -42,18 +84,6 @@ def _follows_longest(module: Any, layer_type: str | None) -> bool:
     return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
 
 
-def _longest(prepared: Prepared, position_ids: Tensor) -> Tensor:
-    """Returns the largest position of the batch, as a tensor on the device of ``position_ids``.
-
-    The plan knows it. Ranks tell each other positions of other kinds: those of images, or those
-    that the caller answers for.
-    """
-    if position_ids.dim() < 3 and not _are_given:
-        return torch.tensor(prepared.longest_position, device=position_ids.device)
-    peers = peers_of(cast(Executor, _executor))
-    return torch.stack(peers.everyones("longest position", position_ids.max().reshape(1))).max()
-
-
 @functools.cache
 def _of_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a forward of RoPE whose frequencies are those of the batch's longest position."""
@@ -61,10 +91,10 @@ def _of_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def method(self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: str | None = None) -> Any:
         named = {} if layer_type is None else {"layer_type": layer_type}
-        prepared = _prepared() if _follows_longest(self, layer_type) else None
-        if prepared is None or position_ids is None:
+        extent = _extent if _follows_longest(self, layer_type) else None
+        if extent is None or position_ids is None:
             return forward(self, x, position_ids, **named)
-        longest = _longest(prepared, position_ids).to(position_ids.dtype)
+        longest = extent.longest_position(position_ids).to(position_ids.dtype)
         # One token more, at the longest position, whose angles are left out.
         longer = torch.cat([position_ids, longest.expand(*position_ids.shape[:-1], 1)], dim=-1)
         angles = forward(self, x, longer, **named)
@@ -111,8 +141,7 @@ def _balancing_loss(
         return 0
     if not _is_whole(attention_mask):
         raise _core.InvalidArgument("attention_mask: expected none, or ones, for the loss of routers, found one with zeros")
-    prepared = _prepared()
-    has_tokens = prepared is None or prepared.plan.num_local_tokens(prepared.rank) > 0
+    has_tokens = _extent is None or _extent.has_tokens()
     device = gate_logits[0].device
     chosen = torch.zeros(num_experts, device=device)  # type: ignore[arg-type]
     sums, rows = torch.zeros_like(chosen), 0
@@ -124,8 +153,8 @@ def _balancing_loss(
         sums = sums + probabilities.float().sum(dim=0)
         rows += len(logits)
     counts = torch.cat([chosen, chosen.new_tensor([rows])]).double()  # beyond 2**24 exact, too
-    if _executor is not None:
-        counts = peers_of(_executor).sum("loss of routers", counts)
+    if _extent is not None:
+        counts = _extent.sum("loss of routers", counts)
     shares, rows_of_all = counts[:-1] / counts[-1], counts[-1]
     return num_experts * (shares.float() * (sums / rows_of_all.float())).sum()
 
@@ -144,7 +173,7 @@ def _is_known(loss: Callable[..., Any]) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     logits = tuple(torch.randn(13, 5, generator=generator, device="cpu") for _ in range(2))
-    with torch.no_grad(), _running(None, False):
+    with torch.no_grad(), _running(None):
         return torch.allclose(torch.as_tensor(loss(logits, 5, 2)), _balancing_loss(logits, 5, 2), rtol=1e-5)
 
 
@@ -168,12 +197,10 @@ def _by_position(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        prepared = _prepared()
-        if prepared is None or self.use_rope or not self.attn_temperature_tuning:
+        if _extent is None or self.use_rope or not self.attn_temperature_tuning:
             return forward(self, *arguments, **named)
         hidden = named["hidden_states"] if "hidden_states" in named else arguments[0]
-        positions = prepared.positions if len(prepared.positions) > 0 else torch.zeros(1)
-        steps = torch.floor((positions.to(hidden.device).float() + 1.0) / self.floor_scale)
+        steps = torch.floor((_extent.positions().to(hidden.device).float() + 1.0) / self.floor_scale)
         scale = (torch.log1p(steps) * self.attn_scale + 1.0).view(1, 1, -1, 1)
         self.attn_temperature_tuning = False
         try:
@@ -243,7 +270,7 @@ def _part_of_extent(model: weakref.ref[Any]) -> str | None:
 
 def refuse_extent(model: Any, arguments: dict[str, Any]) -> None:
     """Raises if a model reads the whole call and does not run inside ``transformers.use``."""
-    if _executor is not None:
+    if _extent is not None:
         return
     found = _part_of_extent(weakref.ref(model))
     asked = {**arguments.get("kwargs", {}), **arguments}.get("output_router_logits")
@@ -260,24 +287,20 @@ def refuse_extent(model: Any, arguments: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _running(executor: Executor | None, are_given: bool) -> Iterator[None]:
-    global _executor, _are_given
-    before = _executor, _are_given
-    _executor, _are_given = executor, are_given
+def _running(extent: Extent | None) -> Iterator[None]:
+    global _extent
+    before, _extent = _extent, extent
     try:
         yield
     finally:
-        _executor, _are_given = before
+        _extent = before
 
 
 @contextlib.contextmanager
-def extent_of_batch(executor: Executor, are_given: bool) -> Iterator[None]:
-    """Gives models the extent of the executor's batch, inside ``with``.
-
-    ``are_given`` is true if the caller answers for positions, which may be others than the plan's.
-    """
+def with_extent(extent: Extent) -> Iterator[None]:
+    """Gives models an extent, inside ``with``."""
     before: list[tuple[Any, str, Any]] = []
-    with _running(executor, are_given):
+    with _running(extent):
         try:
             for owner, name, replacement in [*_ropes(), *_losses(), *_scales()]:
                 before.append((owner, name, getattr(owner, name)))
@@ -286,3 +309,11 @@ def extent_of_batch(executor: Executor, are_given: bool) -> Iterator[None]:
         finally:
             for owner, name, original in reversed(before):
                 setattr(owner, name, original)
+
+
+def extent_of_batch(executor: Executor, are_given: bool) -> contextlib.AbstractContextManager[None]:
+    """Gives models the extent of the executor's batch, inside ``with``.
+
+    ``are_given`` is true if the caller answers for positions, which may be others than the plan's.
+    """
+    return with_extent(_OfExecutor(executor, are_given))

@@ -80,6 +80,11 @@ def _layer_types() -> frozenset[type]:
     return frozenset(getattr(module, name) for family, module in _modules() for name in (family.layer, *family.others))
 
 
+def layers_in_order() -> frozenset[type]:
+    """Returns the types of layers that pass states between ranks inside ``use``."""
+    return frozenset(getattr(module, family.layer) for family, module in _modules())
+
+
 def covered_types() -> frozenset[type]:
     """Returns the types of layers that pass states between ranks at the moment: inside ``use``."""
     return _layer_types() if _depth > 0 else frozenset()

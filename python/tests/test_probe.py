@@ -1,0 +1,114 @@
+"""The probe of models: what of a call, outside attention, is other on a part of it."""
+
+from __future__ import annotations
+
+import logging
+
+import contextile as ct
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import contextile.transformers as cth  # noqa: E402
+from contextile.torch import Executor, gather_layers  # noqa: E402
+from contextile.transformers import _probe  # noqa: E402
+from test_extent import EXTENT, ROUTERS, SMALL, make  # noqa: E402
+from tiny_models import make_tiny  # noqa: E402
+
+CLASSES = transformers.LlamaForCausalLM, transformers.LlamaConfig
+
+
+@pytest.mark.parametrize("name", [*EXTENT, *ROUTERS])
+def test_models_that_get_the_extent_of_the_batch_pass(name):
+    model = make(name, "sdpa")
+    assert _probe.probe(model) == (True, "")
+    found = _probe.probe(model, has_extent=False)
+    expected = "its loss" if name in ROUTERS else "layers.1.self_attn.o_proj" if name == "llama4" else "rotary_emb"
+    assert found.is_checked and expected in found.part, found
+
+
+class Averaging(transformers.LlamaForCausalLM):
+    """Adds the mean over the tokens of the call to every token, in a place of its own."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.lm_head.register_forward_pre_hook(lambda module, given: (given[0] + given[0].mean(1, keepdim=True),))
+
+
+class Numbering(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, position_ids=None, **others):
+        return super().forward(input_ids, position_ids=torch.arange(input_ids.shape[1])[None], **others)
+
+
+class MeanLoss(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, position_ids=None, labels=None, num_items_in_batch=None, **others):
+        output = super().forward(input_ids, position_ids=position_ids, **others)
+        output.loss = None if labels is None else self.loss_function(output.logits, labels, self.config.vocab_size, **others)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [(Averaging, "first in lm_head .Linear."), (Numbering, "first in model.rotary_emb"), (MeanLoss, "first in its loss")],
+)
+def test_models_of_ones_own_are_found_out(kind, part):
+    model = kind(transformers.LlamaConfig(**SMALL))
+    with pytest.raises(ct.InvalidArgument, match=f"attention alone mixes tokens, found {kind.__name__}, .*{part}"):
+        cth.check_model(model)
+
+
+def test_layers_that_run_in_order_are_left_out_or_found():
+    sizes = {**SMALL, "layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}
+    assert cth.check_model(make_tiny("Qwen3NextForCausalLM", "Qwen3NextConfig", sizes))
+    jamba = make_tiny("JambaForCausalLM", "JambaConfig", {**SMALL, "num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2, "use_mamba_kernels": False})
+    with pytest.raises(ct.InvalidArgument, match="first in model.layers.0.mamba"):
+        cth.check_model(jamba)
+    gather_layers(jamba, Executor(ct.inproc_group(1)[0]), names=["JambaMambaMixer"])
+    assert _probe.probe(jamba) == (True, "")
+
+
+def test_models_and_random_numbers_stay_as_they_are():
+    model = make_tiny(*(kind.__name__ for kind in CLASSES), SMALL, "sdpa").train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    assert cth.check_model(model)
+    assert torch.equal(torch.get_rng_state(), state) and torch.get_default_dtype() is dtype
+    assert model.training and model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.config.hidden_size == SMALL["hidden_size"]
+
+
+def test_sizes_of_real_models_are_shrunk():
+    with torch.device("meta"):
+        large = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+                rope_parameters={"rope_theta": 5e5, "rope_type": "dynamic", "factor": 8.0},
+            )  # fmt: skip
+        )
+    assert _probe.probe(large) == (True, "")
+    assert "rotary_emb" in _probe.probe(large, has_extent=False).part
+
+
+class Failing(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, **others):
+        raise RuntimeError("no such kernel")
+
+
+def test_nothing_checked_is_said(caplog):
+    model = Failing(transformers.LlamaConfig(**SMALL))
+    with caplog.at_level(logging.WARNING, logger="contextile"):
+        assert cth.check_model(model) is False
+    assert "no small copy of Failing runs, so nothing of it was checked" in caplog.text
+    with pytest.raises(ct.InvalidArgument, match="model: expected a PreTrainedModel of transformers, found Linear"):
+        cth.check_model(torch.nn.Linear(2, 2))
+
+
+def test_a_class_is_tried_once(monkeypatch):
+    model = make_tiny(*(kind.__name__ for kind in CLASSES), {**SMALL, "rope_theta": 12345.0})
+    calls = []
+    monkeypatch.setattr(_probe, "probe", lambda model: calls.append(model) or _probe.Finding(True))
+    for one in (model, make_tiny(*(kind.__name__ for kind in CLASSES), {**SMALL, "rope_theta": 12345.0})):
+        assert cth.check_model(one)
+    assert len(calls) == 1
