@@ -18,8 +18,7 @@ using Spans = std::vector<std::tuple<std::int32_t, std::string, std::int32_t, do
 using Messages = std::vector<std::tuple<std::int32_t, std::int32_t, std::int64_t, double, double>>;
 
 Simulation simulated(const PlanObject& self, const Cluster& cluster, bool timeline) {
-  return simulate(*self.plan, cluster,
-                  {.timeline = timeline, .progress = progress_hook(nb::none())});
+  return simulate(*self.plan, cluster, {.timeline = timeline});
 }
 
 void bind_programs(nb::module_& module) {
