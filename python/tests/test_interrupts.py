@@ -111,13 +111,13 @@ WAITS = {
     """,
     "prepare": """
         here, there = ct.inproc_group(2, timeout=HOUR)
-        executor = ct.NumpyExecutor(here)
+        executor, plan = ct.NumpyExecutor(here), plan_of()
         begins()
         try:
-            executor.prepare(plan_of())
+            executor.prepare(plan)
         except KeyboardInterrupt:
             print(error_of(there.barrier))
-            print(error_of(lambda: executor.prepare(plan_of())))
+            print(error_of(lambda: executor.prepare(plan)))
     """,
     "forward": """
         import numpy as np
