@@ -68,6 +68,13 @@ void check_mask(const Mask& mask, std::int64_t num_tokens);
 
 // ------------------------------------------------------------------------------------ builders
 
+// Stand in place of the token that a position segment follows.
+inline constexpr std::int64_t kFollowsNone = -1;  // the segment begins a sequence or a document
+// Positions are those that were given; which token follows which is not known.
+inline constexpr std::int64_t kOrderUnknown = -2;
+// No mask tells positions either. The segment is a document in the order in which it is stored.
+inline constexpr std::int64_t kPositionsUnknown = -3;
+
 // The RoPE positions of a range of tokens: token t of `tokens` has position first_position + (t -
 // tokens.begin). Tokens of a segment follow one another. The first token of a segment does not
 // follow the one that is stored before it. It begins a sequence, a document inside a sequence, or a
@@ -76,9 +83,9 @@ struct PositionSegment {
   Range tokens;
   std::int64_t sequence = 0;        // index of the sequence
   std::int64_t first_position = 0;  // position in the sequence of tokens.begin
-  // The earlier token of the sequence that a branch follows, whose position is one less; -1 if
-  // tokens.begin follows none.
-  std::int64_t follows = -1;
+  // The earlier token of the sequence that a branch follows, whose position is one less; or one of
+  // the numbers above.
+  std::int64_t follows = kFollowsNone;
 
   friend constexpr auto operator<=>(const PositionSegment&, const PositionSegment&) = default;
 };
@@ -147,7 +154,8 @@ struct MaskSpec {
 //  * A document is a tree if, under one of the masks, each of its tokens attends itself and the
 //    keys of the token that it follows. A branch begins at a token that no mask lets attend the
 //    token stored before it. It follows the last key before it.
-//  * All other tokens follow the token stored before them.
+//  * All other tokens follow the token stored before them. A document in which some do not attend
+//    it has kPositionsUnknown.
 // O(T + B log B) for T tokens and B bands, plus the pairs of a branch and a band that meet.
 [[nodiscard]] std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
                                                            std::span<const Range> sequences);

@@ -306,6 +306,11 @@ struct PlanStats {
 // Returns the global token index of every local row of a rank, in local order, over all rounds.
 [[nodiscard]] std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank);
 
+// Throw InvalidArgument, which begins with `where`, unless the plan knows positions of tokens, or
+// which token follows which.
+void check_knows_positions(const Plan& plan, std::string_view where);
+void check_knows_order(const Plan& plan, std::string_view where);
+
 struct TokenPosition {
   std::int64_t sequence = 0;
   std::int64_t position = 0;  // in the sequence, for RoPE
@@ -316,7 +321,7 @@ struct TokenPosition {
 
 // Returns, for every local row, the global index of the token that it predicts: the next one of its
 // position segment, or -1 for the last token of a segment. If branches part behind a row, this
-// is one of several tokens; `next_tokens` has all.
+// is one of several tokens; `next_tokens` has all. Throws unless the plan knows the order.
 [[nodiscard]] std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank);
 
 // A token that a local row predicts.
@@ -328,7 +333,8 @@ struct NextToken {
 };
 // Returns every token that a local row predicts: the next one of its position segment, and the
 // first of every segment that follows it. Ascending by row, then by token. Over all ranks, these
-// are all tokens but those that follow none. O(local tokens + segments · log).
+// are all tokens but those that follow none. Throws unless the plan knows the order. O(local tokens
+// + segments · log).
 [[nodiscard]] std::vector<NextToken> next_tokens(const Plan& plan, Rank rank);
 
 }  // namespace contextile

@@ -103,6 +103,12 @@ struct MaskUse {
 // that remain).
 void drop_queries(Workload& workload, std::span<const Range> tokens);
 
+// Gives the tokens of a batch positions of their own, one each. A sequence keeps its order if these
+// are the positions that its rules set, and is in the order in which it is stored if they count
+// from 0. In other sequences which token follows which is not known (kOrderUnknown). Throws
+// InvalidArgument for another number of positions, or one outside 0 … kMaxTokens. O(T).
+void set_positions(Workload& workload, std::span<const std::int64_t> positions_T);
+
 // Proves every invariant stated above, disjointness of bands included. Throws InvalidArgument.
 void check_workload(const Workload& workload);
 

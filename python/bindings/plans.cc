@@ -270,11 +270,12 @@ void bind_layout(nb::class_<PlanObject>& plan) {
       .def(
           "positions",
           [](const PlanObject& self, RankArgument rank) {
+            check_knows_positions(*self.plan, "positions");
             return positions_array(self, rank, &TokenPosition::position);
           },
           "rank"_a,
           "Returns the position in its document, for RoPE, of every token of a rank: int64 [local "
-          "tokens].")
+          "tokens]. Raises InvalidArgument if no mask tells them and none were given.")
       .def(
           "sequence_ids",
           [](const PlanObject& self, RankArgument rank) {
@@ -286,10 +287,14 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "position_segments", &segment_rows,
           "Rows (begin, end, document, first position, follows) of tokens that follow one another. "
           "A row begins a document, or a branch of one, such as another answer to a shared "
-          "question. follows is the earlier token that a branch follows, and -1 for others.")
+          "question. follows is the earlier token that a branch follows, and -1 for others; -2 "
+          "where "
+          "positions were given and no rule knows which token follows which, -3 where nobody knows "
+          "positions either.")
       .def("next_tokens", &next_tokens_of, "rank"_a,
            "Returns (rows, tokens): every token that tokens of a rank predict, and the local row "
-           "that does. A row behind which branches part has several. Two int64 arrays, ascending.")
+           "that does. A row behind which branches part has several. Two int64 arrays, ascending. "
+           "Raises InvalidArgument if the plan does not know which token follows which.")
       .def(
           "rolled_tokens",
           [](const PlanObject& self, RankArgument rank) {
@@ -298,7 +303,7 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "rank"_a,
           "Returns the index in the batch of the token that every token of a rank predicts; -1 at "
           "the end of a document or of a branch: int64 [local tokens]. next_tokens also has "
-          "those of branches.");
+          "those of branches. Raises as next_tokens.");
 }
 
 void bind_files(nb::class_<PlanObject>& plan) {

@@ -1,7 +1,9 @@
 // contextile/workload.h: batches.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/variant.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -79,7 +81,8 @@ std::vector<RoleRange> roles_of(
 
 Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& shape,
               const std::vector<MaskEntry>& masks, const Home& home, std::int32_t num_ranks,
-              const std::vector<std::tuple<std::int64_t, std::int64_t, std::string>>& roles) {
+              const std::vector<std::tuple<std::int64_t, std::int64_t, std::string>>& roles,
+              const std::optional<std::vector<std::int64_t>>& token_positions) {
   Workload workload;
   workload.sequences = sequences_from_lengths(lengths);
   workload.shape = shape;
@@ -111,6 +114,7 @@ Workload make(const std::vector<std::int64_t>& lengths, const AttentionShape& sh
     for (const NamedMask& mask : workload.masks) all.push_back(&mask.mask);
     workload.positions = infer_positions(all, workload.sequences);
   }
+  if (token_positions) set_positions(workload, *token_positions);
   workload.home = home_of(home, workload.sequences, num_ranks);
   workload.roles = roles_of(roles);
   check_workload(workload);
@@ -289,7 +293,7 @@ void bind_workloads(nb::module_& module) {
                std::to_string(workload.masks.size()) + " masks)";
       });
   module.def("make_workload", &make, "lengths"_a, "shape"_a, "masks"_a, "home"_a.none(),
-             "num_ranks"_a, "roles"_a, nb::call_guard<WithoutGil>());
+             "num_ranks"_a, "roles"_a, "positions"_a.none(), nb::call_guard<WithoutGil>());
   module.def(
       "cut_sequences",
       [](const Workload& workload, std::int64_t block_size) {

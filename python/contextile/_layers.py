@@ -69,13 +69,25 @@ def _home_of(first: Plan) -> list[tuple[int, int, int]]:
     return joined
 
 
+def _positions_of(plan: Plan) -> list[list[int]]:
+    """Returns the parts of a plan's documents in which positions count on."""
+    joined: list[list[int]] = []
+    for begin, end, document, first, _ in plan.position_segments:
+        if joined and joined[-1][2] == document and joined[-1][3] + begin - joined[-1][0] == first:
+            joined[-1][1] = end
+        else:
+            joined.append([begin, end, document, first])
+    return joined
+
+
 def check_placement(first: Plan, other: Plan, name: str) -> None:
     """Raises unless two plans hold the same tokens on every rank, in the same order."""
     ranks = range(first.num_devices) if first.slice_of is None else [first.slice_of]
-    is_same = (first.num_devices, first.slice_of, first.sequences) == (other.num_devices, other.slice_of, other.sequences)
+    is_same = all(getattr(first, name) == getattr(other, name) for name in ("num_devices", "slice_of", "sequences"))
+    is_same = is_same and _positions_of(first) == _positions_of(other)
     for rank in ranks if is_same else ():
-        for own, found in ((first.local_tokens(rank), other.local_tokens(rank)), (first.positions(rank), other.positions(rank))):
-            is_same = is_same and len(own) == len(found) and bool((own == found).all())
+        own, found = first.local_tokens(rank), other.local_tokens(rank)
+        is_same = is_same and len(own) == len(found) and bool((own == found).all())
     if not is_same:
         raise _core.InvalidArgument(
             f"plan '{name}': expected the placement of the first plan, the same tokens on every rank in the same order, found "

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from contextile import _checks, _core
 from contextile._core import (
     Arrangement,
@@ -30,6 +32,8 @@ from contextile._heads import HeadMasks
 OneMask = MaskSpec | str | Sequence[MaskSpec | str] | Mask | Callable[[list[int]], Mask]
 # The same, or several by name; (mask, layers) gives the number of layers.
 AnyMask = OneMask | Mapping[str, OneMask | tuple[OneMask, int]]
+# Positions of all tokens, or a function that makes them of the lengths.
+Positions = Sequence[int] | np.ndarray | Callable[[list[int]], Any]
 AnyStrategy = StrategyChoice | str | Callable[[Workload, Cluster, PlanOptions], Arrangement]
 Progress = bool | Callable[[str, int, int], None]
 
@@ -70,6 +74,20 @@ def lengths_of(lengths: Any) -> list[int]:
         return [_checks.whole("lengths", length) for length in lengths]
     except TypeError:
         raise _core.InvalidArgument(f"lengths: expected a list of whole numbers, found {lengths!r:.80}") from None
+
+
+def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
+    """Returns the positions of all tokens, from whole numbers or a function of the lengths."""
+    given = positions(lengths) if callable(positions) else positions
+    try:
+        numbers = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _core.InvalidArgument(f"positions: expected whole numbers, one for each token, found {given!r:.80}") from error
+    if numbers.ndim != 1 or (numbers.size > 0 and numbers.dtype.kind not in "iu"):
+        raise _core.InvalidArgument(
+            f"positions: expected whole numbers, one for each token, found {list(numbers.shape)} of {numbers.dtype}"
+        )
+    return numbers.tolist()
 
 
 def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
@@ -118,6 +136,7 @@ def make_workload(
     home: str | Sequence[tuple[int, int, int]] | None = None,
     num_ranks: int = 1,
     roles: Sequence[tuple[int, int, str]] = (),
+    positions: Positions | None = None,
 ) -> Workload:
     """Makes the description of a batch: documents end to end, their masks, the attention shape.
 
@@ -151,6 +170,11 @@ def make_workload(
     roles : sequence of (begin, end, role)
         Ascending token ranges without queries (``"kv_only"``, such as a cached prefix) or without
         keys (``"q_only"``).
+    positions : int array [tokens of the batch], or function of the lengths, optional
+        The position of every token, for RoPE. Default: those that the rules of the masks set, or that
+        a mask without a rule shows: of documents that its pairs keep apart, and of trees. Where it
+        shows neither, as for block diffusion, positions are not known, and what needs them refuses
+        the plan.
 
     Returns
     -------
@@ -190,8 +214,9 @@ def make_workload(
         home = os.fspath(home)
     home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
     return _core.make_workload(
-        all_lengths, shape, entries, home_rows, _checks.count("num_ranks", num_ranks), [tuple(row) for row in roles]
-    )
+        all_lengths, shape, entries, home_rows, _checks.count("num_ranks", num_ranks), [tuple(row) for row in roles],
+        None if positions is None else positions_of(positions, all_lengths),
+    )  # fmt: skip
 
 
 class _ProgressBar:
@@ -265,6 +290,7 @@ def plan(
     sink: bool | None = None,
     home: str | Sequence[tuple[int, int, int]] | None = None,
     roles: Sequence[tuple[int, int, str]] | None = None,
+    positions: Positions | None = None,
     block_size: int | None = None,
     wire: str | None = None,
     backward: bool = True,
@@ -283,13 +309,13 @@ def plan(
     ----------
     lengths : sequence of int or Workload
         Number of tokens of every document; or a whole workload, without the parameters from ``mask``
-        to ``roles``.
+        to ``positions``.
     cluster : Cluster or str
         A cluster, or a text that ``Cluster.load`` takes, such as ``"dgx-h200:4x8"``.
     strategy : StrategyChoice, str or function
         ``strategies.dcp(divisions=6)``, the text ``"dcp:divisions=6"``, or a function of (workload,
         cluster, options) that returns an ``Arrangement``.
-    mask, heads, head_dim, value_dim, dtype, scale, softcap, sink, home, roles
+    mask, heads, head_dim, value_dim, dtype, scale, softcap, sink, home, roles, positions
         As for ``make_workload``.
     block_size : int, optional
         Tokens per block. Default: the strategy's own.
@@ -341,6 +367,7 @@ def plan(
         "sink": sink,
         "home": home,
         "roles": roles,
+        "positions": positions,
     }
     workload = _workload_of("plan", lengths, the_cluster, batch)
     with _hook_of(progress) as hook:

@@ -18,9 +18,9 @@ STRATEGIES = ["ring", "zigzag", "fcp:block=16", "magi", "distca:nano_batches=1",
 SHIFTS = [0, -1, 1, -2, 5, -300, 10**12]
 
 
-def planned(lengths, strategy="zigzag"):
+def planned(lengths, strategy="zigzag", **options):
     return ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=16,
-                   heads=(4, 2), head_dim=16, dtype="f32")  # fmt: skip
+                   heads=(4, 2), head_dim=16, dtype="f32", **options)  # fmt: skip
 
 
 def rolled_in_one_process(whole, shifts, plan, fill=0):
@@ -46,6 +46,12 @@ def roll_on_ranks():
                 assert torch.equal(found, dispatch(expected, plan=whole_plan, rank=rank)), (strategy, shifts)
     check_gradients(rank)
     check_dtypes(rank)
+    # Documents that a mask alone keeps apart.
+    edges = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+    apart = planned([sum(LENGTHS)], mask=ct.masks.from_cu_seqlens(edges))
+    ids = torch.arange(apart.num_tokens)
+    found = roll(dispatch(ids, plan=apart, rank=rank), -1, plan=apart, fill=-100)
+    assert torch.equal(found, dispatch(rolled_in_one_process(ids, -1, planned(LENGTHS), -100), plan=apart, rank=rank))
     plan = planned(FEW)
     mine = torch.full((max(plan.num_local_tokens(rank), 1),), 5)
     assert roll(mine, -1, plan=plan).shape == mine.shape  # also of a rank with a filler
@@ -84,6 +90,9 @@ def roll_refuses():
     for shifts, fill in ((rank - 5, 0), (-1, rank)):
         with pytest.raises(ct.InvalidArgument, match="on all ranks"):
             roll(mine, shifts, plan=plan, fill=fill)
+    tree = planned([25], mask="shared_question:[10,5,5,5]")
+    with pytest.raises(ct.InvalidArgument, match=r"found a branch at \[15, 20\); local_batch has targets"):
+        roll(torch.zeros(tree.num_local_tokens(rank)), -1, plan=tree)
     with pytest.raises(ct.InvalidArgument, match="shifts: expected an integer"):
         roll(mine, 1.5, plan=plan)
     with pytest.raises(ct.InvalidArgument, match="tokens"):

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/check.h"
@@ -71,6 +72,27 @@ std::vector<std::int64_t> local_tokens(const Plan& plan, Rank rank) {
   return tokens;
 }
 
+void check_knows_positions(const Plan& plan, std::string_view where) {
+  for (const PositionSegment& segment : plan.positions) {
+    CONTEXTILE_CHECK(segment.follows != kPositionsUnknown,
+                     "{}: expected a plan with positions (positions=…), for a mask without a rule "
+                     "does not tell those of tokens [{}, {}): some attend neither the token before "
+                     "them nor as branches of a tree do; found none",
+                     where, segment.tokens.begin, segment.tokens.end);
+  }
+}
+
+void check_knows_order(const Plan& plan, std::string_view where) {
+  check_knows_positions(plan, where);
+  for (const PositionSegment& segment : plan.positions) {
+    CONTEXTILE_CHECK(segment.follows != kOrderUnknown,
+                     "{}: expected labels of every token as it is (shift_labels), for tokens [{}, "
+                     "{}) have positions of their own, which do not tell what they predict; found "
+                     "none",
+                     where, segment.tokens.begin, segment.tokens.end);
+  }
+}
+
 std::vector<TokenPosition> positions(const Plan& plan, Rank rank) {
   std::vector<TokenPosition> result;
   for_each_local_token(plan, rank, [&](const PositionSegment& segment, std::int64_t token) {
@@ -81,6 +103,7 @@ std::vector<TokenPosition> positions(const Plan& plan, Rank rank) {
 }
 
 std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank) {
+  check_knows_order(plan, "rolled tokens");
   std::vector<std::int64_t> result;
   for_each_local_token(plan, rank, [&](const PositionSegment& segment, std::int64_t token) {
     result.push_back(token + 1 < segment.tokens.end ? token + 1 : -1);
@@ -89,6 +112,7 @@ std::vector<std::int64_t> rolled_tokens(const Plan& plan, Rank rank) {
 }
 
 std::vector<NextToken> next_tokens(const Plan& plan, Rank rank) {
+  check_knows_order(plan, "next tokens");
   std::vector<NextToken> branches;  // row: the token in the batch that a branch follows
   for (const PositionSegment& segment : plan.positions) {
     if (segment.follows >= 0) branches.push_back({segment.follows, segment.tokens.begin});

@@ -69,6 +69,20 @@ TEST(TokenLayout, NextTokensHaveAllSuccessorsOfATokenWhereBranchesPart) {
   EXPECT_EQ(next_tokens(plan, Rank{1}), (std::vector<NextToken>{{0, 7}}));
 }
 
+TEST(TokenLayout, RefusesWhatNobodyKnows) {
+  Plan plan = example_plan();
+  plan.positions = {{{0, 5}, 0, 0}, {{5, 8}, 1, 0, kPositionsUnknown}};
+  EXPECT_THROW(check_knows_positions(plan, "positions"), InvalidArgument);
+  for (const Rank rank : {Rank{0}, Rank{1}}) {  // on all ranks, also on one without such tokens
+    EXPECT_THROW(static_cast<void>(rolled_tokens(plan, rank)), InvalidArgument);
+    EXPECT_THROW(static_cast<void>(next_tokens(plan, rank)), InvalidArgument);
+  }
+  plan.positions.back().follows = kOrderUnknown;
+  check_knows_positions(plan, "positions");
+  EXPECT_THROW(static_cast<void>(rolled_tokens(plan, Rank{0})), InvalidArgument);
+  EXPECT_THROW(static_cast<void>(next_tokens(plan, Rank{0})), InvalidArgument);
+}
+
 TEST(TokenLayout, EveryTokenOfARandomPlanIsLocalExactlyOnce) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -57,8 +57,9 @@ class DataLoader:
     ----------
     dataset
         ``dataset[i]`` has the tokens of a document, or a dict with ``"tokens"`` and, if wanted,
-        ``"labels"``, ``"loss_mask"`` and ``"loss_weights"`` as for ``local_batch``, and further
-        fields with a row per token. ``dataset.lengths`` is optional and saves reading all documents once.
+        ``"labels"``, ``"loss_mask"``, ``"loss_weights"`` and ``"shift_labels"`` as for
+        ``local_batch``, and further fields with a row per token. ``dataset.lengths`` is optional and
+        saves reading all documents once.
     cluster, strategy
         As for ``contextile.plan``; the cluster is that of one replica. Strategies with a time budget
         are refused, because plans must not depend on the machine. Default: ``auto:steps=600000``.

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
         return self.end - self.begin
 
 
-OWN_FIELDS = ("tokens", "labels", "loss_mask", "loss_weights")
+OWN_FIELDS = ("tokens", "labels", "loss_mask", "loss_weights", "shift_labels")
 _REMEDIES = "sequence_fields= names fields of whole documents, ignore_fields= those to leave out"
 
 
@@ -65,8 +65,8 @@ def _count_of(dataset: Any) -> int:
 class DocumentReader:
     """Reads documents. All must have the fields of the first one that was read.
 
-    Fields are the tokens, labels, loss mask and weights, further fields with a row per token, and
-    those of ``sequence_fields``, with one value per document.
+    Fields are the tokens, labels (shifted or not), loss mask and weights, further fields with a row
+    per token, and those of ``sequence_fields``, with one value per document.
     """
 
     def __init__(self, dataset: Any, *, ignore_fields: Iterable[str], sequence_fields: Iterable[str]) -> None:
@@ -148,11 +148,14 @@ class DocumentReader:
         return rows
 
     def targets(self, pieces: Sequence[Piece], ignore_index: int) -> Tensor:
-        """Returns the label that each token is, ``ignore_index`` where none is wanted."""
+        """Returns the label that each token is, or has if labels are shifted.
+
+        It is ``ignore_index`` where none is wanted.
+        """
         parts = [torch.zeros(0, dtype=torch.int64)]
         for piece in pieces:
             fields, part = self.read(piece.document), slice(piece.begin, piece.end)
-            labels = fields.get("labels", fields["tokens"])[part]
+            labels = fields.get("shift_labels", fields.get("labels", fields["tokens"]))[part]
             if "loss_mask" in fields:
                 labels = torch.where(fields["loss_mask"][part], labels, ignore_index)
             parts.append(labels)
@@ -207,7 +210,7 @@ class DocumentReader:
                     f"dataset: expected [{len(tokens)}{'' if own else ', …'}] {name} of document {document}, as tokens, "
                     f"found {list(field.shape)}" + ("" if own else f"; {_REMEDIES}")
                 )
-            if name == "labels":
+            if name in ("labels", "shift_labels"):
                 fields[name] = whole_numbers(where, field)
             elif name == "loss_mask":
                 fields[name] = truth_values(where, field)

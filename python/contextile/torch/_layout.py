@@ -109,7 +109,8 @@ class Targets(NamedTuple):
     rows : int64 Tensor [targets]
         The local token that predicts, ascending.
     tokens : int64 Tensor [targets]
-        The index in the batch of the token that is predicted.
+        The index in the batch of the token that is predicted; of the token that predicts, if labels
+        were given as ``shift_labels``.
     labels : int64 Tensor [targets]
         Its label. Tokens without one are left out.
     loss_weights : float32 Tensor [targets]
@@ -238,6 +239,14 @@ def _of_batch(name: str, tensor: Tensor, plan: _core.Plan) -> Tensor:
     return tensor
 
 
+def _check_alone(**others: Any) -> None:
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise _core.InvalidArgument(
+            f"shift_labels: expected no {' and no '.join(others)}, which are by token and not by what it predicts, found {given[0]}"
+        )
+
+
 def local_batch(
     tokens: Any,
     *,
@@ -246,6 +255,7 @@ def local_batch(
     labels: Any = None,
     loss_mask: Any = None,
     loss_weights: Any = None,
+    shift_labels: Any = None,
     ignore_index: int = -100,
 ) -> LocalBatch:
     """Returns a rank's tokens, positions, labels and loss weights of a batch.
@@ -272,6 +282,10 @@ def local_batch(
         Weight in the loss of predicting each token, not shifted. A token that several branches
         share has the sum of theirs (``TokenTree.loss_weights``). Weights are used as they are.
         Default: 1 / the number of labels of the batch.
+    shift_labels : int array or Tensor [tokens of the batch], optional
+        What every token has to predict, as it is: for masks without a rule, such as block diffusion,
+        where nobody knows which token follows which. Instead of ``labels`` and ``loss_mask``; every
+        token then has at most one label, and ``loss_weights`` are those of the tokens that predict.
     ignore_index : int
         Label of tokens that predict nothing.
 
@@ -283,7 +297,9 @@ def local_batch(
     ------
     InvalidArgument
         There are more or fewer tokens, labels, weights or values of the loss mask than in the plan,
-        or they are not whole numbers, finite numbers, or truth values.
+        or they are not whole numbers, finite numbers, or truth values. The mask has no rule and does
+        not tell positions (``contextile.plan(positions=…)``), or which token follows which
+        (``shift_labels``).
 
     Examples
     --------
@@ -297,24 +313,32 @@ def local_batch(
     [11, 12, 13, -100, 21, 22, -100]
     """
     return share_of_batch(
-        tokens, plan, rank, labels=labels, loss_mask=loss_mask, loss_weights=loss_weights, ignore_index=ignore_index
-    )
+        tokens, plan, rank, labels=labels, loss_mask=loss_mask, loss_weights=loss_weights, shift_labels=shift_labels,
+        ignore_index=ignore_index,
+    )  # fmt: skip
 
 
 def share_of_batch(
-    tokens: Any, plan: _core.Plan, rank: int, *, labels: Any, loss_mask: Any, loss_weights: Any, ignore_index: int,
-    num_labels: int | None = None,
+    tokens: Any, plan: _core.Plan, rank: int, *, labels: Any, loss_mask: Any, loss_weights: Any, shift_labels: Any,
+    ignore_index: int, num_labels: int | None = None,
 ) -> LocalBatch:  # fmt: skip
     """Does what ``local_batch`` does. ``num_labels`` are those of all batches that share a loss."""
     _checks.plan("local batch, plan", plan)
     _checks.whole("local batch, rank", rank)
     _checks.whole("ignore_index", ignore_index)
     tokens = _of_batch("tokens", whole_numbers("tokens", tokens), plan)
-    wanted = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
-    if loss_mask is not None:
-        mask = _of_batch("loss_mask", truth_values("loss_mask", loss_mask), plan)
-        wanted = torch.where(mask, wanted, ignore_index)
-    rows, following = (torch.from_numpy(array) for array in plan.next_tokens(rank))
+    positions = torch.from_numpy(plan.positions(rank))
+    if shift_labels is not None:
+        _check_alone(labels=labels, loss_mask=loss_mask)
+        wanted = _of_batch("shift_labels", whole_numbers("shift_labels", shift_labels), plan)
+        following = _tokens_of(plan, rank)
+        rows = torch.arange(len(following))
+    else:
+        wanted = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
+        if loss_mask is not None:
+            mask = _of_batch("loss_mask", truth_values("loss_mask", loss_mask), plan)
+            wanted = torch.where(mask, wanted, ignore_index)
+        rows, following = (torch.from_numpy(array) for array in plan.next_tokens(rank))
     is_target = wanted[following] != ignore_index
     rows, following = rows[is_target], following[is_target]
     if loss_weights is not None:
@@ -322,17 +346,18 @@ def share_of_batch(
     else:
         if num_labels is None:
             is_predicted = wanted != ignore_index
-            is_predicted[torch.tensor([row[0] for row in plan.position_segments if row[4] < 0], dtype=torch.int64)] = False
+            if shift_labels is None:
+                is_predicted[torch.tensor([row[0] for row in plan.position_segments if row[4] < 0], dtype=torch.int64)] = False
             num_labels = int(is_predicted.sum())
         weights = torch.ones(len(rows)) / max(num_labels, 1)
     targets = Targets(rows, following, wanted[following], weights)
     local = LocalBatch(
         with_filler(tokens[_tokens_of(plan, rank)]),
-        with_filler(torch.from_numpy(plan.positions(rank))),
+        with_filler(positions),
         with_filler(torch.from_numpy(plan.sequence_ids(rank))),
         targets,
         ignore_index,
-        _parting_token(plan),
+        _parting_token(plan) if shift_labels is None else None,
     )
     for tensor in (local.tokens, local.positions, local.sequence_ids, *targets):
         tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]

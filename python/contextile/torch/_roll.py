@@ -31,7 +31,7 @@ class _Routes:
         begin, end = (torch.zeros(num_tokens, dtype=torch.int64) for _ in range(2))
         for one, mine in enumerate(tokens):
             owner[mine], row[mine] = one, torch.arange(len(mine))
-        for first, last in meeting.plan.sequences:
+        for first, last in _documents(meeting.plan):
             begin[first:last], end[first:last] = first, last
         self._meeting = meeting
 
@@ -68,6 +68,18 @@ class _Routes:
         result = torch.full_like(rows, fill, memory_format=torch.contiguous_format)
         result[received] = arrived.view(rows.dtype)
         return result
+
+
+def _documents(plan: _core.Plan) -> list[tuple[int, int]]:
+    """Returns the tokens of every document, also of those that masks alone keep apart."""
+    for begin, end, _, _, follows in plan.position_segments:
+        if follows != -1:
+            what = "a branch" if follows >= 0 else "tokens of a mask without a rule, which does not tell what follows them,"
+            raise _core.InvalidArgument(
+                f"roll: expected documents in which one token follows another, found {what} at [{begin}, {end}); local_batch has "
+                + ("targets" if follows >= 0 else "shift_labels=")
+            )
+    return [(begin, end) for begin, end, *_ in plan.position_segments]
 
 
 class _Roll(torch.autograd.Function):
@@ -121,7 +133,8 @@ def roll(
     Raises
     ------
     InvalidArgument
-        As for ``collect``; also if ranks differ in ``shifts`` or ``fill``.
+        As for ``collect``; also if ranks differ in ``shifts`` or ``fill``, or documents have branches,
+        or a mask without a rule that does not tell which token follows which.
 
     Examples
     --------

@@ -64,13 +64,15 @@ class Shares:
         self._reader = reader
         self._ignore_index = ignore_index
         self._reads_all = False
+        self._are_shifted = False
 
     def begin_step(self, mine: Sequence[Piece], first: Piece) -> None:
         """Begins a step in which this rank has shares of the pieces ``mine``. If no document was
         read yet, it reads that of ``first``."""
         names = self._reader.names(first.document)
+        self._are_shifted = "shift_labels" in names
         # If a token may have the number that marks tokens without labels, only reading tells.
-        self._reads_all = "labels" in names or "loss_mask" in names or self._ignore_index >= 0
+        self._reads_all = self._are_shifted or "labels" in names or "loss_mask" in names or self._ignore_index >= 0
         self._reader.keep({piece.document for piece in mine})
 
     def num_labels(self, pieces: Sequence[Piece], begins: Sequence[int]) -> int:
@@ -81,6 +83,8 @@ class Shares:
         if not self._reads_all:
             return sum(piece.num_tokens for piece in pieces) - len(begins)
         is_label = self._reader.targets(pieces, self._ignore_index) != self._ignore_index
+        if self._are_shifted:
+            return int(is_label.sum())
         is_label[torch.tensor(begins, dtype=torch.int64)] = False
         return int(is_label.sum())
 
@@ -105,6 +109,7 @@ class Shares:
             labels=rows.pop("labels", None),
             loss_mask=rows.pop("loss_mask", None),
             loss_weights=rows.pop("loss_weights", None),
+            shift_labels=rows.pop("shift_labels", None),
             ignore_index=self._ignore_index,
             num_labels=num_labels,
         )

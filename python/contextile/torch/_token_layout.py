@@ -367,6 +367,12 @@ def _homes(plan: _core.Plan) -> list[Ranges]:
 def check_documents(plan: _core.Plan) -> None:
     """Raises InvalidArgument unless every document of a plan is one row of tokens."""
     rows = plan.position_segments
+    odd = [row for row in rows if row[4] < -1]
+    if odd:
+        raise _core.InvalidArgument(
+            "plan: expected documents whose tokens follow one another, for layers that run in order, found tokens "
+            f"[{odd[0][0]}, {odd[0][1]}) of a mask without a rule, which does not tell that (positions= that count from 0 do)"
+        )
     begins = [row[0] for row in rows]
     sequences = [begin for begin, end in plan.sequences if begin < end]
     documents = [row[0] for row in rows if row[4] < 0]  # those that follow no token

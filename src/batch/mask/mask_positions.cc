@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "base/ranges.h"
 #include "contextile/mask.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 namespace {
@@ -181,7 +183,7 @@ std::optional<std::vector<std::int64_t>> followed_tokens(const Mask& mask, Range
 }
 
 // Adds the segments of a document, of which `branches` do not attend the token before them: one
-// segment per branch if one of the masks shows a tree, otherwise one for all.
+// segment per branch if one of the masks shows a tree, otherwise one for all, of unknown positions.
 void add_document(std::span<const Mask* const> masks, Range document, std::int64_t sequence,
                   std::span<const std::int64_t> branches, std::vector<PositionSegment>& segments) {
   std::optional<std::vector<std::int64_t>> followed;
@@ -189,7 +191,8 @@ void add_document(std::span<const Mask* const> masks, Range document, std::int64
     followed = followed_tokens(*masks[m], document, branches);
   }
   const auto first = static_cast<std::ptrdiff_t>(segments.size());
-  segments.push_back({document, sequence, 0});
+  const bool is_known = followed.has_value() || branches.empty();
+  segments.push_back({document, sequence, 0, is_known ? kFollowsNone : kPositionsUnknown});
   if (!followed) return;
   const auto begin_of = [](const PositionSegment& segment) { return segment.tokens.begin; };
   for (std::size_t b = 0; b < branches.size(); ++b) {
@@ -226,6 +229,48 @@ std::vector<PositionSegment> infer_positions(std::span<const Mask* const> masks,
     }
   }
   return segments;
+}
+
+void set_positions(Workload& workload, std::span<const std::int64_t> positions_T) {
+  CONTEXTILE_CHECK(std::ssize(positions_T) == workload.num_tokens(),
+                   "positions: expected one for each of {} tokens, found {}", workload.num_tokens(),
+                   positions_T.size());
+  const auto at = [&](std::int64_t token) { return positions_T[static_cast<std::size_t>(token)]; };
+  for (std::int64_t t = 0; t < workload.num_tokens(); ++t) {
+    CONTEXTILE_CHECK(0 <= at(t) && at(t) <= kMaxTokens,
+                     "positions: expected 0 to {}, found {} of token {}", kMaxTokens, at(t), t);
+  }
+  const auto counts_from = [&](Range tokens, std::int64_t first) {
+    for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
+      if (at(t) != first + t - tokens.begin) return false;
+    }
+    return true;
+  };
+  std::vector<PositionSegment> segments;
+  auto known = workload.positions.begin();
+  for (std::size_t s = 0; s < workload.sequences.size(); ++s) {
+    const Range tokens = workload.sequences[s];
+    const auto sequence = static_cast<std::int64_t>(s);
+    const auto first = known;
+    bool is_known = first != workload.positions.end();
+    for (; known != workload.positions.end() && known->tokens.begin < tokens.end; ++known) {
+      is_known = is_known && known->follows != kPositionsUnknown &&
+                 counts_from(known->tokens, known->first_position);
+    }
+    if (is_known) {
+      segments.insert(segments.end(), first, known);
+    } else if (counts_from(tokens, 0)) {
+      segments.push_back({tokens, sequence, 0});
+    } else {
+      for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
+        if (t == tokens.begin || at(t) != at(t - 1) + 1) {
+          segments.push_back({{t, t}, sequence, at(t), kOrderUnknown});
+        }
+        segments.back().tokens.end = t + 1;
+      }
+    }
+  }
+  workload.positions = std::move(segments);
 }
 
 }  // namespace contextile

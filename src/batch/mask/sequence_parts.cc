@@ -44,9 +44,9 @@ SequenceParts::SequenceParts(const Workload& workload)
   for (const PositionSegment& segment : workload.positions) {
     for_each_sequence(workload, segment.tokens, [&](std::size_t s, Range own) {
       const std::int64_t begin = workload.sequences[s].begin;
-      parts_[s].positions.push_back({moved(own, -begin), 0,
-                                     segment.first_position + own.begin - segment.tokens.begin,
-                                     segment.follows < 0 ? -1 : segment.follows - begin});
+      parts_[s].positions.push_back(
+          {moved(own, -begin), 0, segment.first_position + own.begin - segment.tokens.begin,
+           segment.follows < 0 ? segment.follows : segment.follows - begin});
     });
   }
 }
@@ -75,8 +75,9 @@ Workload SequenceParts::select(std::span<const std::int32_t> sequences) const {
     }
     const auto place = static_cast<std::int64_t>(selected.sequences.size());
     for (const PositionSegment& segment : part.positions) {
-      selected.positions.push_back({moved(segment.tokens, begin), place, segment.first_position,
-                                    segment.follows < 0 ? -1 : segment.follows + begin});
+      selected.positions.push_back(
+          {moved(segment.tokens, begin), place, segment.first_position,
+           segment.follows < 0 ? segment.follows : segment.follows + begin});
     }
     selected.sequences.push_back(moved({0, workload_.sequences[s].size()}, begin));
     begin += workload_.sequences[s].size();

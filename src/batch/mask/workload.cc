@@ -71,6 +71,10 @@ void check_positions(const Workload& workload) {
         0 <= first_position && first_position <= kMaxTokens,
         "workload: positions of [{}, {}): expected a first position of 0 to {}, found {}",
         tokens.begin, tokens.end, kMaxTokens, first_position);
+    CONTEXTILE_CHECK(kPositionsUnknown <= follows,
+                     "workload: positions of [{}, {}): expected an earlier token that they follow, "
+                     "or {} to {}, found {}",
+                     tokens.begin, tokens.end, kPositionsUnknown, kFollowsNone, follows);
     if (follows < 0) continue;
     CONTEXTILE_CHECK(own.begin <= follows && follows < tokens.begin,
                      "workload: positions of [{}, {}): expected an earlier token of sequence {} "

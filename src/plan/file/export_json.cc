@@ -139,7 +139,7 @@ class PlanExport {
       json_.list(plan_.positions, "", [this](const PositionSegment& segment) {
         json_.print("[{}, {}, {}, {}", segment.tokens.begin, segment.tokens.end, segment.sequence,
                     segment.first_position);
-        if (segment.follows >= 0) json_.print(", {}", segment.follows);
+        if (segment.follows != kFollowsNone) json_.print(", {}", segment.follows);
         json_.print("]");
       });
     }

@@ -134,7 +134,7 @@ class DocumentReader {
       PositionSegment& segment = plan_.positions.emplace_back();
       in_.tuple(4, 5, [&](std::size_t i) {
         if (i < 2) read_bound(segment.tokens, i);
-        if (i == 4) segment.follows = in_.whole(0, kMaxTokens, "a token");
+        if (i == 4) segment.follows = in_.whole(kPositionsUnknown, kMaxTokens, "a token");
         if (i == 2) segment.sequence = in_.whole(0, kMaxTokens, "a sequence");
         if (i == 3) segment.first_position = in_.whole(0, kMaxPosition, "a position");
       });

@@ -179,9 +179,9 @@ class ManifestDecoder {
     std::size_t i = 0;
     for (const std::int64_t token : follows) {
       PositionSegment& segment = positions[i];
-      if (token < -1 || token >= segment.tokens.begin) {
-        fail("expected position segment {} to follow a token before {}, or -1, found {}", i,
-             segment.tokens.begin, token);
+      if (token < kPositionsUnknown || token >= segment.tokens.begin) {
+        fail("expected position segment {} to follow a token before {}, or {} to {}, found {}", i,
+             segment.tokens.begin, kPositionsUnknown, kFollowsNone, token);
       }
       segment.follows = token;
       ++i;

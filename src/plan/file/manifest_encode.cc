@@ -83,16 +83,16 @@ Offset<fbs::Shape> encode_shape(FlatBufferBuilder& builder, const AttentionShape
                           shape.sink);
 }
 
-// Returns nothing if no segment is a branch.
+// Returns nothing if no segment is a branch, and the order of tokens is known.
 Offset<flatbuffers::Vector<std::int64_t>> encode_follows(
     FlatBufferBuilder& builder, const std::vector<PositionSegment>& positions) {
   std::vector<std::int64_t> follows;
-  bool has_branch = false;
+  bool says_more = false;
   for (const PositionSegment& segment : positions) {
     follows.push_back(segment.follows);
-    has_branch = has_branch || segment.follows >= 0;
+    says_more = says_more || segment.follows != kFollowsNone;
   }
-  return has_branch ? builder.CreateVector(follows) : 0;
+  return says_more ? builder.CreateVector(follows) : 0;
 }
 
 }  // namespace

@@ -135,6 +135,10 @@ void check_positions(const Plan& plan, Findings& findings) {
                          first_position);
       continue;
     }
+    if (follows < kPositionsUnknown) {
+      findings.violation({}, "positions of tokens [{}, {}) follow token {}", tokens.begin,
+                         tokens.end, follows);
+    }
     if (follows >= 0) check_branch(plan, segment, own, findings);
   }
 }

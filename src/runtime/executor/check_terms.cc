@@ -51,6 +51,7 @@ void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& ter
   CONTEXTILE_CHECK(odd == terms.slopes_H.end(), "{}: expected finite slopes, found {}", where,
                    *odd);
   if (!terms.table_HB.empty() || !terms.buckets.empty()) check_table(where, q_heads, terms);
+  if (terms.has_bias()) check_knows_positions(plan, where);
   CONTEXTILE_CHECK(!terms.has_any() || plan.num_tokens() <= kMostCells,
                    "{}: expected at most {} tokens with a bias or dropout, found {}", where,
                    kMostCells, plan.num_tokens());

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "contextile/mask.h"
+#include "contextile/workload.h"
 #include "support/mask_support.h"
 
 namespace contextile {
@@ -100,7 +101,7 @@ TEST(InferPositions, KeepsTokensWithoutPairsTogether) {
             (std::vector<PositionSegment>{{{0, 10}, 0, 0}}));
 }
 
-TEST(InferPositions, KeepsStorageOrderWhereBlocksSeeSelectedBlocks) {
+TEST(InferPositions, SaysWhereBlocksSeeSelectedBlocks) {
   // Blocks of four tokens see themselves and some earlier blocks, and not all see the last one.
   const std::vector<std::vector<int>> selected = {{}, {0}, {0}, {2}, {1, 3}, {0, 2}};
   std::vector<std::vector<Range>> rows;
@@ -114,7 +115,77 @@ TEST(InferPositions, KeepsStorageOrderWhereBlocksSeeSelectedBlocks) {
     rows.push_back(row);
   }
   EXPECT_EQ(inferred({mask_from_row_ranges(rows)}, {{0, 24}}),
-            (std::vector<PositionSegment>{{{0, 24}, 0, 0}}));
+            (std::vector<PositionSegment>{{{0, 24}, 0, 0, kPositionsUnknown}}));
+  // Other documents, of which the pairs tell positions, keep theirs.
+  rows.push_back({{24, 25}});
+  rows.push_back({{24, 26}});
+  EXPECT_EQ(inferred({mask_from_row_ranges(rows)}, {{0, 24}, {24, 26}}),
+            (std::vector<PositionSegment>{{{0, 24}, 0, 0, kPositionsUnknown}, {{24, 26}, 1, 0}}));
+}
+
+// Block diffusion: a noisy copy of eight tokens in blocks of four, then the clean one.
+Mask block_diffusion() {
+  std::vector<std::vector<Range>> rows;
+  for (std::int64_t q = 0; q < 8; ++q) {
+    const std::int64_t block = q / 4 * 4;
+    rows.push_back(block == 0 ? std::vector<Range>{{0, 4}}
+                              : std::vector<Range>{{block, block + 4}, {8, 8 + block}});
+  }
+  for (std::int64_t q = 0; q < 8; ++q) rows.push_back({{8, 8 + q / 4 * 4 + 4}});
+  return mask_from_row_ranges(rows);
+}
+
+TEST(InferPositions, SaysThatBlockDiffusionShowsNone) {
+  // No pair joins its first block to others.
+  EXPECT_EQ(inferred({block_diffusion()}, {{0, 16}}),
+            (std::vector<PositionSegment>{{{0, 4}, 0, 0}, {{4, 16}, 0, 0, kPositionsUnknown}}));
+}
+
+TEST(SetPositions, KeepsAnOrderThatIsKnown) {
+  const std::vector<std::int64_t> lengths = {25, 4};
+  const MaskUse tree = {.name = "", .spec = parse_mask_spec("shared_question:[10,5,5,5]")};
+  const std::vector<MaskUse> uses = {parse_mask_use("causal")};
+  Workload workload = make_workload(std::vector<std::int64_t>{25}, {}, tree);
+  const std::vector<PositionSegment> known = workload.positions;
+  std::vector<std::int64_t> positions;
+  for (std::int64_t t = 0; t < 15; ++t) positions.push_back(t);
+  for (std::int64_t t = 0; t < 10; ++t) positions.push_back(10 + t % 5);
+  set_positions(workload, positions);
+  EXPECT_EQ(workload.positions, known);
+
+  // Another position makes a document one whose order is not known, and no other.
+  workload = make_workload(lengths, {}, uses);
+  positions.assign({0, 1, 2, 3});
+  positions.insert(positions.begin(), 25, 7);
+  set_positions(workload, positions);
+  ASSERT_EQ(workload.positions.size(), 26U);
+  EXPECT_EQ(workload.positions[1], (PositionSegment{{1, 2}, 0, 7, kOrderUnknown}));
+  EXPECT_EQ(workload.positions[25], (PositionSegment{{25, 29}, 1, 0}));
+  check_workload(workload);
+}
+
+TEST(SetPositions, TellsThoseOfBlockDiffusion) {
+  Workload workload = make_workload(std::vector<std::int64_t>{16}, {});
+  const Mask mask = block_diffusion();
+  workload.masks.front().mask = mask;
+  workload.positions = inferred({mask}, workload.sequences);
+  std::vector<std::int64_t> positions;
+  for (std::int64_t t = 0; t < 16; ++t) positions.push_back(t % 8);
+  Workload stored = workload;
+  set_positions(workload, positions);
+  EXPECT_EQ(workload.positions, (std::vector<PositionSegment>{{{0, 8}, 0, 0, kOrderUnknown},
+                                                              {{8, 16}, 0, 0, kOrderUnknown}}));
+  for (std::int64_t t = 0; t < 16; ++t) positions[static_cast<std::size_t>(t)] = t;
+  set_positions(stored, positions);
+  EXPECT_EQ(stored.positions, (std::vector<PositionSegment>{{{0, 16}, 0, 0}}));
+}
+
+TEST(SetPositions, RefusesOthers) {
+  Workload workload = make_workload(std::vector<std::int64_t>{3}, {});
+  EXPECT_THROW(set_positions(workload, std::vector<std::int64_t>{0, 1}), InvalidArgument);
+  EXPECT_THROW(set_positions(workload, std::vector<std::int64_t>{0, -1, 2}), InvalidArgument);
+  EXPECT_THROW(set_positions(workload, std::vector<std::int64_t>{0, 1, kMaxTokens + 1}),
+               InvalidArgument);
 }
 
 TEST(InferPositions, TakesTheTreeFromTheMaskThatShowsIt) {

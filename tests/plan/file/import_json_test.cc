@@ -69,7 +69,8 @@ TEST(JsonImport, GivesBackWhatFewPlansHave) {
   plan.strategy = "a\"b\\c\nd\te\x01 \xc3\xbc \xe2\x82\xac \xf0\x9f\x9a\x80";
   plan.options = {{"key \"1\"", "\n"}, {"plain", "8"}};
   plan.home = {{{0, 4}, Rank{0}}, {{4, 8}, Rank{1}}};
-  plan.positions = {{{0, 5}, 0, 3}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, 5}};
+  plan.positions = {
+      {{0, 4}, 0, 3}, {{4, 5}, 0, 1, kOrderUnknown}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, 5}};
   plan.padded_bytes_factor = 1.25;
   plan.padded_pairs_factor = 1 / 3.0;
   plan.shape.softcap = 0.1 + 0.2;

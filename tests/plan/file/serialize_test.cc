@@ -153,8 +153,22 @@ TEST(PlanFile, HoldsTheTokenThatABranchFollows) {
   expect_same(plan, deserialize(serialize(plan), "memory"));
   plan.positions[2].follows = 7;
   plan.digest = compute_digest(plan);
-  EXPECT_THAT(error_of(serialize(plan)),
-              HasSubstr("expected position segment 2 to follow a token before 7, or -1, found 7"));
+  EXPECT_THAT(
+      error_of(serialize(plan)),
+      HasSubstr("expected position segment 2 to follow a token before 7, or -3 to -1, found 7"));
+}
+
+TEST(PlanFile, HoldsThatPositionsAreUnknown) {
+  for (const std::int64_t follows : {kOrderUnknown, kPositionsUnknown}) {
+    Plan plan = full_example();
+    plan.positions[2].follows = follows;
+    plan.digest = compute_digest(plan);
+    expect_same(plan, deserialize(serialize(plan), "memory"));
+  }
+  Plan plan = full_example();
+  plan.positions[2].follows = kPositionsUnknown - 1;
+  plan.digest = compute_digest(plan);
+  EXPECT_THAT(error_of(serialize(plan)), HasSubstr("or -3 to -1, found -4"));
 }
 
 TEST(PlanFile, MayHoldSectionsThatAreNotCompressed) {

@@ -380,6 +380,11 @@ INSTANTIATE_TEST_SUITE_P(
                      p.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, 4}};
                    },
                    "positions of tokens [7, 8) follow token 4"},
+        Corruption{"BranchOfNoToken",
+                   [](Plan& p) {
+                     p.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 1, -4}};
+                   },
+                   "positions of tokens [7, 8) follow token -4"},
         Corruption{"BranchAtAnotherPosition",
                    [](Plan& p) {
                      p.positions = {{{0, 5}, 0, 0}, {{5, 7}, 1, 0}, {{7, 8}, 1, 2, 5}};
