@@ -276,48 +276,10 @@ def test_plans_of_other_executors_are_refused(alone):
         attention(q, k, v, executor=alone, plan=batch)
 
 
-def test_reentrant_checkpoints_are_refused(alone):
-    q, k, v, _ = inputs(257, HEADS, DIM)
-    q.requires_grad_()
-    with pytest.raises(ct.InvalidArgument, match="found a reentrant one"):
-        checkpoint(lambda q: attention(q, k, v, executor=alone), q, use_reentrant=True)
-    batch = alone.prepare(planned(ranks=1))
-    out = checkpoint(lambda q: attention(q, k, v, executor=alone, plan=batch), q, use_reentrant=True)
-    alone.prepare(planned(ranks=1, lengths=[257]))
-    out.sum().backward()
-    leaf = q.detach().clone().requires_grad_()
-    attention(leaf, k, v, executor=alone, plan=batch).sum().backward()
-    assert torch.equal(q.grad, leaf.grad)
-
-
 def test_copies_of_models_share_the_executor(alone):
     assert copy.deepcopy([alone])[0] is alone
     with pytest.raises(ct.InvalidArgument, match="save the model's state_dict"):
         pickle.dumps(alone)
-
-
-def test_checkpoints_of_batches_in_flight(alone):
-    batches = [(planned(ranks=1, lengths=lengths), inputs(257, HEADS, DIM, seed=len(lengths))) for lengths in ([200, 57], [257])]
-    attend = lambda q, k, v, plan: attention(q, k, v, executor=alone, plan=plan)  # noqa: E731
-
-    def run(*, name_the_plan):
-        """Both forwards, then both backwards, which compute forward again."""
-        under_way = []
-        for plan, tensors in batches:
-            prepared = alone.prepare(plan)
-            leaves = [x.clone().requires_grad_() for x in tensors[:3]]
-            out = checkpoint(attend, *leaves, prepared if name_the_plan else None, use_reentrant=False)
-            under_way.append((out, tensors[3], leaves))
-        for out, dout, _ in under_way:
-            out.backward(dout)
-        return [[out.detach(), *(x.grad for x in leaves)] for out, _, leaves in under_way]
-
-    for (plan, tensors), found in zip(batches, run(name_the_plan=True)):
-        lengths = [end - begin for begin, end in plan.sequences]
-        for one, expected in zip(found, run_dense(tensors, dense_of("causal", lengths))):
-            assert relative_error(one, expected) < 1e-5
-    with pytest.raises(ct.InvalidArgument, match="executor prepared for another; give plan="):
-        run(name_the_plan=False)
 
 
 def test_plans_are_named_by_themselves_too(alone):

@@ -15,6 +15,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "python").glob("*.md"))
 NEEDS = {
     "data.md": ["torch"],
     "megatron.md": ["torch", "megatron.core"],
+    "pipelines.md": ["torch"],
     "plain-pytorch.md": ["torch"],
     "plots.md": ["matplotlib"],
     "pytorch.md": ["torch"],

@@ -187,12 +187,12 @@ def test_models_are_those_of_one_process(strategy):
 
 
 def test_checkpointed_models():
-    runs = ["calls contexts", "calls selective", "modules checkpoint", "modules contexts"]
+    runs = ["calls checkpoint", "calls contexts", "calls selective", "modules checkpoint", "modules contexts"]
     print(run_ranks(train, 4, *[f"dcp {run} eager" for run in runs]).stdout)
 
 
 def test_compiled_blocks():
-    runs = ["calls plain", "calls contexts", "modules plain", "modules checkpoint"]
+    runs = ["calls plain", "calls checkpoint", "calls contexts", "modules plain", "modules checkpoint"]
     print(run_ranks(train, 2, *[f"dcp {run} aot_eager" for run in runs], "dcp calls plain inductor", timeout=600).stdout)
 
 
@@ -315,7 +315,6 @@ def encoder_layer(q, k, v):
         (lambda q, k, v: sdpa(q, *(x.repeat_interleave(2, 1) for x in (k, v))), r"expected the plan's heads \(4, 2\)"),
         (lambda q, k, v: sdpa(q, k, v[..., :8]), r"expected the plan's dims \(16, 16\)"),
         (lambda q, k, v: sdpa(*(x.bfloat16() for x in (q, k, v))), "expected the plan's torch.float32"),
-        (lambda q, k, v: checkpoint(sdpa, q, k, v, use_reentrant=True), "expected use_reentrant=False"),
         (lambda q, k, v: torch.ops.aten.scaled_dot_product_attention.default(q, q, q), "which no plan takes over"),
         (multi_head(True), "found multi_head_attention_forward"),
         (multi_head(True, need_weights=False), "found multi_head_attention_forward"),
@@ -333,11 +332,52 @@ def test_what_cannot_be_is_refused_and_the_group_lives_on(executor, call, messag
         sdpa(*tensors())
 
 
-def test_flex_attention_is_refused(executor):
+def backends():
+    return [None, "eager", "aot_eager", "inductor"]
+
+
+@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_flex_attention_is_refused_in_our_words(executor, backend, fullgraph):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
-    x = torch.randn(1, HEADS, sum(LENGTHS), DIM)
-    with pytest.raises(Exception, match="no plan takes over|Observed exception"), use(executor):
-        flex.flex_attention(x, x, x)
+    causal = flex.create_block_mask(lambda b, h, q, k: q >= k, None, None, sum(LENGTHS), sum(LENGTHS), device="cpu")
+    calls = (
+        lambda x: flex.flex_attention(x * 2, x, x),
+        lambda x: flex.flex_attention(x, x, x, block_mask=causal, return_lse=True),
+        lambda x: flex.flex_attention(x, x, x, score_mod=lambda score, b, h, q, k: score * 2, return_aux=flex.AuxRequest(lse=True)),
+        flex.flex_attention,
+    )
+    for attend in calls:
+        torch._dynamo.reset()
+        compiled = attend if backend is None else torch.compile(attend, backend=backend, fullgraph=fullgraph)
+        x = torch.randn(1, HEADS, sum(LENGTHS), DIM)
+        arguments = (x, x, x) if attend is flex.flex_attention else (x,)
+        with pytest.raises(ct.InvalidArgument, match="^attention: expected .*, found flex_attention, which no plan takes over$"), use(executor):
+            compiled(*arguments)
+    with use(executor):
+        sdpa(*tensors())
+
+
+@pytest.mark.parametrize("backend", backends()[1:])
+def test_compiled_calls_are_refused_in_our_words(executor, backend):
+    modules = ScaledDotProductAttention(executor)
+    refused = (
+        ({"attn_mask": torch.ones(128, 128), "is_causal": False}, "attention: expected no attn_mask"),
+        ({"is_causal": False}, "attention: expected is_causal=True, found is_causal=False"),
+        ({"scale": 0.3}, "attention: expected the plan's scale 0.25"),
+        ({"enable_gqa": False}, "attention: expected enable_gqa=True"),
+    )
+    for arguments, message in refused:
+        for attend, context in ((sdpa, functools.partial(use, executor)), (modules, contextlib.nullcontext)):
+            torch._dynamo.reset()
+            given = {name: value for name, value in arguments.items() if attend is sdpa or value is not False or name != "is_causal"}
+            if len(given) != len(arguments) and not given:
+                continue
+            compiled = torch.compile(lambda *x, attend=attend, given=given: attend(*x, **given) + 1, backend=backend, fullgraph=True)
+            with pytest.raises(ct.InvalidArgument, match=f"^{message}"), context():
+                compiled(*tensors())
+    with pytest.raises(ct.InvalidArgument, match="^attention: expected the plan's heads"), use(executor):
+        torch.compile(sdpa, backend=backend, fullgraph=True, dynamic=True)(*tensors(q=8))
 
 
 def test_plans_that_do_not_agree_are_refused(executor):
@@ -402,40 +442,6 @@ def test_causality_is_that_of_the_mask(executor):
                 sdpa(q, k, v, is_causal=is_causal)
             with pytest.raises(ct.InvalidArgument, match="whose mask agrees"), use(executor, is_causal=not is_causal):
                 sdpa(q, k, v, is_causal=not is_causal)
-
-
-def gradient_of(executor, again, **arguments):
-    """The gradient of a checkpoint under dcp, computed again when the executor is prepared for
-    zigzag."""
-    q, k, v = tensors()
-    prepared(executor, "dcp")
-    with use(executor):
-        out = checkpoint(sdpa, q, k, v, use_reentrant=False, **arguments)
-    prepared(executor, "zigzag", mask="full")
-    with use(executor, is_causal=None) if again else contextlib.nullcontext():
-        if again:
-            sdpa(q, k, v)
-        (out * torch.arange(DIM)).sum().backward()
-    return q.grad
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_checkpoints_compute_again_under_their_plan(executor, again):
-    q, k, v = tensors()
-    (dense(q, k, v, executor.plan) * torch.arange(DIM)).sum().backward()
-    with pytest.raises(torch.utils.checkpoint.CheckpointError):
-        gradient_of(executor, again)
-    found = gradient_of(executor, again, context_fn=lambda: checkpoint_contexts(executor))
-    torch.testing.assert_close(found, q.grad, rtol=1e-5, atol=1e-5)
-
-
-def test_modules_refuse_another_plan_in_backward(executor):
-    module = ScaledDotProductAttention(executor, is_causal=None)
-    prepared(executor, "dcp")
-    out = checkpoint(module, *tensors(), use_reentrant=False)
-    prepared(executor, "zigzag", mask="full")
-    with pytest.raises(ct.InvalidArgument, match="under the plan of its first time"):
-        out.sum().backward()
 
 
 def test_modules_say_what_they_cannot(executor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from pathlib import Path
 
@@ -10,8 +12,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, attention, local_batch  # noqa: E402
+from contextile.torch import (  # noqa: E402
+    Executor,
+    ScaledDotProductAttention,
+    attention,
+    collect,
+    dispatch,
+    local_batch,
+    replace_attention,
+    use,
+)
 from ranks import run_ranks  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "trainers"))
 pytestmark = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
@@ -89,7 +102,126 @@ def compiled_and_refused():
         torch.ops.contextile.attention(*placed(Shard(0), heads, heads), None, number, mask, saved_bytes)
 
 
-@pytest.mark.parametrize(("function", "num_ranks"), [(over_heads, 4), (compiled_and_refused, 2)])
+def taken_over():
+    """A layer whose projections give DTensors is that of one process, through ``use`` and
+    ``replace_attention``, on a mesh of 2 ranks of context by 2 of tensor parallelism."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "tp"))
+    tp, group = mesh["tp"], mesh["cp"].get_group()
+    executor = Executor(group)
+    lengths = [60, 40]
+
+    def made():
+        torch.manual_seed(3)
+        return Projected()
+
+    x = torch.randn(1, sum(lengths), 64, generator=torch.Generator().manual_seed(4))
+    one = made()
+    whole = torch.cat([one(part) for part in x.split(lengths, 1)], 1)
+    whole.square().sum().backward()
+    for way in ("use", "BHTD", "BTHD", "compiled use", "compiled BHTD", "checkpoint use", "checkpoint BTHD"):
+        how, layout = way.split()[0], way.split()[-1]
+        model = made()
+        model.inner_attention.layout = layout
+        columns = lambda: ColwiseParallel(use_local_output=False)  # noqa: E731
+        parallelize_module(model, tp, {"q": columns(), "k": columns(), "v": columns(), "o": RowwiseParallel()})
+        if layout != "use":
+            replace_attention(model, executor, layout=layout)
+        plan = ct.plan(lengths, heads=(2, 1), **BATCH)
+        executor.prepare(plan)
+        own = dispatch(x[0], plan=plan, rank=executor.rank)[None]
+        torch._dynamo.reset()
+        run = torch.compile(model, backend="aot_eager") if how == "compiled" else model
+        run = functools.partial(checkpoint, model, use_reentrant=False) if how == "checkpoint" else run
+        with use(executor) if layout == "use" else contextlib.nullcontext():
+            out = run(own)
+        out.square().sum().backward()
+        torch.testing.assert_close(collect(out[0], plan=plan, group=group), whole[0], rtol=1e-5, atol=1e-5)
+        for (name, found), expected in zip(model.named_parameters(), one.parameters(), strict=True):
+            local = found.grad.full_tensor().clone()
+            torch.distributed.all_reduce(local, group=group)
+            error = (local - expected.grad).abs().max() / expected.grad.abs().max()
+            assert error < 1e-5, f"{way}: gradient of {name} is off by {error:.2e}"
+        for heads in ((4, 2), (2, 2), (1, 1)):
+            other = ct.plan(lengths, heads=heads, **BATCH)
+            executor.prepare(other)
+            own = dispatch(x[0], plan=other, rank=executor.rank)[None]
+            message = rf"heads of one rank, heads=\(2, 1\), for 2 ranks share the DTensors' heads \(4, 2\), found one with heads=\({heads[0]}"
+            with pytest.raises(ct.InvalidArgument, match=message), use(executor) if layout == "use" else contextlib.nullcontext():
+                model(own)
+            with pytest.raises(ct.InvalidArgument, match=message):
+                attention(*(f(own).unflatten(-1, (-1, 16)) for f in (model.q, model.k, model.v)), executor=executor)
+
+
+class Projected(torch.nn.Module):
+    """A layer with the projections of its 4 query heads and 2 KV heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(64, n, bias=False) for n in (64, 32, 32, 64))
+        self.inner_attention = Sdpa()
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (-1, 16)) for f in (self.q, self.k, self.v))
+        if self.inner_attention.layout == "BTHD":
+            return self.o(self.inner_attention(q, k, v).flatten(2))
+        return self.o(self.inner_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2))
+
+
+class Sdpa(torch.nn.Module):
+    layout = "BHTD"
+
+    def forward(self, q, k, v):
+        if self.layout == "BTHD":
+            return scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True).transpose(1, 2)
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def refused_dtensors():
+    """Refusals of DTensors name the dimensions that the caller knows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([8], heads=(2, 1), **{**BATCH, "cluster": "local:1x1"}))
+    modules = {layout: ScaledDotProductAttention(executor, layout=layout) for layout in ("BHTD", "BTHD")}
+    for layout, module in modules.items():
+        dim = layout.index("H")
+        x = [torch.randn(1, heads, 8, 16) if dim == 1 else torch.randn(1, 8, heads, 16) for heads in (4, 2, 2)]
+
+        def placed(*placements, tensors=x):
+            return [distribute_tensor(one, mesh, [placement]) for one, placement in zip(tensors, placements)]
+
+        heads, tokens = Shard(dim), Shard(3 - dim)
+        assert module(*placed(heads, heads, heads)).placements == (heads,)
+        mask = torch.ones(8, 8)
+        for tensors, options, message in (
+            (placed(tokens, tokens, tokens), {}, rf"q: expected a DTensor that is replicated or sharded by heads \(Shard\({dim}\)\), found"),
+            (placed(Shard(3), heads, heads), {}, r"q: expected .*, found Shard\(dim=3\)"),
+            (placed(heads, heads, Replicate()), {}, "v: expected heads over the same dimensions of the mesh as q's"),
+            ([*placed(heads, heads), x[2]], {}, "found v as plain tensors"),
+            (placed(heads, heads, heads), {"attn_mask": mask}, "expected no attn_mask"),
+            (placed(heads, heads, heads), {"attn_mask": distribute_tensor(mask, mesh, [Replicate()])}, "expected no attn_mask"),
+            (placed(heads, heads, heads), {"scale": 0.3}, "expected the plan's scale"),
+            (placed(heads, heads, heads), {"dropout_p": 0.1}, "expected dropout 0"),
+            ([one.double() for one in placed(heads, heads, heads)], {}, "expected the plan's torch.float32"),
+            (placed(heads, heads, heads, tensors=[one.narrow(3 - dim, 0, 5) for one in x]), {}, "this rank's 8 tokens"),
+            (placed(heads, heads, heads, tensors=[one[..., :8] for one in x]), {}, "the plan's dims"),
+        ):
+            with pytest.raises(ct.InvalidArgument, match=message):
+                module(*tensors, **options)
+    named = executor.prepare(ct.plan([8], heads=(4, 2), **{**BATCH, "cluster": "local:1x1"}))
+    assert named.plan.shape.q_heads == 4
+    whole = [distribute_tensor(one, mesh, [Replicate()]) for one in x]
+    assert modules["BTHD"](*whole).placements == (Replicate(),)
+
+
+@pytest.mark.parametrize(
+    ("function", "num_ranks"), [(over_heads, 4), (compiled_and_refused, 2), (taken_over, 4), (refused_dtensors, 2)]
+)
 def test_dtensors(function, num_ranks):
     run_ranks(function, num_ranks)
 

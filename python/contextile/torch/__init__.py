@@ -40,6 +40,7 @@ from contextile.torch._score_mod import ScoreMod, from_score_mod
 from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
 from contextile.torch._shares import Round, Step
 from contextile.torch._sides import Sides, cross_attention
+from contextile.torch._stages import Stage
 from contextile.torch._states import causal_conv, linear_attention, ssd_scan
 from contextile.torch._token_layout import (
     Chunks,
@@ -71,6 +72,7 @@ __all__ = [
     "ScoreMod",
     "Sides",
     "Softcap",
+    "Stage",
     "Step",
     "Targets",
     "Tick",

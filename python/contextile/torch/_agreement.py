@@ -12,7 +12,7 @@ from torch.utils import checkpoint
 from contextile import _core
 from contextile.torch import _messages
 from contextile.torch._executor import Executor
-from contextile.torch._peers import peers_of
+from contextile.torch._peers import Peers, peers_of
 
 # Checkpoints end recomputation by an exception of their own.
 _NO_ERRORS: tuple[Any, ...] = tuple(filter(None, [getattr(checkpoint, "_StopRecomputationError", None)]))
@@ -36,16 +36,19 @@ def agreed(
     problem, every rank raises the same InvalidArgument, which names the first rank with one. A rank
     whose own problem is of another class raises that one. The group goes on.
     """
+    return _agreed_among(peers_of(executor), where, problem, value, check)
 
+
+def _agreed_among(peers: Peers, where: str, problem: Exception | None, value: Any, check: _messages.Check) -> list[Any]:
     def read(message: Any) -> tuple[str, Any]:
         text, value = _messages.fields(message, "problem", "value")
         text = _messages.text(text)
         return text, None if text else check(value)
 
-    if executor.size == 1 and problem is None:
+    if peers.size == 1 and problem is None:
         return [value]
     mine = {"problem": "", "value": value} if problem is None else {"problem": _text_of(problem), "value": None}
-    found = peers_of(executor).told(where, mine, read)
+    found = peers.told(where, mine, read)
     problems = {rank: text for rank, (text, _) in enumerate(found) if text}
     if problem is not None and not isinstance(problem, _core.InvalidArgument):
         raise problem
@@ -73,6 +76,11 @@ def agree(executor: Executor, where: str, problem: Exception | None = None, **se
 
     Otherwise every rank raises the same error, as ``agreed`` does.
     """
+    agree_among(peers_of(executor), where, problem, **settings)
+
+
+def agree_among(peers: Peers, where: str, problem: Exception | None = None, **settings: Any) -> None:
+    """Does what ``agree`` does among the ranks of any group."""
     mine = None if problem is not None else [_json_of(setting) for setting in settings.values()]
 
     def check(value: Any) -> list[Any]:
@@ -80,7 +88,7 @@ def agree(executor: Executor, where: str, problem: Exception | None = None, **se
             raise _core.InvalidArgument(f"expected {', '.join(settings) or 'no settings'}, found {_messages.shown(value)}")
         return list(value)
 
-    all_settings = agreed(executor, where, problem, mine, check)
+    all_settings = _agreed_among(peers, where, problem, mine, check)
     for rank, theirs in enumerate(all_settings):
         for name, first, found in zip(settings, all_settings[0], theirs, strict=True):
             if found != first:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils import checkpoint
 
 from contextile import _core
 from contextile.torch._bias import Bias, Terms, check_known, native_terms, terms_of
-from contextile.torch._dtensor import check_dtensors, has_dtensors
+from contextile.torch._dtensor import check_dtensors, check_heads_of_rank, has_dtensors, num_sharers
 from contextile.torch._executor import Executor, Prepared, executor_of, rank_executor_of
 from contextile.torch._heads import attend_by_head
 from contextile.torch._models import check_batch
@@ -65,6 +63,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out, lse, saved, made_by = _new_output(q, v, saved_bytes)
     executor = executor_of(plan)
+    executor.note_call(plan)
     rank = rank_executor_of(plan)
     terms = native_terms(Terms(slopes, table, buckets, first_offset, dropout, seed))
     # The identity of the call travels with the saved tensors, because hooks may copy them (offload,
@@ -223,21 +222,6 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
         raise NotImplementedError("contextile.torch.attention: forward-mode derivatives are not supported")
 
 
-@torch.compiler.disable
-def refuse_reentrant() -> None:
-    """Raises InvalidArgument inside a reentrant checkpoint.
-
-    Such a checkpoint runs forward again in backward, when another plan may be prepared.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is checkpoint.CheckpointFunction.forward.__code__:
-            raise _core.InvalidArgument(
-                "checkpoint: expected use_reentrant=False, or attention(plan=…) inside, found a reentrant one"
-            )
-        frame = frame.f_back  # type: ignore[assignment]
-
-
 def _as_autocast(prepared: Prepared, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Casts q, k and v as autocast does if it is on. Raises unless its dtype is the plan's."""
     kind = q.device.type
@@ -288,7 +272,7 @@ def attention(
     plan : Plan or Prepared, optional
         The batch that the call belongs to, if several are in flight: a plan that the executor still
         keeps, or what ``prepare`` returned for it. Compiled functions take only the latter. Default:
-        the plan that was prepared last.
+        the plan that was prepared last; where a checkpoint computes again, that of the first time.
     mask : str
         Name of one of the plan's masks. May be left out if the plan has only one. If it differs by
         head (``masks.by_head``), the call runs once for each group of heads.
@@ -319,12 +303,11 @@ def attention(
     InvalidArgument
         The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
         device than the plan needs; DTensors are sharded otherwise than by heads, or only some tensors
-        are DTensors, or they have a bias or dropout; a mask that differs by head meets dropout or
-        DTensors; the kernel has no bias or dropout; autocast is on
-        with another dtype than the plan's; a reentrant checkpoint encloses a call without ``plan``; a
-        module that is computing, unless it is compiled, was given tokens or positions that
-        ``local_batch`` made for another plan. It is also raised if ranks meet in different calls,
-        after which the group has ended.
+        are DTensors, or they have a bias or dropout, or the plan has not the heads of one rank; a
+        mask that differs by head meets dropout or DTensors; the kernel has no bias or dropout;
+        autocast is on with another dtype than the plan's; a module that is computing, unless it is
+        compiled, was given tokens or positions that ``local_batch`` made for another plan. It is also
+        raised if ranks meet in different calls, after which the group has ended.
     TransportError
         A peer died, failed or stalled longer than the executor's timeout. The group has ended; make
         a new executor.
@@ -393,13 +376,13 @@ def attention(
         )
     if not torch.compiler.is_compiling():
         check_batch(prepared.plans)
-        if plan is None and not torch.is_grad_enabled():
-            refuse_reentrant()
     if mask in prepared.head_groups:
         attend = functools.partial(attention, executor=executor, plan=prepared, return_lse=True)
         out, lse = attend_by_head(attend, prepared, mask, (q, k, v), sink, bias, dropout_p)
         return (out, lse) if return_lse else out
     number, index, saved_bytes = prepared.call_of(mask)
+    if num_sharers(q) > 1:
+        check_heads_of_rank((q.shape[-2], k.shape[-2]), prepared.rules[mask].heads, num_sharers(q))
     q, k, v = _as_autocast(prepared, q, k, v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dtype != prepared.dtype:

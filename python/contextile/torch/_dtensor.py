@@ -18,8 +18,11 @@ def has_dtensors(*tensors: Any) -> bool:
     return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
 
 
-def check_dtensors(q: Any, k: Any, v: Any, sink: Any) -> None:
-    """Raises InvalidArgument unless all are DTensors and placed as the operators take them."""
+def check_dtensors(q: Any, k: Any, v: Any, sink: Any, *, dim: int = -2) -> None:
+    """Raises InvalidArgument unless all are DTensors and placed as the operators take them.
+
+    ``dim`` is the dimension of heads in q, k and v.
+    """
     from torch.distributed.tensor import DTensor
 
     given = {"q": q, "k": k, "v": v, **({} if sink is None else {"sink": sink})}
@@ -28,11 +31,32 @@ def check_dtensors(q: Any, k: Any, v: Any, sink: Any) -> None:
         raise _core.InvalidArgument(
             f"attention: expected DTensors all over, for some are, found {', '.join(plain)} as plain tensors (DTensor.from_local)"
         )
-    _check_specs({name: tensor._spec for name, tensor in given.items()})
+    _check_specs({name: tensor._spec for name, tensor in given.items()}, dim)
     _register()
 
 
-def _check_specs(specs: Mapping[str, Any]) -> None:
+def num_sharers(tensor: Any) -> int:
+    """Returns the number of ranks that share the heads of a tensor: 1 of a plain one."""
+    if not has_dtensors(tensor):
+        return 1
+    count = 1
+    # A loop, because compiled code takes no generators here.
+    for dimension, placement in enumerate(tensor.placements):
+        count *= tensor.device_mesh.size(dimension) if placement.is_shard() else 1
+    return count
+
+
+def check_heads_of_rank(found: tuple[int, int], expected: tuple[int, int], sharers: int) -> None:
+    """Raises unless a plan's heads are those that a rank has of DTensors with these heads."""
+    of_rank = found[0] // sharers, found[1] // sharers
+    if of_rank != expected:
+        raise _core.InvalidArgument(
+            f"attention: expected a plan with the heads of one rank, heads={of_rank}, for {sharers} ranks share the DTensors' heads "
+            f"{found}, found one with heads={expected}"
+        )
+
+
+def _check_specs(specs: Mapping[str, Any], dim: int = -2) -> None:
     """Raises unless heads alone are sharded, evenly, over the same mesh dimensions as q's."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -40,7 +64,7 @@ def _check_specs(specs: Mapping[str, Any]) -> None:
     for name, spec in specs.items():
         if spec.mesh != q.mesh:
             raise _core.InvalidArgument(f"{name}: expected a DTensor on q's {q.mesh}, found one on {spec.mesh}")
-        heads = spec.ndim - 2 if name in "qkv" else 0  # the dimension of heads
+        heads = dim % spec.ndim if name in "qkv" else 0  # the dimension of heads
         num_shares = 1
         for dimension, (found, of_q) in enumerate(zip(spec.placements, q.placements, strict=True)):
             if found not in (Shard(heads), Replicate()):

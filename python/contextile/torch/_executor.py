@@ -16,6 +16,7 @@ import torch
 from contextile import _checks, _core
 from contextile._heads import HeadGroup, HeadPlans
 from contextile._layers import check_placement
+from contextile.torch._checkpoints import plan_again, remember, replace_plan
 from contextile.torch._dtensor import register_if_loaded
 from contextile.torch._group import TIMEOUT_S, connect
 from contextile.torch._layout import joined_branch
@@ -161,6 +162,7 @@ class Prepared:
     @functools.cached_property
     def longest_position(self) -> int:
         """The largest position of a token of the batch in its document."""
+        self.plan.positions(self.rank)  # raises if they are not known
         return max((first + end - begin - 1 for begin, end, _, first, _ in self.plan.position_segments), default=0)
 
     @functools.cached_property
@@ -188,6 +190,10 @@ class Prepared:
         self._check_whole(mask)
         shape = self._calls[mask].shape
         return shape[0], shape[1], shape[2]
+
+    def has_call_of(self, number: int) -> bool:
+        """Returns whether calls under one of the masks carry this number of a plan."""
+        return any(call.shape[0] == number for call in self._calls.values())
 
 
 def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
@@ -349,6 +355,11 @@ class Executor:
         return self._timeout
 
     @property
+    def plans_kept(self) -> int:
+        """Number of recent plans that may still be used."""
+        return self._plans_kept
+
+    @property
     def rank(self) -> int:
         """Number of this rank in the group."""
         return self._transport.rank
@@ -406,6 +417,7 @@ class Executor:
         else:
             self._current = self._prepare_one(plan)
         self._withheld = ""
+        replace_plan(self, self._current)
         return self._current
 
     def _prepare_together(self, names: Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
@@ -475,15 +487,23 @@ class Executor:
         return self._current
 
     def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
-        """Returns the handle of a plan that is kept; for None, of the one prepared last."""
+        """Returns the handle of a plan that is kept; for None, of the one prepared last.
+
+        In a checkpoint that computes forward again, None stands for the plan of the first time.
+        """
         if isinstance(plan, Prepared):
             if plan.owner != self._number:
                 raise _core.InvalidArgument("plan: expected one that this executor prepared, found another executor's")
             return plan
         if plan is None:
-            if self._withheld:
-                raise _core.InvalidArgument(self._withheld)
-            return self._last()
+            found = plan_again(self)
+            if found is None:
+                if self._withheld:
+                    raise _core.InvalidArgument(self._withheld)
+                found = self._last()
+            if not torch.compiler.is_compiling():
+                remember(self, found)
+            return found  # type: ignore[no-any-return]
         if not isinstance(plan, _core.Plan):
             raise _core.InvalidArgument(f"plan: expected a Plan, or what prepare returned for one, found {plan!r:.80}")
         number = self._number_of(plan)
@@ -492,6 +512,15 @@ class Executor:
                 f"plan: expected one of the last {self._plans_kept} that the executor was prepared for, found {plan.digest}"
             )
         return self._prepared[number]
+
+    def note_call(self, number: int) -> None:
+        """Lets checkpoints around a call, compiled or not, compute again under its plan.
+
+        That is the plan with this number, if it is the one of calls that name none.
+        """
+        prepared = plan_again(self) or self._current
+        if prepared is not None and prepared.has_call_of(number):
+            remember(self, prepared)
 
     def has_no_tokens(self, number: int) -> bool:
         """Returns true if this rank owns no tokens of the plan with this number."""

@@ -34,6 +34,8 @@ def _check(
     """Raises if a call would lose heads, or has what groups of heads have not."""
     heads = prepared.rules[mask].heads
     mask = mask or prepared.mask_names[0]
+    if not torch.compiler.is_compiling() and has_dtensors(*tensors, sink):
+        raise _core.InvalidArgument(f"attention: expected no DTensors under mask '{mask}', which differs by head, found some")
     found = tuple(tensor.shape[-2] if tensor.dim() > 1 else 0 for tensor in tensors)
     if found != (heads[0], heads[1], heads[1]):
         raise _core.InvalidArgument(
@@ -48,8 +50,6 @@ def _check(
         raise _core.InvalidArgument(
             f"dropout_p: expected 0 under a mask that differs by head, whose groups would drop alike, found {dropout}"
         )
-    if not torch.compiler.is_compiling() and has_dtensors(*tensors, sink):
-        raise _core.InvalidArgument(f"attention: expected no DTensors under mask '{mask}', which differs by head, found some")
 
 
 def attend_by_head(

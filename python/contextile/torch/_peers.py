@@ -116,6 +116,11 @@ class Peers:
             with self.naming(where):
                 self._transport.all_gather(b"")
 
+    def give_up(self, text: str) -> None:
+        """Ends the group, so that calls of the other ranks raise TransportError with this text."""
+        if self._transport is not None and self.size > 1:
+            self._transport.abort(text)
+
     # ---------------------------------------------------------------------------------------- tensors
 
     def everyones(self, where: str, mine: Tensor) -> list[Tensor]:

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._attention import attention, refuse_reentrant
+from contextile.torch._attention import attention
+from contextile.torch._dtensor import check_dtensors, check_heads_of_rank, has_dtensors, num_sharers
 from contextile.torch._executor import Executor, Prepared, Rules
 from contextile.torch._models import model_in_call, ordered_part
-
-# The plans of forwards that are being recomputed, innermost last. Not thread-local: backward runs
-# on a thread of its own while the thread that called it waits.
-recomputed: list[tuple[Executor, Prepared]] = []
+from contextile.torch._refusals import refused
 
 
 def rules_of(prepared: Prepared, mask: str) -> Rules:
@@ -31,14 +29,6 @@ def rules_of(prepared: Prepared, mask: str) -> Rules:
             + ("softcap" if rules.softcap else "sinks")
         )
     return rules
-
-
-def _current(executor: Executor) -> Prepared:
-    """Returns the plan prepared last, or the original plan while forward is being recomputed."""
-    for one, kept in reversed(recomputed):
-        if one is executor:
-            return kept
-    return executor.prepared_of(None)
 
 
 # ------------------------------------------------------------------------------------------------- checks
@@ -83,31 +73,33 @@ def _is_of(rules: Rules, tokens: int) -> bool:
 
 
 def _check_shapes(rules: Rules, q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
-    """Checks q, k and v of [1, heads, tokens, dim]."""
-    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        raise _core.InvalidArgument(f"attention: expected tensors of 4 dimensions, found {q.dim()}, {k.dim()}, {v.dim()}")
+    """Checks q, k and v of [1, tokens, heads, dim]. DTensors have the heads of all ranks."""
     if q.shape[0] != 1 or k.shape[0] != 1 or v.shape[0] != 1:
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {q.shape[0]}")
     # Compiled code leaves numbers that change with every batch to the operator, which checks them,
     # too.
-    if not torch.compiler.is_compiling() and not (q.shape[2] == k.shape[2] == v.shape[2] and _is_of(rules, q.shape[2])):
+    if not torch.compiler.is_compiling() and not (q.shape[1] == k.shape[1] == v.shape[1] and _is_of(rules, q.shape[1])):
         raise _core.InvalidArgument(
-            f"attention: expected this rank's {rules.tokens} tokens as queries, keys and values, found {q.shape[2]}, "
-            f"{k.shape[2]} and {v.shape[2]}"
+            f"attention: expected this rank's {rules.tokens} tokens as queries, keys and values, found {q.shape[1]}, "
+            f"{k.shape[1]} and {v.shape[1]}"
         )
-    if (q.shape[1], k.shape[1]) != rules.heads or v.shape[1] != k.shape[1]:
+    heads, sharers = (q.shape[2], k.shape[2]), num_sharers(q)
+    if v.shape[2] == k.shape[2] and sharers > 1:
+        check_heads_of_rank(heads, rules.heads, sharers)
+    elif heads != rules.heads or v.shape[2] != k.shape[2]:
         raise _core.InvalidArgument(
-            f"attention: expected the plan's heads {rules.heads}, found {q.shape[1]} of queries, {k.shape[1]} of keys and "
-            f"{v.shape[1]} of values; a model that repeats KV heads itself needs a plan with as many"
+            f"attention: expected the plan's heads {rules.heads}, found {q.shape[2]} of queries, {k.shape[2]} of keys and "
+            f"{v.shape[2]} of values; a plan has the heads that a rank's model attends with: one rank's under tensor parallelism, "
+            "and repeated KV heads if the model repeats them itself"
         )
     if (q.shape[3], v.shape[3]) != rules.dims or k.shape[3] != q.shape[3]:
         raise _core.InvalidArgument(
             f"attention: expected the plan's dims {rules.dims} of keys and values, found {q.shape[3]} of queries, {k.shape[3]} of "
             f"keys and {v.shape[3]} of values"
         )
-    if not enable_gqa and q.shape[1] != k.shape[1]:
+    if not enable_gqa and q.shape[2] != k.shape[2]:
         raise _core.InvalidArgument(
-            f"attention: expected enable_gqa=True with {q.shape[1]} heads of queries and {k.shape[1]} of keys, found False"
+            f"attention: expected enable_gqa=True with {q.shape[2]} heads of queries and {k.shape[2]} of keys, found False"
         )
 
 
@@ -129,23 +121,40 @@ class Expected(NamedTuple):
     check_model: bool
 
 
-def attend(executor: Executor, expected: Expected, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+def attend(
+    executor: Executor, expected: Expected, q: Tensor, k: Tensor, v: Tensor, call: Call, *, layout: str = "BHTD"
+) -> Tensor:
     """Checks a call and attends by the plan. Collective.
 
-    Takes q [1, q_heads, tokens, dim], k and v [1, kv_heads, tokens, …] and returns
-    [1, q_heads, tokens, value_dim].
+    Takes q, k and v in a layout, [1, q_heads, tokens, dim] or [1, tokens, q_heads, dim], and
+    returns a tensor of the same layout with value_dim.
     """
-    prepared = _current(executor)
+    if not torch.compiler.is_compiling():
+        return _attend(executor, expected, q, k, v, call, layout)
+    try:
+        return _attend(executor, expected, q, k, v, call, layout)
+    except _core.InvalidArgument as error:
+        return refused(error, q, v)
+
+
+def _attend(
+    executor: Executor, expected: Expected, q: Tensor, k: Tensor, v: Tensor, call: Call, layout: str
+) -> Tensor:
+    prepared = executor.prepared_of(None)
     if expected.check_model and not torch.compiler.is_compiling():
         _check_model(prepared)
     if call.attn_mask is not None:
         raise _core.InvalidArgument("attention: expected no attn_mask, for the plan has the batch's masks; found one")
     if call.dropout_p != 0.0:
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {call.dropout_p}")
-    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        refuse_reentrant()
     rules = rules_of(prepared, expected.mask)
     _check_causal(rules, expected.is_causal, call.is_causal)
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        raise _core.InvalidArgument(f"attention: expected tensors of 4 dimensions, found {q.dim()}, {k.dim()}, {v.dim()}")
+    if not torch.compiler.is_compiling() and has_dtensors(q, k, v):
+        check_dtensors(q, k, v, None, dim=layout.index("H"))
+    if layout == "BHTD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     _check_shapes(rules, q, k, v, call.enable_gqa)
     scale = 1.0 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
     if not math.isclose(scale, rules.scale, rel_tol=1e-6):
@@ -154,7 +163,5 @@ def attend(executor: Executor, expected: Expected, q: Tensor, k: Tensor, v: Tens
         raise _core.InvalidArgument(
             f"attention: expected the plan's {rules.dtype}, found {q.dtype}, {k.dtype} and {v.dtype}"
         )
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention(  # type: ignore[union-attr]
-        q, k, v, executor=executor, plan=prepared, mask=expected.mask
-    ).transpose(1, 2)
+    out = attention(q, k, v, executor=executor, plan=prepared, mask=expected.mask)
+    return out.transpose(1, 2) if layout == "BHTD" else out  # type: ignore[union-attr,return-value]

@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from contextile import _core
+from contextile.torch._checkpoints import Around, Contexts, around
 from contextile.torch._executor import Executor
-from contextile.torch._rules import Call, Expected, attend, recomputed, rules_of
+from contextile.torch._refusals import refused
+from contextile.torch._rules import Call, Expected, attend, rules_of
 
 _LAYOUTS = ("BHTD", "BTHD")
 # Parts of the names of functions and operators that attend: flex_attention, _varlen_attn,
 # _transformer_encoder_layer_fwd, …
 _ATTEND = ("attention", "attn", "encoder_layer_fwd")
+_MORE_OF_FLEX = 2 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 9) else 1
 _OWN = (
     torch.ops.contextile.attention,
     torch.ops.contextile.attention.default,
@@ -41,23 +44,42 @@ class _Mode(TorchFunctionMode):
         self.executor, self.expected = executor, expected
         self.has_attended = False
 
+    def __enter__(self) -> _Mode:
+        super().__enter__()
+        around.append(Around(self.executor, "use", lambda: self))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        around.pop()
+        super().__exit__(*error)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             self.has_attended = True
             q, k, v, call = _sdpa_call(*args, **kwargs)
             return attend(self.executor, self.expected, q, k, v, call)
-        _refuse_other(func)
+        if _is_other(func):
+            return _refused(func.__name__, args)
         return func(*args, **kwargs)
 
 
-def _refuse_other(func: Any) -> None:
-    """Refuses other attention of PyTorch, which would see only this rank's own tokens."""
+def _is_other(func: Any) -> bool:
+    """Returns whether a function attends, and would see only this rank's own tokens."""
     name = getattr(func, "__name__", "")
-    if any(word in name for word in _ATTEND) and func not in _OWN:
-        raise _core.InvalidArgument(
-            f"attention: expected torch.nn.functional.scaled_dot_product_attention, found {name}, which no plan takes over"
-        )
+    return any(word in name for word in _ATTEND) and func not in _OWN
+
+
+def _refused(name: str, args: tuple[Any, ...]) -> Any:
+    error = _core.InvalidArgument(
+        f"attention: expected torch.nn.functional.scaled_dot_product_attention, found {name}, which no plan takes over"
+    )
+    # flex_attention calls this operator in code that it compiles itself, at the latest.
+    if name == "flex_attention" and torch.compiler.is_compiling():
+        out = refused(error, args[0], args[2])
+        # Behind it, the log-sum-exp of the scores and, since PyTorch 2.9, the largest one.
+        return (out, *[out[..., 0].float()] * _MORE_OF_FLEX)
+    raise error
 
 
 @contextlib.contextmanager
@@ -67,12 +89,13 @@ def use(
     """Makes ``torch.nn.functional.scaled_dot_product_attention`` attend by a plan, inside ``with``.
 
     It takes over the calls of a model, compiled ones included. The calls are collective: every rank
-    makes them in the same order. Backward may run inside or after. Checkpoints need
-    ``context_fn`` (see ``checkpoint_contexts``), because PyTorch hides from this context what they
-    recompute in backward.
+    makes them in the same order. Backward may run inside or after. Checkpoints compute forward
+    again by the plan of the first time.
 
     The calls have query [1, q_heads, tokens, head_dim], key [1, kv_heads, tokens, head_dim] and
     value [1, kv_heads, tokens, value_dim], where tokens are this rank's in the plan's local order.
+    They may be DTensors that are sharded by heads, as for ``attention``: the plan then has the
+    heads of one rank.
 
     Parameters
     ----------
@@ -96,8 +119,8 @@ def use(
     ------
     InvalidArgument
         On entering, if there is no plan or no such mask. In a call, if it has an attn_mask or
-        dropout, another scale, dtype, is_causal or shape than the plan, a batch above 1, or a
-        reentrant checkpoint around it; also for ``nn.MultiheadAttention``, FlexAttention and other
+        dropout, another scale, dtype, is_causal or shape than the plan, DTensors sharded otherwise
+        than by heads, or a batch above 1; also for ``nn.MultiheadAttention``, FlexAttention and other
         functions that attend, as far as PyTorch shows them; if the model has recurrent or
         convolutional layers, or is one of Hugging Face that pools tokens, shifts labels itself, or
         gets other positions than the plan's; if the model is given tokens or positions that
@@ -226,13 +249,9 @@ class ScaledDotProductAttention(nn.Module):
             raise _core.InvalidArgument(
                 f"attention: expected no {', '.join(given)}, for the plan has the batch's masks; found some"
             )
-        tensors = (query, key, value)
-        if self.layout == "BTHD":
-            tensors = tuple(x.transpose(1, 2) for x in tensors)  # type: ignore[assignment]
         call = Call(attn_mask, dropout_p, is_causal, scale, enable_gqa)
         expected = Expected(self.mask, self.is_causal, self.check_model)
-        out = attend(self.executor, expected, *tensors, call)
-        return out.transpose(1, 2) if self.layout == "BTHD" else out
+        return attend(self.executor, expected, query, key, value, call, layout=self.layout)
 
 
 def replace_attention(
@@ -298,26 +317,6 @@ def replace_attention(
 # --------------------------------------------------------------------------------------- checkpoints
 
 
-class _Again:
-    """The context in which a checkpoint recomputes forward.
-
-    It restores the plan of the first forward, on any thread, inside ``use`` or after it.
-    """
-
-    def __init__(self, executor: Executor, mode: _Mode | None) -> None:
-        self._executor, self._mode, self._kept = executor, mode, executor.prepared_of(None)
-
-    def __enter__(self) -> None:
-        recomputed.append((self._executor, self._kept))
-        if self._mode is not None:
-            self._mode.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._mode is not None:
-            self._mode.__exit__(*error)
-        recomputed.pop()
-
-
 @contextlib.contextmanager
 def _both(outer: Any, inner: Any) -> Iterator[None]:
     with outer, inner:
@@ -331,8 +330,8 @@ def checkpoint_contexts(
 
     They make the recomputed forward attend by the plan of the first one. That holds wherever
     backward is called, and even if the executor was prepared for another batch since, while the
-    plan is among the last ``plans_kept``. Modules (``replace_attention``) need it only in the
-    latter case.
+    plan is among the last ``plans_kept``. Checkpoints of ``torch.utils.checkpoint.checkpoint`` do
+    so by themselves; others that take a ``context_fn`` need it.
 
     Parameters
     ----------
@@ -357,8 +356,7 @@ def checkpoint_contexts(
         checkpoint(block, x, use_reentrant=False,
                    context_fn=lambda: checkpoint_contexts(executor))
     """
-    modes = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, _Mode) and mode.executor is executor]
-    again = _Again(executor, modes[-1] if modes else None)
+    again = Contexts(executor, executor.prepared_of(None))
     if context_fn is None:
         return contextlib.nullcontext(), again
     first, second = context_fn()
