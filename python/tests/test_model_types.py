@@ -2,53 +2,78 @@
 
 from __future__ import annotations
 
-import importlib.util
-from importlib.machinery import SourceFileLoader
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import contextile as ct
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "try-models"
-EXACT = [
-    *(
-        f"decoder:{kind}"
-        for kind in (
-            "bart", "bloom", "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
-            "granite", "granite_swa", "llama", "llama4_text", "marian", "mimo_v2_flash", "mistral", "mixtral", "mpt", "olmo2", "opt", "phi3",
-            "qwen3", "qwen3_moe", "whisper",
-        )
-    ),
-    *(f"encoder:{kind}" for kind in ("bert", "electra", "modernbert", "roberta")),
-]  # fmt: skip
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.append(str(SCRIPTS))
+import model_cases  # noqa: E402
+import model_ranks  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+DECODERS = (
+    "bart", "bloom", "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
+    "granite", "granite_swa", "llama", "llama4_text", "marian", "mimo_v2_flash", "mistral", "mixtral", "mpt", "olmo2", "opt", "phi3",
+    "qwen3", "qwen3_moe", "whisper",
+)  # fmt: skip
+OTHERS = ("encoder:bert", "encoder:electra", "encoder:modernbert", "encoder:roberta", "pair:bart", "pair:t5")
 REFUSED = {
     "decoder:deepseek_v4": "compressed_sparse_attention",
     "encoder:deberta": "found no call of a layer",
 }
+SAMPLES = {
+    "decoders": [f"decoder:{kind}" for kind in DECODERS[:13]],
+    "more decoders": [f"decoder:{kind}" for kind in DECODERS[13:]],
+    "others": [*OTHERS, *REFUSED],
+}
 
 
-@pytest.fixture(scope="module")
-def script():
-    loader = SourceFileLoader("try_models", str(SCRIPT))
-    spec = importlib.util.spec_from_loader("try_models", loader)
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    torch.set_num_threads(1)
-    return module
+def lines_of(ranks, rope_types, names):
+    """Returns the exit status of the script, a process that forks ranks, and its lines by type."""
+    command = [sys.executable, SCRIPTS / "try-models", "--ranks", ranks, "--rope-types", rope_types, *names]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert lines.keys() == {*names}, done.stderr
+    return done.returncode, lines
 
 
-@pytest.mark.parametrize("name", [*EXACT, *REFUSED])
-def test_types_are_exact_or_refused(script, name):
-    if name not in script.every_type():
-        pytest.skip(f"this transformers has no {name}")
-    outcome, reason = script.tried(name, script.batch_tokens())
-    assert outcome == ("REFUSED" if name in REFUSED else "EXACT"), reason
-    assert REFUSED.get(name, "") in reason
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_types_are_exact_or_refused_on_two_ranks(sample):
+    names = [name for name in SAMPLES[sample] if name in model_cases.every_type()]
+    status, lines = lines_of("2", "", names)
+    for name, line in lines.items():
+        assert line.split()[1] == ("REFUSED" if name in REFUSED else "EXACT"), line
+        assert REFUSED.get(name, "") in line
+    assert status == 0, "\n".join(lines.values())
 
 
-def test_a_result_that_is_off_is_found(script):
-    model, expected = script.built("decoder:llama", script.batch_tokens())
-    assert script.compare(model, script.batch_tokens(), expected) < 1e-5
-    assert script.compare(model, script.batch_tokens(), expected + 0.01) > 1e-4
+def test_parts_that_read_the_whole_call_are_exact_on_three_ranks():
+    status, lines = lines_of("3", "dynamic,longrope", ["decoder:llama4_text", "decoder:mixtral"])
+    assert status == 0, lines
+    assert "exact: own, dynamic, longrope;" in lines["decoder:llama4_text"]
+    assert lines["decoder:mixtral"].endswith("exact: own, router, dynamic, longrope")
+
+
+def test_results_losses_and_gradients_that_are_off_are_found():
+    case, *_ = model_cases.own_case("decoder:llama")
+    whole, gradients = case.whole, case.gradients[None]
+
+    def judged(off=0.0, loss=whole.loss, router=0.0, gradients=gradients):
+        return model_ranks.judged(case, [{"off": off, "loss": loss, "router": router}], gradients)
+
+    assert judged()[0] == "EXACT"
+    assert judged(off=0.01 * float(whole.rows.abs().max())) == ("WRONG", "results: 1e+02 times what is allowed")
+    assert judged(loss=whole.loss * 1.01)[1].startswith("loss: ")
+    assert judged(router=0.1)[1].startswith("loss of routers: ")
+    assert judged(gradients=gradients * 1.01)[1].startswith("gradient of ")
+    refused = [{"off": 0.0, "loss": 0.0, "router": 0.0}, {"outcome": "REFUSED", "reason": "why", "is_of_transport": False}]
+    assert model_ranks.judged(case, refused, gradients) == ("REFUSED", "why")

@@ -8,7 +8,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from contextile import _checks, _core
 from contextile.torch import Executor, RelativeBias, attention
 from contextile.torch._bias import Bias
+from contextile.torch._checkpoints import Around, around
+from contextile.torch._dtensor import num_sharers
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._models import dropping_part, model_in_call, ordered_part, pooled_part
 from contextile.torch._sides import Sides, cross_attention
@@ -37,13 +39,16 @@ from contextile.transformers._masks import (
     note,
 )
 from contextile.transformers._older import adapted, has_no_positions
+from contextile.transformers._patches import patched
 from contextile.transformers._pooled import pooling, pools_by_plan
 from contextile.transformers._positions import counted, counting_part, first_position
+from contextile.transformers._probe import check_once
 
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
 _executor: Executor | None = None
 _check_masks = True
 _check_positions = True
+_check_models = True
 _positions: Tensor | None = None
 _sides: Sides | None = None
 _dropout_seed: Tensor | None = None
@@ -82,7 +87,7 @@ def register(name: str = "contextile") -> str:
 
 def _check_form(form: Form) -> None:
     """Refuses masks that the plan's would not replace, and keeps the others for the layers."""
-    prepared = None if _executor is None else _executor._current
+    prepared = None if _executor is None or _executor._current is None else _executor.prepared_of(None)
     odd = list(form.odd)
     if form.blocks is not None and prepared is None and bool((form.blocks >= 0).any()):
         odd.append("blockwise_overlay")
@@ -114,20 +119,77 @@ def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function:
         )
 
 
+class _Given(NamedTuple):
+    """The arguments of ``use``, for layers."""
+
+    executor: Executor | None
+    check_masks: bool
+    check_positions: bool
+    check_models: bool
+    positions: Tensor | None
+    sides: Sides | None
+    dropout_seed: Tensor | None
+
+
+def _given() -> _Given:
+    return _Given(_executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed)
+
+
+@contextlib.contextmanager
+def _giving(given: _Given) -> Iterator[None]:
+    """Gives these to layers, inside ``with``."""
+    global _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed
+    before = _given()
+    _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed = given
+    around.append(Around(_executor, __name__, lambda: _again(given)))
+    try:
+        yield
+    finally:
+        around.pop()
+        _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed = before
+
+
+@contextlib.contextmanager
+def _running(given: _Given) -> Iterator[None]:
+    """Makes models attend by a plan, inside ``with``."""
+    with _giving(given), patched(lambda: _patches_of(given)):
+        yield
+
+
+@contextlib.contextmanager
+def _patches_of(given: _Given) -> Iterator[None]:
+    sides, executor = given.sides, cast(Executor, given.executor)
+    by_side = (sides.target_positions, sides.source_positions) if sides is not None else (given.positions, None)
+    local = contextlib.nullcontext() if sides is None else local_layers(_attend_local)
+    older = adapted(_attend, _check_mask)
+    whole = extent_of_batch(executor, are_given=not given.check_positions or sides is not None)
+    with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local, whole:
+        yield
+
+
+def _again(given: _Given) -> contextlib.AbstractContextManager[None]:
+    """Returns the context in which a checkpoint computes again, inside another ``use`` or none."""
+    # Models attend by a plan already inside another.
+    is_other = _executor is None or (_sides is None) != (given.sides is None)
+    return _running(given) if is_other else _giving(given)
+
+
 @contextlib.contextmanager
 def use(
     executor: Executor,
     *,
     check_masks: bool = True,
     check_positions: bool = True,
+    check_model: bool = True,
     positions: Tensor | None = None,
     sides: Sides | None = None,
     dropout_seed: int | None = None,
 ) -> Iterator[Executor]:
     """Makes the layers of models attend with an executor, inside ``with``.
 
-    Calls are collective: every rank runs the model on its own tokens. If layers are checkpointed,
-    run backward inside, too.
+    Calls are collective: every rank runs the model on its own tokens. Backward may run inside or
+    after, of several batches in any order: layers that are checkpointed compute again as they did
+    first, by the plan and the seed of their batch.
 
     Models with transformers' generic head of classification (``LlamaForSequenceClassification``)
     return the logits of every document [documents, labels] on every rank. ``labels`` are those of
@@ -144,6 +206,10 @@ def use(
         Whether position ids must be those of the plan's documents, from 0, or from the first position
         that the model's embeddings have (2 in RoBERTa). False leaves them to the caller: for models
         with positions of their own kind, or with none at all.
+    check_model : bool
+        Whether a small copy of the model is tried once, as ``contextile.transformers.check_model`` does:
+        attention alone may let tokens see each other. If none can be built, a warning says that
+        nothing was checked. False is for a model whose other parts you answer for.
     positions : int64 Tensor [local tokens], optional
         Positions for models that count them and take none, such as BART's: ``local.positions``.
     sides : Sides, optional
@@ -162,7 +228,8 @@ def use(
     InvalidArgument
         In the first layer, if the model computes something outside attention that depends on the
         order of tokens: recurrent or convolutional layers that pass no states between ranks, another
-        pooling head, or its own loss of ``labels``. In a layer, if it does not fit the plan: another
+        pooling head, its own loss of ``labels``, or another part of which a small copy gives other
+        rows for a part of a document. In a layer, if it does not fit the plan: another
         shape, scale, softcap or mask, an attention mask, dropout without a seed, a batch above 1,
         positions other than this rank's, or an argument that would be dropped. On leaving, if no layer attended: the
         model then attended on each rank alone.
@@ -174,25 +241,15 @@ def use(
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    global _executor, _check_masks, _check_positions, _positions, _sides, _dropout_seed, _last_layer
+    global _last_layer
     seed = None if dropout_seed is None else torch.tensor(_checks.whole("dropout_seed", dropout_seed), dtype=torch.int64)
     before_calls = _calls
     if sides is not None:
         check_sides(_prepared(executor), sides)
-    before = _executor, _check_masks, _check_positions, _positions, _sides, _dropout_seed
-    _executor, _check_masks, _check_positions, _positions, _sides = executor, check_masks, check_positions, positions, sides
-    _dropout_seed = seed
-    by_side = (sides.target_positions, sides.source_positions) if sides is not None else (positions, None)
     _last_layer = math.inf, object
     _kinds.clear()
-    try:
-        local = contextlib.nullcontext() if sides is None else local_layers(_attend_local)
-        older = adapted(_attend, _check_mask)
-        whole = extent_of_batch(executor, are_given=not check_positions or sides is not None)
-        with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local, whole:
-            yield executor
-    finally:
-        _executor, _check_masks, _check_positions, _positions, _sides, _dropout_seed = before
+    with _running(_Given(executor, check_masks, check_positions, check_model, positions, sides, seed)):
+        yield executor
     if sides is not None and 0 < len(_kinds) < 3:
         missing = sorted({"encoder", "decoder", "cross"} - _kinds)
         raise _core.InvalidArgument(
@@ -211,7 +268,7 @@ def _prepared(executor: Executor | None) -> Prepared:
         raise _core.InvalidArgument(
             "attention: expected an executor prepared for the batch (with contextile.transformers.use(executor)), found none"
         )
-    return executor._current
+    return executor.prepared_of(None)
 
 
 def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, scaling: float | None, softcap: float | None) -> None:
@@ -354,6 +411,8 @@ def check_model(prepared: Prepared) -> None:
     check_loss(model, arguments, pools)
     refuse_noise(model)
     refuse_extent(model, arguments)
+    if _check_models:
+        check_once(model)
     pixels = [key for key in _PIXELS if arguments.get(key) is not None]
     if pixels:
         raise _core.InvalidArgument(
@@ -386,6 +445,7 @@ def check_model(prepared: Prepared) -> None:
 _WITHOUT_EFFECT = {
     "cache_position",
     "is_causal",
+    "labels",
     "logits_to_keep",
     "num_items_in_batch",
     "output_hidden_states",
@@ -422,7 +482,8 @@ def _name_for(
     if kind not in names and len(names) == 1 and names[0] not in (SLIDING, FULL, CHUNKED):
         return names[0]
     prepared.rules_of(kind)
-    shape = (query.shape[1], key.shape[1]), (query.shape[3], value.shape[3])
+    sharers = num_sharers(query)
+    shape = (query.shape[1] // sharers, key.shape[1] // sharers), (query.shape[3], value.shape[3])
     for name in names:
         rules = prepared.rules[name]
         if name == kind or name.startswith(f"{kind}_"):

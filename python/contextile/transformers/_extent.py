@@ -81,7 +81,15 @@ _extent: Extent | None = None
 def _follows_longest(module: Any, layer_type: str | None) -> bool:
     kind = getattr(module, "rope_type", None)
     kind = kind.get(layer_type) if isinstance(kind, dict) else kind
-    return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
+    if not isinstance(kind, str) or kind == "default":
+        return False
+    return "dynamic" in kind or kind == "longrope" or _takes_longest(type(module))
+
+
+@functools.cache
+def _takes_longest(kind: type) -> bool:
+    """Returns whether a forward of RoPE takes the longest position by itself, as PhiMoE's does."""
+    return "max" in inspect.unwrap(kind.forward).__code__.co_names  # type: ignore[attr-defined]
 
 
 @functools.cache

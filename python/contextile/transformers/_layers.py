@@ -168,23 +168,42 @@ def layers_of(model: Any, *, with_types: bool = False) -> list[Layer] | None:
         return None
     AttentionInterface.register(_PROBE, _record)
     AttentionMaskInterface.register(_PROBE, _note_mask)
-    config = copy.deepcopy(model.config)
+    # Frequencies that follow the longest position need its value, which tensors without values do
+    # not have. The same model with plain ones has the same layers.
+    for config in (copy.deepcopy(model.config), _with_plain_rope(model.config)):
+        found = _layers_with(type(model), config, with_types)
+        if found:
+            return found
+    return None
+
+
+def _with_plain_rope(config: Any) -> Any:
+    """Returns a copy of a configuration whose frequencies of RoPE do not follow a call."""
+    config = copy.deepcopy(config)
+    for part in [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]:
+        ropes = getattr(part, "rope_parameters", None)
+        nested = [one for one in (ropes or {}).values() if isinstance(one, dict)]
+        for rope in nested or ([ropes] if isinstance(ropes, dict) else []):
+            rope["rope_type"] = "default"
+    return config
+
+
+def _layers_with(kind: type, config: Any, with_types: bool) -> list[Layer]:
     _found.clear()
     try:
         with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
             warnings.simplefilter("ignore")
-            twin = type(model)(config).eval()
+            twin = kind(config).eval()
             twin.set_attn_implementation(_PROBE)
             with adapted(_record, _note_mask):
                 twin(**_arguments_of(twin, with_types))
+        return list(_found)
     except Exception as error:  # noqa: BLE001
-        logging.getLogger(__name__).info("no copy of %s without weights runs: %s", type(model).__name__, error)
-        return None
+        logging.getLogger(__name__).info("no copy of %s without weights runs: %s", kind.__name__, error)
+        return []
     finally:
-        found = list(_found)
         _found.clear()
         _forms.clear()
-    return found or None
 
 
 def rule_of(form: Form) -> Any:

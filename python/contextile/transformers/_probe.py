@@ -12,6 +12,7 @@ import inspect
 import logging
 import math
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,8 +24,10 @@ from contextile import _core
 from contextile.torch._models import is_gathered
 from contextile.transformers import _linear
 from contextile.transformers._extent import with_extent
+from contextile.transformers._local import local_layers
 from contextile.transformers._losses import shifts_labels
 from contextile.transformers._older import adapted
+from contextile.transformers._patches import unpatched
 from contextile.transformers._positions import counted
 from contextile.transformers._small import small_copies
 
@@ -62,6 +65,11 @@ def _attend_to_itself(
         key, value = (x[:, :, :1].expand(-1, -1, query.shape[2], -1) for x in (key, value))
     out = value * (1 + 0.5 * _projected(query, 0.0)) + 0.5 * _projected(key, 1.0)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_locally(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    """Does the same for tensors [1, tokens, heads, dim]."""
+    return _attend_to_itself(module, *(x.transpose(1, 2) for x in (query, key, value)))[0]
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -145,7 +153,9 @@ def _run(model: Any, tokens: Tensor, positions: Tensor, labels: Tensor) -> _Run:
     given = {name: value for name, value in given.items() if name in accepted}
     if _has_router_loss(model):
         given["output_router_logits"] = True
-    if "labels" in accepted and shifts_labels(model):
+    if "decoder_input_ids" in accepted:  # which a model would make of labels, or of its input
+        given["decoder_input_ids"] = tokens[None]
+    elif "labels" in accepted and shifts_labels(model):
         count = _TOKENS - 1
         given |= {"labels": labels[None], "shift_labels": labels[None], "num_items_in_batch": count}
     recorder = _Recorder(model, len(tokens))
@@ -204,7 +214,14 @@ def _attending_to_itself(model: Any) -> Iterator[None]:
     AttentionInterface.register(_ROWS, _attend_to_itself)
     AttentionMaskInterface.register(_ROWS, _no_mask)
     model.set_attn_implementation(_ROWS)
-    with adapted(_attend_to_itself, _no_mask):
+    with adapted(_attend_to_itself, _no_mask), local_layers(_attend_locally):
+        yield
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keeps what surrounds a call from a copy: autocast, another default device, ``use``."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"), unpatched():
         yield
 
 
@@ -234,7 +251,7 @@ def probe(model: Any, *, has_extent: bool = True) -> Finding:
     for small in small_copies(model):
         try:
             _leave_out_ordered(small, model)
-            with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]), _attending_to_itself(small):
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _alone(), _attending_to_itself(small):
                 warnings.simplefilter("ignore")
                 # Each by a copy of its own, because frequencies of RoPE keep what they followed.
                 whole = _run(copy.deepcopy(small), tokens, places, labels)
@@ -254,15 +271,24 @@ def probe(model: Any, *, has_extent: bool = True) -> Finding:
 
 
 _found: dict[tuple[type, str], Finding] = {}
+_checked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def check_once(model: Any) -> bool:
+    """Does what ``check_model`` does, and nothing for a model that has passed. Not collective."""
+    if model not in _checked:
+        _checked[model] = check_model(model)
+    return _checked[model]
 
 
 def check_model(model: Any) -> bool:
     """Checks that attention alone lets the tokens of a model's call see each other.
 
     A small copy of the model with random weights computes one document whole, and in parts as ranks
-    hold it. Rows must be the same, and the loss the sum of those of the parts. Layers that
-    run in order by themselves (``use``, ``gather_layers``) are left out. Each class of models is
-    tried once for a configuration, which takes some tenths of a second. Not collective.
+    hold it. Rows must be the same, and the loss the sum of those of the parts. Layers that run in
+    order by themselves (``use``, ``gather_layers``) are left out. Each class of models is tried
+    once for a configuration, which takes some tenths of a second. ``use`` and ``TrainerMixin`` do
+    this for their models. Not collective.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"), 64),
     "sliding_window": 7, "attention_chunk_size": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
     "sep_token_id": 2, "decoder_start_token_id": 1, "start_token_id": 1,
-    "local_radius": 5,
+    "local_radius": 5, "no_rope_layer_interval": 2,
     # Sizes of towers.
     "image_size": 16, "patch_size": 4, "depth": 2,
 }  # fmt: skip
@@ -156,7 +156,7 @@ def small_copies(model: Any) -> Iterator[nn.Module]:
                     count = sum(parameter.numel() for parameter in type(model)(config).parameters())
                 if count > _MOST_PARAMETERS:
                     continue
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # those of GPUs stay as they are
                 with torch.device("cpu"):
                     small = type(model)(copy.deepcopy(config)).float().eval()
                 fill(small)

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile.torch import Executor
 from contextile.transformers._attention import use
 from contextile.transformers._extent import noise_of
+from contextile.transformers._probe import check_once
 from contextile.transformers._shares import IGNORED, Share, Shares
 
 
@@ -87,6 +89,8 @@ class TrainerMixin:
         ``{"strategy": "dcp", "block_size": 256}``. Default: ``{"strategy": "auto:steps=100000"}``.
         Plans must be equal on all ranks, so strategies with a time budget are refused in the first
         step. The cluster is ``Cluster.from_torch(executor.group)``.
+    check_model : bool
+        As for ``contextile.transformers.use``.
 
     Raises
     ------
@@ -94,9 +98,10 @@ class TrainerMixin:
         On construction, if a setting would make training wrong, by name: context, sequence or tensor
         parallelism of accelerate, DeepSpeed, ``compute_loss_func``, ``compute_metrics``, label
         smoothing, ``average_tokens_across_devices=False``, ``batch_rebalance``, batches that one
-        process dispatches, or a group whose ranks are not neighbours. In a step, if ranks of a group
-        got different batches, if a batch has inputs that cannot be shared out by tokens, or if the
-        model does not fit (``contextile.transformers.use``).
+        process dispatches, or a group whose ranks are not neighbours; or if the model lets tokens see
+        each other outside attention (``check_model``). In a step, if ranks of a group got different
+        batches, if a batch has inputs that cannot be shared out by tokens, or if the model does not fit
+        (``contextile.transformers.use``).
 
     Notes
     -----
@@ -123,13 +128,20 @@ class TrainerMixin:
         trainer.train()
     """
 
-    def __init__(self, *args: Any, executor: Executor, plan: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, executor: Executor, plan: dict[str, Any] | None = None, check_model: bool = True, **kwargs: Any
+    ) -> None:
         _check_group(executor)
         self._executor = executor
+        self._checks_model = _checks.flag("check_model", check_model)
         super().__init__(*args, **kwargs)
         me: Any = self
         for name, value, remedy in _found_in(me):
             raise _core.InvalidArgument(f"trainer: expected no {name} with context parallelism, found {value!r:.80}; {remedy}")
+        # Adapters of PEFT wrap it.
+        model = next((module for module in me.model.modules() if isinstance(module, PreTrainedModel)), None)
+        if self._checks_model and model is not None:
+            check_once(model)
         options = dict(plan or {"strategy": "auto:steps=100000"})
         if me.args.bf16 or me.args.fp16:  # autocast's dtype
             options.setdefault("dtype", torch.bfloat16 if me.args.bf16 else torch.float16)
@@ -188,7 +200,7 @@ class TrainerMixin:
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
         noise = noise_of(model, share["input_ids"].shape[1], share.row_tokens)
-        with noise, use(self._executor, dropout_seed=self._dropout_seed()):
+        with noise, use(self._executor, check_model=self._checks_model, dropout_seed=self._dropout_seed()):
             return super().training_step(model, share, num_items_in_batch)  # type: ignore[misc]
 
     def _dropout_seed(self) -> int:
@@ -217,7 +229,7 @@ class TrainerMixin:
             )
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
-        with use(self._executor):
+        with use(self._executor, check_model=self._checks_model):
             step = super().prediction_step  # type: ignore[misc]
             loss, _, _ = step(model, share, True, ignore_keys=ignore_keys)
         me: Any = self
