@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import contextile.transformers as cth  # noqa: E402
-from contextile.torch import Executor, gather_layers  # noqa: E402
+from contextile.torch import Executor, gather_layers, local_batch  # noqa: E402
 from contextile.transformers import _probe  # noqa: E402
+from ranks import run_ranks  # noqa: E402
 from test_extent import EXTENT, ROUTERS, SMALL, make  # noqa: E402
 from tiny_models import make_tiny  # noqa: E402
 
@@ -112,3 +113,74 @@ def test_a_class_is_tried_once(monkeypatch):
     for one in (model, make_tiny(*(kind.__name__ for kind in CLASSES), {**SMALL, "rope_theta": 12345.0})):
         assert cth.check_model(one)
     assert len(calls) == 1
+
+
+# -------------------------------------------------------------------------------------- inside use
+
+
+def call(model, executor, is_given=True, **options):
+    """Runs a model on a batch of two documents inside ``use``, as ranks do."""
+    plan = ct.plan([9, 14], cluster=ct.Cluster.from_torch(), strategy="zigzag", **cth.batch_of(model))
+    executor.prepare(plan)
+    local = local_batch(torch.arange(23) % 50 + 3, plan=plan, rank=executor.rank)
+    with cth.use(executor, **options):
+        positions = {"position_ids": local.positions[None]} if is_given else {}
+        return model(local.tokens[None], **positions, use_cache=False).logits
+
+
+def tried_in_use():
+    executor = Executor()
+    model = Averaging(transformers.LlamaConfig(**SMALL))
+    model.set_attn_implementation(cth.register())
+    for _ in range(2):  # all ranks raise it, each time, and the group goes on
+        with pytest.raises(ct.InvalidArgument, match="found Averaging, .* first in lm_head .Linear."):
+            call(model, executor)
+    assert torch.isfinite(call(model, executor, check_model=False)).all()
+    # Copies run without the plan, also of kinds whose forward `use` replaces.
+    for kind, config, sizes in (
+        ("MixtralForCausalLM", "MixtralConfig", {**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True, "router_aux_loss_coef": 0.1}),
+        ("LlamaForSequenceClassification", "LlamaConfig", {**SMALL, "num_labels": 3}),
+        ("BloomForCausalLM", "BloomConfig", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+        ("Qwen3NextForCausalLM", "Qwen3NextConfig", {**SMALL, "layer_types": ["linear_attention", "full_attention"], "head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1}),
+    ):
+        model = make_tiny(kind, config, sizes, cth.register())
+        alone = _probe.probe(model)
+        assert alone == (True, ""), kind
+        with torch.autocast("cpu", torch.bfloat16):
+            assert _probe.probe(model) == alone, kind
+        forward = type(model).forward
+        assert torch.isfinite(call(model, executor, is_given="Bloom" not in kind)).all(), kind
+        assert type(model).forward is forward, kind
+        assert _probe._found[type(model), repr(model.config.to_dict())] == alone, kind
+
+
+@pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_models_are_tried_in_use(ranks):
+    run_ranks(tried_in_use, ranks)
+
+
+def test_trainers_try_their_model(tmp_path):
+    pytest.importorskip("accelerate")
+
+    class Trainer(cth.TrainerMixin, transformers.Trainer):
+        pass
+
+    class Kept(MeanLoss):
+        accepts_loss_kwargs = True
+
+    model = Kept(transformers.LlamaConfig(**SMALL))
+    executor = Executor(ct.inproc_group(1)[0])
+    args = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    with pytest.raises(ct.InvalidArgument, match="attention alone mixes tokens, found Kept, .* first in its loss"):
+        Trainer(model, args, train_dataset=[], executor=executor)
+    assert Trainer(model, args, train_dataset=[], executor=executor, check_model=False) is not None
+    with pytest.raises(ct.InvalidArgument, match="check_model: expected"):
+        Trainer(model, args, train_dataset=[], executor=executor, check_model="no")
+
+
+def test_random_numbers_of_devices_stay(monkeypatch):
+    model, seeded = make_tiny(*(kind.__name__ for kind in CLASSES), SMALL), []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    assert _probe.probe(model).is_checked
+    assert not seeded
