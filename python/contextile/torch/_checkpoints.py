@@ -12,7 +12,10 @@ import sys
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils import checkpoint
+
+from contextile import _core
 
 # Attributes of the two kinds of checkpoints that have the function which backward runs: of those
 # that are not reentrant, and of those that are.
@@ -130,9 +133,15 @@ def remember(executor: Any, prepared: Any) -> None:
     The plan of the first call counts.
     """
     for run in _first_runs():
-        for name in _FUNCTIONS:
-            function = getattr(run, name, None)
-            if isinstance(function, _Function):
-                function.contexts.add(executor, prepared)
-            elif function is not None:
-                setattr(run, name, _Function(function, Contexts(executor, prepared)))
+        name = next((name for name in _FUNCTIONS if hasattr(run, name)), None)
+        if name is None:
+            raise _core.InvalidArgument(
+                "attention: expected a checkpoint whose function is known, which computes again by the plan of its batch, found "
+                f"{type(run).__name__} of PyTorch {torch.__version__}; checkpoint with "
+                "context_fn=contextile.torch.checkpoint_contexts"
+            )
+        function = getattr(run, name)
+        if isinstance(function, _Function):
+            function.contexts.add(executor, prepared)
+        else:
+            setattr(run, name, _Function(function, Contexts(executor, prepared)))
