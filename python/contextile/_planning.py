@@ -87,6 +87,8 @@ def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
         raise _core.InvalidArgument(
             f"positions: expected whole numbers, one for each token, found {list(numbers.shape)} of {numbers.dtype}"
         )
+    if numbers.size > 0 and int(numbers.max()) >= 2**63:
+        raise _core.InvalidArgument(f"positions: expected whole numbers below 2**63, found {int(numbers.max())}")
     return numbers.tolist()
 
 

@@ -110,6 +110,7 @@ def _in_order(plan):
         ([[0, 1]] * 24, r"found \[24, 2\] of int64"),
         ([-1] * 48, "found -1 of token 0"),
         ("text", "expected whole numbers"),
+        (np.array([2**63] * 48, dtype=np.uint64), r"below 2\*\*63"),
         (lambda lengths: None, "expected whole numbers"),
         ([[0], [1, 2]], "expected whole numbers"),
         (torch.ones(48, dtype=torch.bool), "of bool"),
@@ -130,6 +131,16 @@ def test_bias_needs_positions():
         refused = contextlib.nullcontext() if options else pytest.raises(ct.InvalidArgument, match="positions=…")
         with refused:
             attention(x, x[:, :2], x[:, :2], executor=executor, bias=alibi(4))
+
+
+def test_bias_needs_positions_that_kernels_compute_with():
+    from contextile.torch import alibi, attention
+
+    executor = Executor(ct.inproc_group(1)[0])
+    executor.prepare(ct.plan([4], positions=[0, 1, 2, 2**31], cluster="local:1x1", strategy="zigzag", heads=(4, 2), head_dim=8, dtype="f32"))
+    x = torch.zeros(4, 4, 8)
+    with pytest.raises(ct.InvalidArgument, match="expected positions up to 1073741824 with a bias, found 2147483648"):
+        attention(x, x[:, :2], x[:, :2], executor=executor, bias=alibi(4))
 
 
 def test_layers_in_order_need_positions():

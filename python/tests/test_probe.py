@@ -23,7 +23,7 @@ CLASSES = transformers.LlamaForCausalLM, transformers.LlamaConfig
 @pytest.mark.parametrize("name", [*EXTENT, *ROUTERS])
 def test_models_that_get_the_extent_of_the_batch_pass(name):
     model = make(name, "sdpa")
-    assert _probe.probe(model) == (True, "")
+    assert _probe.probe(model)[:2] == (True, "")
     found = _probe.probe(model, has_extent=False)
     expected = "its loss" if name in ROUTERS else "layers.1.self_attn.o_proj" if name == "llama4" else "rotary_emb"
     assert found.is_checked and expected in found.part, found
@@ -49,9 +49,30 @@ class MeanLoss(transformers.LlamaForCausalLM):
         return output
 
 
+class Training(Averaging):
+    """Mixes tokens in training alone."""
+
+    def __init__(self, config):
+        transformers.LlamaForCausalLM.__init__(self, config)
+        self.norm = torch.nn.BatchNorm1d(config.hidden_size)
+        self.lm_head.register_forward_pre_hook(lambda module, given: (self.norm(given[0].transpose(1, 2)).transpose(1, 2),))
+
+
+class Gated(transformers.LlamaForCausalLM):
+    """Adds a mean behind a gate that is shut at first, and returns a tensor."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(model, *given, **named):  # noqa: N805
+        logits = super().forward(*given, **named).logits
+        return logits + model.gate * logits.mean(1, keepdim=True)
+
+
 @pytest.mark.parametrize(
     ("kind", "part"),
-    [(Averaging, "first in lm_head .Linear."), (Numbering, "first in model.rotary_emb"), (MeanLoss, "first in its loss")],
+    [(Training, "first in"), (Gated, "first in"), (Averaging, "first in lm_head .Linear."), (Numbering, "first in model.rotary_emb"), (MeanLoss, "first in its loss")],
 )
 def test_models_of_ones_own_are_found_out(kind, part):
     model = kind(transformers.LlamaConfig(**SMALL))
@@ -66,7 +87,7 @@ def test_layers_that_run_in_order_are_left_out_or_found():
     with pytest.raises(ct.InvalidArgument, match="first in model.layers.0.mamba"):
         cth.check_model(jamba)
     gather_layers(jamba, Executor(ct.inproc_group(1)[0]), names=["JambaMambaMixer"])
-    assert _probe.probe(jamba) == (True, "")
+    assert _probe.probe(jamba)[:2] == (True, "")
 
 
 def test_models_and_random_numbers_stay_as_they_are():
@@ -88,7 +109,7 @@ def test_sizes_of_real_models_are_shrunk():
                 rope_parameters={"rope_theta": 5e5, "rope_type": "dynamic", "factor": 8.0},
             )  # fmt: skip
         )
-    assert _probe.probe(large) == (True, "")
+    assert _probe.probe(large)[:2] == (True, "")
     assert "rotary_emb" in _probe.probe(large, has_extent=False).part
 
 
@@ -97,11 +118,36 @@ class Failing(transformers.LlamaForCausalLM):
         raise RuntimeError("no such kernel")
 
 
+class Fine(transformers.LlamaForCausalLM):
+    def forward(self, input_ids=None, **named):
+        return (super().forward(input_ids, **named).logits,)
+
+
+def test_ordinary_subclasses_pass():
+    assert cth.check_model(Fine(transformers.LlamaConfig(**SMALL)))
+
+
+def test_parts_that_a_copy_has_not_are_named(caplog):
+    class Norm(torch.nn.Module):
+        def forward(self, rows):
+            return rows - rows.mean(1, keepdim=True)
+
+    model = make_tiny(*(kind.__name__ for kind in CLASSES), SMALL)
+    with caplog.at_level(logging.WARNING, logger="contextile"):
+        assert cth.check_model(model)
+        assert not caplog.records
+        model.model.norm = Norm()
+        model.lm_head.forward = lambda rows: rows
+        assert cth.check_model(torch.nn.Sequential(model))
+    assert "has parts that a small copy of its class has not" in caplog.text
+    assert "model.norm (Norm)" in caplog.text and "lm_head (Linear)" in caplog.text
+
+
 def test_nothing_checked_is_said(caplog):
     model = Failing(transformers.LlamaConfig(**SMALL))
     with caplog.at_level(logging.WARNING, logger="contextile"):
         assert cth.check_model(model) is False
-    assert "no small copy of Failing runs, so nothing of it was checked" in caplog.text
+    assert "no small copy of Failing runs, so nothing of it was checked (RuntimeError: no such kernel)" in caplog.text
     with pytest.raises(ct.InvalidArgument, match="model: expected a PreTrainedModel of transformers, found Linear"):
         cth.check_model(torch.nn.Linear(2, 2))
 
@@ -123,9 +169,10 @@ def call(model, executor, is_given=True, **options):
     plan = ct.plan([9, 14], cluster=ct.Cluster.from_torch(), strategy="zigzag", **cth.batch_of(model))
     executor.prepare(plan)
     local = local_batch(torch.arange(23) % 50 + 3, plan=plan, rank=executor.rank)
+    given = {"position_ids": local.positions[None]} if is_given else {}
+    given |= {"labels": options.pop("labels")} if "labels" in options else {}
     with cth.use(executor, **options):
-        positions = {"position_ids": local.positions[None]} if is_given else {}
-        return model(local.tokens[None], **positions, use_cache=False).logits
+        return model(local.tokens[None], **given, use_cache=False).logits
 
 
 def tried_in_use():
@@ -136,6 +183,17 @@ def tried_in_use():
         with pytest.raises(ct.InvalidArgument, match="found Averaging, .* first in lm_head .Linear."):
             call(model, executor)
     assert torch.isfinite(call(model, executor, check_model=False)).all()
+    # The forward of a class may have another name, and so may its model.
+    with pytest.raises(ct.InvalidArgument, match="found Gated, "):
+        gated = Gated(transformers.LlamaConfig(**SMALL))
+        gated.set_attn_implementation(cth.register())
+        call(gated, executor)
+    patched = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    patched.set_attn_implementation(cth.register())
+    own = type(patched).forward
+    patched.forward = lambda *given, **named: own(patched, *given, **named)
+    with pytest.raises(ct.InvalidArgument, match="labels: expected none inside use"):
+        call(patched, executor, labels=torch.zeros(1, 1, dtype=torch.int64))
     # Copies run without the plan, also of kinds whose forward `use` replaces.
     for kind, config, sizes in (
         ("MixtralForCausalLM", "MixtralConfig", {**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1, "output_router_logits": True, "router_aux_loss_coef": 0.1}),
@@ -145,7 +203,7 @@ def tried_in_use():
     ):
         model = make_tiny(kind, config, sizes, cth.register())
         alone = _probe.probe(model)
-        assert alone == (True, ""), kind
+        assert alone[:2] == (True, ""), kind
         with torch.autocast("cpu", torch.bfloat16):
             assert _probe.probe(model) == alone, kind
         forward = type(model).forward

@@ -349,13 +349,16 @@ def refuse_before():
     first, last = rank.stage == 0, rank.stage == 1
     stage = rank.wrapped(rank.stage, 2)
     arguments = rank.arguments(last)
+    unknown = {name: [value.clone() for value in values] for name, values in arguments.items()}
     one = rank.executor.rank == 1
     other = rank.plan([7, 8])
     foreign = ct.plan([7, 8], cluster="local:1x3", strategy="zigzag", **SHAPE)
     wrong = {
         # Plans and arguments of this rank, and the error of all.
-        "pipeline: expected the same plans on all ranks": (rank.plans if first else rank.plans[::-1], arguments),
-        "pipeline, rank 0: stage: expected the same plans on all ranks": ([other, *rank.plans[1:]] if first and one else rank.plans, arguments),
+        "pipeline: expected the same plans on all ranks": (rank.plans if first else rank.plans[::-1], unknown),
+        "pipeline, rank 0: stage: expected the same plans on all ranks": ([other, *rank.plans[1:]] if first and one else rank.plans, unknown),
+        "pipeline, rank 1: stage: micro-batch 0, positions: expected tensors of plan":
+            (rank.plans if first else rank.plans[::-1], arguments),
         "pipeline, rank 1: stage, rank 1: labels: expected a value for each of 6 micro-batches, found 5":
             (rank.plans, arguments | ({"labels": arguments["labels"][:5]} if last and one else {})),
         "pipeline, rank 0: stage: micro-batch 5: expected a plan for the 2 ranks of the executor, found one for 3":

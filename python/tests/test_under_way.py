@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import contextile as ct
 import pytest
@@ -279,3 +280,68 @@ def train_models():
 def test_models_compute_again_under_their_plan():
     pytest.importorskip("transformers")
     run_ranks(train_models, 2)
+
+
+# ----------------------------------------------------- contexts that a checkpoint's function enters
+
+
+def mixed_gradient(executor, batch, reentrant):
+    """The gradient of attention by a plan, in ``use``, and of attention to own tokens behind it."""
+    x = torch.randn(1, 4, 33, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+    def function(x):
+        with use(executor):
+            planned = scaled_dot_product_attention(x, x, x, is_causal=True)
+        return planned + scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    executor.prepare(batch)
+    y = function(x) if reentrant is None else checkpoint(function, x, use_reentrant=reentrant)
+    y.sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_calls_behind_a_use_inside_a_checkpoint_stay_their_own(reentrant):
+    executor = Executor(ct.inproc_group(1)[0])
+    batch = ct.plan([20, 13], cluster="local:1x1", strategy="zigzag", heads=(4, 4), head_dim=8, dtype="f32")
+    expected = mixed_gradient(executor, batch, None)
+    assert torch.allclose(mixed_gradient(executor, batch, reentrant), expected, atol=1e-6)
+
+
+def test_uses_on_threads_end_in_any_order():
+    executors = [Executor(ct.inproc_group(1)[0]) for _ in range(2)]
+    batch = ct.plan([20, 13], cluster="local:1x1", strategy="zigzag", heads=(4, 4), head_dim=8, dtype="f32")
+    for executor in executors:
+        executor.prepare(batch)
+    began, entered, left = threading.Event(), threading.Event(), threading.Event()
+    found = {}
+
+    def function(x):
+        return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def first():
+        with use(executors[0]):
+            function(torch.zeros(1, 4, 33, 8))
+            began.set()
+            entered.wait(30)
+        left.set()
+
+    def second():
+        began.wait(30)
+        x = torch.randn(1, 4, 33, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        with use(executors[1]):
+            entered.set()
+            left.wait(30)
+            y = checkpoint(function, x, use_reentrant=True)
+        y.sum().backward()
+        found["again"], x.grad = x.grad, None
+        with use(executors[1]):
+            function(x).sum().backward()
+        found["first"] = x.grad
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.allclose(found["again"], found["first"], atol=1e-6)

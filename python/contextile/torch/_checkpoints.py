@@ -23,36 +23,56 @@ _FUNCTIONS = ("recompute_fn", "run_function")
 _BACKWARD = checkpoint.CheckpointFunction.backward.__code__
 _REENTRANT = checkpoint.CheckpointFunction.forward.__code__
 
-# Neither list is thread-local: backward runs on a thread of its own while the thread that called it
-# waits.
-# Executors, and the plans of forwards that are being computed again, innermost last.
-again: list[tuple[Any, Any]] = []
+class _Again:
+    """A forward that an executor is computing again."""
+
+    def __init__(self, executor: Any, prepared: Any) -> None:
+        self.executor, self.prepared = executor, prepared
 
 
-class Around(NamedTuple):
+class _Around(NamedTuple):
     """A context that runs around calls of an executor, and has to run again with them."""
 
     executor: Any
     key: Hashable
     context: Callable[[], contextlib.AbstractContextManager[Any]]
+    inside: frozenset[int]  # checkpoints whose function entered it, which does so again
 
 
-around: list[Around] = []  # innermost last
+# Neither list is thread-local: backward runs on a thread of its own while the thread that called it
+# waits. Entries of threads that use other executors may lie between those of one.
+_all_again: list[_Again] = []  # innermost last
+_all_around: list[_Around] = []  # innermost last
+
+
+def _leave_out(one: Any, entries: list[Any]) -> None:
+    for at in reversed(range(len(entries))):
+        if entries[at] is one:
+            del entries[at]
+            return
+
+
+@contextlib.contextmanager
+def around(executor: Any, key: Hashable, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Makes checkpoints inside ``with`` compute calls of an executor again inside a context."""
+    one = _Around(executor, key, context, frozenset(id(run) for run in _first_runs()))
+    _all_around.append(one)
+    try:
+        yield
+    finally:
+        _leave_out(one, _all_around)
 
 
 def plan_again(executor: Any) -> Any:
     """Returns the plan under which an executor computes again; None if it does not."""
-    for one, prepared in reversed(again):
-        if one is executor:
-            return prepared
-    return None
+    return next((one.prepared for one in reversed(_all_again) if one.executor is executor), None)
 
 
 def replace_plan(executor: Any, prepared: Any) -> None:
     """Makes what is computing again use another plan, because its function prepares by itself."""
-    for at in reversed(range(len(again))):
-        if again[at][0] is executor:
-            again[at] = executor, prepared
+    for one in reversed(_all_again):
+        if one.executor is executor:
+            one.prepared = prepared
             return
 
 
@@ -64,27 +84,30 @@ class UnderPlan:
 
     def __init__(self, executor: Any, prepared: Any) -> None:
         self._pair = executor, prepared
+        self._entered: list[_Again] = []
 
     def __enter__(self) -> None:
-        again.append(self._pair)
+        self._entered.append(_Again(*self._pair))
+        _all_again.append(self._entered[-1])
 
     def __exit__(self, *error: Any) -> None:
-        again.pop()
+        _leave_out(self._entered.pop(), _all_again)
 
 
 class Contexts:
     """Contexts of a first run, as one that may be entered several times."""
 
-    def __init__(self, executor: Any, prepared: Any) -> None:
+    def __init__(self, executor: Any, prepared: Any, run: Any = None) -> None:
         self._by_key: dict[Hashable, Callable[[], contextlib.AbstractContextManager[Any]]] = {}
         self._entered: list[contextlib.ExitStack] = []
+        self._run = id(run)
         self.add(executor, prepared)
 
     def add(self, executor: Any, prepared: Any) -> None:
         """Adds those of a call of an executor. The first of a key count."""
         self._by_key.setdefault(executor, lambda: UnderPlan(executor, prepared))
-        for one in reversed(around):
-            if one.executor is executor:
+        for one in reversed(_all_around):
+            if one.executor is executor and self._run not in one.inside:
                 self._by_key.setdefault((executor, one.key), one.context)
 
     def __enter__(self) -> None:
@@ -144,4 +167,4 @@ def remember(executor: Any, prepared: Any) -> None:
         if isinstance(function, _Function):
             function.contexts.add(executor, prepared)
         else:
-            setattr(run, name, _Function(function, Contexts(executor, prepared)))
+            setattr(run, name, _Function(function, Contexts(executor, prepared, run)))

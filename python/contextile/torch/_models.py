@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 import weakref
@@ -43,12 +44,41 @@ def _forwards() -> Iterator[dict[str, Any]]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
+def _named(model: nn.Module, variables: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a module's call by name, those of ``**kwargs`` included."""
+    try:
+        signature = inspect.signature(model.forward)
+        given = signature.bind_partial(*variables.get("args", ()), **(variables.get("kwargs") or {})).arguments
+    except (TypeError, ValueError):
+        return dict(variables.get("kwargs") or {})
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given = {**given.pop(name, {}), **given}
+    return dict(given)
+
+
 def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
-    """Returns the outermost module of a kind that is computing, and its forward's arguments."""
-    found = None
-    for variables in _forwards():
-        if isinstance(variables.get("self"), kind):
+    """Returns the outermost module of a kind that is computing, and its forward's arguments.
+
+    A module is known by a frame of its ``forward``, or of its call: a forward may have been
+    replaced by a function of another name.
+    """
+    found: tuple[Any, dict[str, Any]] | None = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and isinstance(frame.f_locals.get("self"), kind):
+            variables = dict(frame.f_locals)
+            if code.co_flags & inspect.CO_VARKEYWORDS:
+                at = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+                variables = {**(variables.get(code.co_varnames[at]) or {}), **variables}
             found = variables["self"], variables
+        elif code.co_name == "_call_impl" and code.co_filename == nn.modules.module.__file__:
+            module = frame.f_locals["self"]
+            is_own = not type(module).__module__.startswith("torch.")  # torch's wrap others
+            if isinstance(module, kind) and is_own and (found is None or found[0] is not module):
+                found = module, _named(module, dict(frame.f_locals))
+        frame = frame.f_back  # type: ignore[assignment]
     return found
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from contextile import _core
-from contextile.torch._checkpoints import Around, Contexts, around
+from contextile.torch._checkpoints import Contexts, around
 from contextile.torch._executor import Executor
 from contextile.torch._refusals import refused
 from contextile.torch._rules import Call, Expected, attend, rules_of
@@ -43,14 +43,17 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.executor, self.expected = executor, expected
         self.has_attended = False
+        self._around: list[Any] = []  # a mode may be entered several times
 
     def __enter__(self) -> _Mode:
         super().__enter__()
-        around.append(Around(self.executor, "use", lambda: self))
+        context = around(self.executor, "use", lambda: self)
+        context.__enter__()
+        self._around.append(context)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        around.pop()
+        self._around.pop().__exit__(*error)
         super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

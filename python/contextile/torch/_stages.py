@@ -15,7 +15,7 @@ from contextile import _checks, _core
 from contextile._heads import HeadPlans
 from contextile.torch._agreement import agree, agree_among, give_up, telling_peers
 from contextile.torch._executor import Executor
-from contextile.torch._layout import with_filler
+from contextile.torch._layout import digest_behind, with_filler
 from contextile.torch._peers import peers_in
 
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ class _Refused(_core.InvalidArgument):
     """An error that all ranks of the pipeline raise together, so that none waits for another."""
 
 
+_Refused.__module__, _Refused.__qualname__ = "contextile", "InvalidArgument"  # in tracebacks
+
+
 class _Step:
     """The micro-batches of a training step, and the stage's progress in it."""
 
@@ -178,6 +181,17 @@ def _plans_of(plan: Any, where: str) -> dict[str, _core.Plan]:
     if not found:
         raise _core.InvalidArgument(f"{where}, plan: expected at least one, found none")
     return found
+
+
+def _rows_in(rows: Any) -> list[Tensor]:
+    return [row for row in rows if isinstance(row, Tensor)] if isinstance(rows, (list, tuple)) else []
+
+
+def _check_plan_of(where: str, value: Any, plan: _core.Plan) -> None:
+    """Raises if a tensor is one that ``local_batch`` made for another plan."""
+    digest = digest_behind(value) if isinstance(value, Tensor) else None
+    if digest is not None and digest != plan.digest:
+        raise _core.InvalidArgument(f"{where}: expected tensors of plan {plan.digest}, found one that local_batch made for {digest}")
 
 
 def _digest_of(plans: dict[str, _core.Plan]) -> str:
@@ -276,6 +290,7 @@ class Stage(nn.Module):
         self._settle(problem, {"out_features": out_features, "out_dtype": out_dtype}, max_tokens=max_tokens)
         self.max_tokens, self.out_features, self.out_dtype = max_tokens, out_features, out_dtype
         self._step: _Step | None = None
+        self._input_form: tuple[torch.Size, torch.dtype] | None = None  # of the last good inputs
 
     def extra_repr(self) -> str:
         return f"max_tokens={self.max_tokens}, out_features={self.out_features}, out_dtype={self.out_dtype}"
@@ -363,7 +378,9 @@ class Stage(nn.Module):
         except _core.InvalidArgument as error:
             # The schedule runs all the same: other ranks wait in it, and hear of this in forward.
             step.wrong_inputs = error
-            blank = torch.zeros((len(step.micro_batches), self.max_tokens + _TICKET_BYTES), dtype=torch.int64)
+            first = next((row for row in _rows_in(rows) if row.dtype in _DTYPES and row.dim() > 0), torch.zeros(1, dtype=torch.int64))
+            shape, dtype = self._input_form or (first.shape[1:], first.dtype)
+            blank = torch.zeros((len(step.micro_batches), self.max_tokens + _num_ticket_rows(shape), *shape), dtype=dtype)
             for number in range(len(blank)):
                 _write(self._ticket(step, number, is_refused=True), blank[number, self.max_tokens :])
             return blank.to(self.executor.device)
@@ -422,7 +439,8 @@ class Stage(nn.Module):
         """Raises one error on all ranks if one has found a problem, or settings differ."""
         try:
             agree(self.executor, "stage", problem, **of_stage, **settings)
-        except _core.TransportError:
+        except _core.TransportError as error:
+            self._pipeline.give_up(f"pipeline: {error}")
             raise
         except Exception as error:  # those of other stages wait to hear of it
             self._agree_on(error, **settings)
@@ -456,7 +474,7 @@ class Stage(nn.Module):
             raise _core.InvalidArgument("plans: expected one of every micro-batch, found none")
         values = {}
         for name, given in arguments.items():
-            values[name] = list(given) if hasattr(given, "__iter__") and not isinstance(given, str) else []
+            values[name] = list(given) if hasattr(given, "__iter__") and not isinstance(given, (str, Mapping)) else []
             if len(values[name]) != len(plans):
                 raise _core.InvalidArgument(
                     f"{name}: expected a value for each of {len(plans)} micro-batches, found {len(values[name])}"
@@ -485,6 +503,8 @@ class Stage(nn.Module):
             raise _core.InvalidArgument(
                 f"{where}: expected at most {self.max_tokens} tokens of a rank (max_tokens), found {num_tokens}"
             )
+        for name, value in arguments.items():
+            _check_plan_of(f"{where}, {name}", value, first)
         return _MicroBatch(plan, _digest_of(plans), first, max(num_tokens, 1), arguments)
 
     def _ticket(self, step: _Step, number: int, is_refused: bool = False) -> _Ticket:
@@ -507,6 +527,7 @@ class Stage(nn.Module):
             if not isinstance(given, Tensor) or given.dim() == 0 or given.dtype not in _DTYPES:
                 found = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else f"{given!r:.80}"
                 raise _core.InvalidArgument(f"{where}: expected a Tensor of tokens, found {found}")
+            _check_plan_of(where, given, one.first)
             found = with_filler(given)
             if len(found) != one.num_tokens:
                 raise _core.InvalidArgument(
@@ -519,6 +540,7 @@ class Stage(nn.Module):
                 )
             found = found.to(self.executor.device)[None]
             made.append(_sent(found, self.max_tokens, self._ticket(step, number)))
+        self._input_form = rows[0].shape[1:], rows[0].dtype
         return torch.cat(made)
 
     def _read(self, x: Any) -> _Ticket | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from contextile import _checks, _core
 from contextile.torch import Executor, RelativeBias, attention
 from contextile.torch._bias import Bias
-from contextile.torch._checkpoints import Around, around
+from contextile.torch._checkpoints import around
 from contextile.torch._dtensor import num_sharers
 from contextile.torch._executor import Prepared, Rules
 from contextile.torch._models import dropping_part, model_in_call, ordered_part, pooled_part
@@ -141,11 +141,10 @@ def _giving(given: _Given) -> Iterator[None]:
     global _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed
     before = _given()
     _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed = given
-    around.append(Around(_executor, __name__, lambda: _again(given)))
     try:
-        yield
+        with around(_executor, __name__, lambda: _again(given)):
+            yield
     finally:
-        around.pop()
         _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed = before
 
 

@@ -33,20 +33,21 @@ def patched(make: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     try:
         yield
     finally:
-        _all.remove(patches)
-        patches.end()
+        if patches in _all:  # not if making them again has failed
+            _all.remove(patches)
+            patches.end()
 
 
 @contextlib.contextmanager
 def unpatched() -> Iterator[None]:
     """Takes all replacements back, inside ``with``."""
-    taken = _all[::-1]
-    for patches in taken:
-        patches.end()
-    _all.clear()
+    taken = []
     try:
+        while _all:
+            taken.append(_all.pop())
+            taken[-1].end()
         yield
     finally:
         for patches in reversed(taken):
             patches.begin()
-        _all.extend(reversed(taken))
+            _all.append(patches)

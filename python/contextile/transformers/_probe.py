@@ -14,7 +14,7 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,8 @@ class Finding(NamedTuple):
 
     is_checked: bool  # false: no small copy could be built, or run
     part: str = ""  # the part whose rows differ, or the loss; empty: none does
+    reason: str = ""  # why no copy ran
+    types: frozenset[type] = frozenset()  # of the copy's modules
 
 
 # ----------------------------------------------------------------------------------------- attention
@@ -147,8 +149,20 @@ class _Run(NamedTuple):
     loss: float | None
 
 
+def _accepted(kind: type) -> set[str]:
+    """Returns the names of arguments of a type's forward, and those that it passes on by name."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if base is not nn.Module and "forward" in vars(base):
+            parameters = inspect.signature(vars(base)["forward"]).parameters
+            names |= set(parameters)
+            if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+                break
+    return names
+
+
 def _run(model: Any, tokens: Tensor, positions: Tensor, labels: Tensor) -> _Run:
-    accepted = inspect.signature(type(model).forward).parameters
+    accepted = _accepted(type(model))
     given: dict[str, Any] = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}
     given = {name: value for name, value in given.items() if name in accepted}
     if _has_router_loss(model):
@@ -165,7 +179,11 @@ def _run(model: Any, tokens: Tensor, positions: Tensor, labels: Tensor) -> _Run:
     finally:
         recorder.close()
     loss = getattr(output, "loss", None)
-    results = [(name, recorder.rows_of(value)) for name, value in output.items()]
+    if isinstance(output, Mapping):
+        values = dict(output)
+    else:
+        values = {f"result {number}": value for number, value in enumerate(output if isinstance(output, tuple) else [output])}
+    results = [(name, recorder.rows_of(value)) for name, value in values.items()]
     return _Run(recorder.rows, [(name, rows) for name, rows in results if rows is not None], None if loss is None else float(loss))
 
 
@@ -221,7 +239,7 @@ def _attending_to_itself(model: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Keeps what surrounds a call from a copy: autocast, another default device, ``use``."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"), unpatched():
+    with torch.autocast("cpu", enabled=False), torch.device("cpu"), unpatched():
         yield
 
 
@@ -237,6 +255,26 @@ def _leave_out_ordered(small: nn.Module, model: nn.Module) -> None:
             module.forward = _rows_as_they_are
 
 
+def _compared_parts(small: Any, tokens: Tensor, labels: Tensor, has_extent: bool) -> str:
+    """Returns the first part of a copy that gives other rows for parts of a document."""
+    places = torch.arange(_TOKENS)
+    parts = [torch.tensor(part) for part in _PARTS]
+    # Each by a copy of its own, because frequencies of RoPE keep what they followed.
+    whole = _run(copy.deepcopy(small), tokens, places, labels)
+    if small.training and _compared(whole, [_run(copy.deepcopy(small), tokens, places, labels)], [places]):
+        return ""  # it draws random numbers
+    sums: list[list[Tensor]] = []
+    runs: list[_Run] = []
+    for _ in range(2):  # once to tell what is summed, once to get the sums
+        extents = [_Part(part, sums) for part in parts]
+        runs = []
+        for extent, part in zip(extents, parts):
+            with with_extent(extent) if has_extent else contextlib.nullcontext():
+                runs.append(_run(copy.deepcopy(small), tokens[part], part, labels[part]))
+        sums[:] = [extent.told() for extent in extents]
+    return _compared(whole, runs, parts)
+
+
 def probe(model: Any, *, has_extent: bool = True) -> Finding:
     """Returns what a small copy of a model makes of parts of a document, outside attention.
 
@@ -244,30 +282,24 @@ def probe(model: Any, *, has_extent: bool = True) -> Finding:
     state of PyTorch's random numbers stay as they are.
     """
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(3, 60, (_TOKENS,), generator=generator)
-    labels = torch.cat([tokens[1:], torch.tensor([-100])])
-    places = torch.arange(_TOKENS)
-    parts = [torch.tensor(part) for part in _PARTS]
+    tokens = torch.randint(3, 60, (_TOKENS,), generator=generator, device="cpu")
+    labels = torch.cat([tokens[1:], torch.full((1,), -100, device="cpu")])
+    reason = "none can be built"
     for small in small_copies(model):
         try:
             _leave_out_ordered(small, model)
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _alone(), _attending_to_itself(small):
                 warnings.simplefilter("ignore")
-                # Each by a copy of its own, because frequencies of RoPE keep what they followed.
-                whole = _run(copy.deepcopy(small), tokens, places, labels)
-                sums: list[list[Tensor]] = []
-                runs: list[_Run] = []
-                for _ in range(2):  # once to tell what is summed, once to get the sums
-                    extents = [_Part(part, sums) for part in parts]
-                    runs = []
-                    for extent, part in zip(extents, parts):
-                        with with_extent(extent) if has_extent else contextlib.nullcontext():
-                            runs.append(_run(copy.deepcopy(small), tokens[part], part, labels[part]))
-                    sums[:] = [extent.told() for extent in extents]
-        except Exception:  # noqa: BLE001
+                with torch.no_grad():
+                    part = _compared_parts(small, tokens, labels, has_extent)
+                if not part:
+                    with contextlib.suppress(Exception), torch.enable_grad():  # if that runs
+                        part = _compared_parts(small.train(), tokens, labels, has_extent)
+        except Exception as error:  # noqa: BLE001
+            reason = f"{type(error).__name__}: {error!s:.200}"
             continue
-        return Finding(True, _compared(whole, runs, parts))
-    return Finding(False)
+        return Finding(True, part, types=frozenset(map(type, small.modules())))
+    return Finding(False, reason=reason)
 
 
 _found: dict[tuple[type, str], Finding] = {}
@@ -281,6 +313,18 @@ def check_once(model: Any) -> bool:
     return _checked[model]
 
 
+def _others(model: nn.Module, types: frozenset[type]) -> str:
+    """Returns the parts of a model that replace those of its class, except adapters of PEFT."""
+    others = []
+    for place, module in model.named_modules():
+        kind = type(module)
+        is_own = "forward" in module.__dict__ and not is_gathered(module)
+        is_known = kind in types or any(base in types for base in kind.__mro__[1:-1] if base is not nn.Module)
+        if is_own or (not is_known and kind.__module__.split(".")[0] not in ("torch", "peft", "bitsandbytes")):
+            others.append(f"{place or 'forward'} ({kind.__name__})")
+    return ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
+
+
 def check_model(model: Any) -> bool:
     """Checks that attention alone lets the tokens of a model's call see each other.
 
@@ -290,9 +334,13 @@ def check_model(model: Any) -> bool:
     once for a configuration, which takes some tenths of a second. ``use`` and ``TrainerMixin`` do
     this for their models. Not collective.
 
+    A copy is made of the class and the configuration, with 24 tokens, for evaluation and for
+    training without dropout. It does not show what hooks do, what begins beyond so many tokens, or
+    parts that replace those of the class; a warning names these.
+
     Parameters
     ----------
-    model : PreTrainedModel
+    model : PreTrainedModel, or a module that wraps one
         It stays as it is, as do PyTorch's random numbers.
 
     Returns
@@ -317,8 +365,10 @@ def check_model(model: Any) -> bool:
     """
     from transformers import PreTrainedModel
 
-    if not isinstance(model, PreTrainedModel):
-        raise _core.InvalidArgument(f"model: expected a PreTrainedModel of transformers, found {type(model).__name__}")
+    given = model
+    model = next((one for one in getattr(given, "modules", tuple)() if isinstance(one, PreTrainedModel)), None)
+    if model is None:
+        raise _core.InvalidArgument(f"model: expected a PreTrainedModel of transformers, found {type(given).__name__}")
     key = type(model), repr(model.config.to_dict())
     finding = _found.get(key)
     if finding is None:
@@ -329,6 +379,9 @@ def check_model(model: Any) -> bool:
             f"model: expected one in which attention alone mixes tokens, found {name}, of which a small copy gives other rows for a "
             f"part of a document, first in {finding.part}"
         )
+    logger = logging.getLogger("contextile")
     if not finding.is_checked:
-        logging.getLogger("contextile").warning("model: no small copy of %s runs, so nothing of it was checked", name)
+        logger.warning("model: no small copy of %s runs, so nothing of it was checked (%s)", name, finding.reason)
+    elif others := _others(model, finding.types):
+        logger.warning("model: %s has parts that a small copy of its class has not, so they were not checked: %s", name, others)
     return finding.is_checked

@@ -124,6 +124,8 @@ def shrink(config: Any, variant: str, *, keep: bool = False) -> Any:
     if kinds and len(kinds) != 2 and not linear:
         sizes["layer_types"] = [kinds[0], next((other for other in kinds if other != kinds[0]), kinds[0])]
     if keep:
+        # Nothing is drawn in training.
+        sizes |= {name: 0.0 for name, value in known.items() if isinstance(value, float) and any(word in name for word in ("drop", "jitter", "noise"))}
         few = {name: 1 for name in ("num_experts_per_token", "moe_k", "top_k_experts") if isinstance(known.get(name), int)}
         sizes = {**_settings(known, config), **sizes, **few, **_of_layers(known), **_thresholds(known, sizes)}
     try:
@@ -137,8 +139,12 @@ def shrink(config: Any, variant: str, *, keep: bool = False) -> Any:
 def fill(model: nn.Module) -> None:
     """Gives a model random weights by which its parts differ, the same for the same sizes."""
     for parameter in model.parameters():
+        generator = torch.Generator().manual_seed(parameter.numel())
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+            nn.init.normal_(parameter, std=0.3, generator=generator)
+        elif parameter.is_floating_point():  # gates that begin at 0 are open, too
+            with torch.no_grad():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
 def small_copies(model: Any) -> Iterator[nn.Module]:

@@ -14,8 +14,8 @@
 namespace contextile {
 namespace {
 
-// Ranges of rows that a comparison may look at in all. A mask beyond it keeps its tokens in storage
-// order: each row is then a few bands of a dense pattern, not of a tree.
+// Ranges of rows that a comparison may look at in all. A mask beyond it is no tree: each row is
+// then a few bands of a dense pattern.
 constexpr std::int64_t kMostRangesCompared = 100'000'000;
 
 // Membership of ascending tokens in merged ranges.

@@ -36,6 +36,16 @@ void check_table(std::string_view where, std::int64_t q_heads, const ScoreTerms&
                    num_buckets, *bad);
 }
 
+// Kernels compute distances in 32 bits.
+void check_positions(std::string_view where, const Plan& plan) {
+  check_knows_positions(plan, where);
+  for (const PositionSegment& segment : plan.positions) {
+    const std::int64_t last = segment.first_position + segment.tokens.size() - 1;
+    CONTEXTILE_CHECK(last <= kMostCells, "{}: expected positions up to {} with a bias, found {}",
+                     where, kMostCells, last);
+  }
+}
+
 }  // namespace
 
 void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& terms) {
@@ -51,7 +61,7 @@ void check_terms(std::string_view where, const Plan& plan, const ScoreTerms& ter
   CONTEXTILE_CHECK(odd == terms.slopes_H.end(), "{}: expected finite slopes, found {}", where,
                    *odd);
   if (!terms.table_HB.empty() || !terms.buckets.empty()) check_table(where, q_heads, terms);
-  if (terms.has_bias()) check_knows_positions(plan, where);
+  if (terms.has_bias()) check_positions(where, plan);
   CONTEXTILE_CHECK(!terms.has_any() || plan.num_tokens() <= kMostCells,
                    "{}: expected at most {} tokens with a bias or dropout, found {}", where,
                    kMostCells, plan.num_tokens());
