@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from contextile import _checks, _core
 from contextile._core import (
     Arrangement,
@@ -32,8 +30,8 @@ from contextile._heads import HeadMasks
 OneMask = MaskSpec | str | Sequence[MaskSpec | str] | Mask | Callable[[list[int]], Mask]
 # The same, or several by name; (mask, layers) gives the number of layers.
 AnyMask = OneMask | Mapping[str, OneMask | tuple[OneMask, int]]
-# Positions of all tokens, or a function that makes them of the lengths.
-Positions = Sequence[int] | np.ndarray | Callable[[list[int]], Any]
+# Positions of all tokens, arrays included, or a function that makes them of the lengths.
+Positions = Sequence[int] | Callable[[list[int]], Any]
 AnyStrategy = StrategyChoice | str | Callable[[Workload, Cluster, PlanOptions], Arrangement]
 Progress = bool | Callable[[str, int, int], None]
 
@@ -78,6 +76,8 @@ def lengths_of(lengths: Any) -> list[int]:
 
 def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
     """Returns the positions of all tokens, from whole numbers or a function of the lengths."""
+    import numpy as np  # not needed to build the package
+
     given = positions(lengths) if callable(positions) else positions
     try:
         numbers = np.asarray(given)

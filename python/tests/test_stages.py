@@ -363,6 +363,8 @@ def refuse_before():
             (rank.plans, arguments | ({"labels": arguments["labels"][:5]} if last and one else {})),
         "pipeline, rank 0: stage: micro-batch 5: expected a plan for the 2 ranks of the executor, found one for 3":
             ([*rank.plans[:5], foreign] if first else rank.plans, arguments),
+        r"stage: arguments: expected those of \w+.forward.*, found positions, .*places": (rank.plans, arguments | {"places": [0] * 6}),
+        "missing a required argument: 'positions'": (rank.plans, {name: values for name, values in arguments.items() if name != "positions"}),
         "pipeline: stage: plans: expected one of every micro-batch, found none": ([], {}),
         "pipeline: stage: micro-batch 1, plan: expected a Plan, found 7": ([rank.plans[0], 7], {}),
         r"pipeline: stage: executor: expected plans_kept of at least 7, as a step has plans, found 6":
@@ -374,7 +376,7 @@ def refuse_before():
         with pytest.raises(ct.InvalidArgument, match=message), stage.step(plans, **given):
             raise AssertionError(message)
     one_inside_another = pytest.raises(ct.InvalidArgument, match="pipeline: stage: step: expected one at a time")
-    with one_inside_another, stage.step(rank.plans), stage.step(rank.plans):
+    with one_inside_another, stage.step(rank.plans, **arguments), stage.step(rank.plans, **arguments):
         raise AssertionError
     for call in (lambda: stage.inputs([]), lambda: stage(torch.ones(1, 90))):
         with pytest.raises(ct.InvalidArgument, match="stage: expected a call inside of step"):

@@ -318,6 +318,11 @@ def test_positions_are_those_of_the_plan():
             model(local.tokens.clone()[None], position_ids=local.positions.clone()[None], use_cache=False)
         with pytest.raises(ct.InvalidArgument, match="found those that local_batch made for another"), cth.use(executor, check_positions=False):
             model(local.tokens[None], position_ids=torch.arange(64)[None], use_cache=False)
+    own = type(model).forward
+    model.forward = lambda *given, **named: own(model, *given, **named)
+    with pytest.raises(ct.InvalidArgument, match="found those that local_batch made for another"), cth.use(executor, check_positions=False):
+        model(other.tokens[None], position_ids=torch.arange(64)[None], use_cache=False)
+    del model.forward
     _, _, same = prepared_alone(model, [32, 32])
     with cth.use(executor):
         model(same.tokens[None], position_ids=same.positions[None], use_cache=False)

@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -35,12 +35,21 @@ def is_gathered(module: nn.Module) -> bool:
     return GATHERED in module.__dict__
 
 
-def _forwards() -> Iterator[dict[str, Any]]:
-    """Yields the local variables of each forward that is computing, innermost first."""
+def _is_call(frame: Any) -> bool:
+    """Returns whether a frame is that of a module's call, which runs hooks and its forward."""
+    return frame.f_code.co_name == "_call_impl" and frame.f_code.co_filename == nn.modules.module.__file__
+
+
+def _forwards() -> Iterator[Mapping[str, Any]]:
+    """Yields the variables of each forward and of each call that is computing, innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "forward":
             yield frame.f_locals
+        elif _is_call(frame):  # its forward may be a function of another name
+            variables = frame.f_locals
+            yield {f"argument {number}": value for number, value in enumerate(variables.get("args", ()))}
+            yield variables.get("kwargs") or {}
         frame = frame.f_back  # type: ignore[assignment]
 
 
@@ -73,7 +82,7 @@ def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
                 at = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
                 variables = {**(variables.get(code.co_varnames[at]) or {}), **variables}
             found = variables["self"], variables
-        elif code.co_name == "_call_impl" and code.co_filename == nn.modules.module.__file__:
+        elif _is_call(frame):
             module = frame.f_locals["self"]
             is_own = not type(module).__module__.startswith("torch.")  # torch's wrap others
             if isinstance(module, kind) and is_own and (found is None or found[0] is not module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -487,7 +488,19 @@ class Stage(nn.Module):
             raise _core.InvalidArgument(
                 f"executor: expected plans_kept of at least {num_plans}, as a step has plans, found {self.executor.plans_kept}"
             )
+        self._check_names(values)
         return found
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        """Raises unless the module can be called with these arguments."""
+        signature = inspect.signature(self.module.forward)
+        try:
+            signature.bind(None, **given)
+        except TypeError as error:
+            raise _core.InvalidArgument(
+                f"arguments: expected those of {type(self.module).__name__}.forward{signature}, found {', '.join(given) or 'none'} "
+                f"({error})"
+            ) from None
 
     def _micro_batch_of(self, number: int, plan: Any, arguments: dict[str, Any]) -> _MicroBatch:
         where = f"micro-batch {number}"
