@@ -30,16 +30,20 @@ def check_loss(model: Any, arguments: dict[str, Any], pools: bool) -> None:
 
     ``arguments`` are those of its forward. ``pools`` is true if its loss is one of documents.
     """
-    more = next((value for key, value in arguments.items() if key == "kwargs" and isinstance(value, dict)), {})
+    more = arguments.get("kwargs")
+    arguments = {**more, **arguments} if isinstance(more, dict) else arguments
     for name in _OF_DOCUMENTS:
-        if arguments.get(name) is not None or more.get(name) is not None:
+        if arguments.get(name) is not None:
             raise _core.InvalidArgument(
                 f"{name}: expected none inside use, for {type(model).__name__} would compute its loss over this rank's tokens "
                 "alone; compute it from the logits of the batch (contextile.torch.collect)"
             )
     if arguments.get("labels") is None or pools:
         return
-    if more.get("shift_labels") is None or more.get("num_items_in_batch") is None:
+    is_shifted = arguments.get("shift_labels") is not None
+    if is_shifted and arguments.get("fused_lm_head") is True:
+        return  # TRL's head, which returns log-probabilities of tokens and no loss
+    if not is_shifted or arguments.get("num_items_in_batch") is None:
         raise _core.InvalidArgument(
             "labels: expected none inside use, for the model would shift them by this rank's tokens and average over them; "
             "found some. Compute the loss from local.labels and local.loss_weights, or give shift_labels=local.labels and "

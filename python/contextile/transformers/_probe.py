@@ -238,8 +238,9 @@ def _attending_to_itself(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Keeps what surrounds a call from a copy: autocast, another default device, ``use``."""
-    with torch.autocast("cpu", enabled=False), torch.device("cpu"), unpatched():
+    """Keeps what surrounds a call from a copy: autocast, another default device, checkpoints, ``use``."""
+    kept = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with torch.autocast("cpu", enabled=False), torch.device("cpu"), kept, unpatched():
         yield
 
 
