@@ -238,7 +238,7 @@ def _attending_to_itself(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Keeps what surrounds a call from a copy: autocast, another default device, checkpoints, ``use``."""
+    """Keeps what is around a call from a copy: autocast, a default device, checkpoints, ``use``."""
     kept = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     with torch.autocast("cpu", enabled=False), torch.device("cpu"), kept, unpatched():
         yield
