@@ -287,10 +287,9 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "position_segments", &segment_rows,
           "Rows (begin, end, document, first position, follows) of tokens that follow one another. "
           "A row begins a document, or a branch of one, such as another answer to a shared "
-          "question. follows is the earlier token that a branch follows, and -1 for others; -2 "
-          "where "
-          "positions were given and no rule knows which token follows which, -3 where nobody knows "
-          "positions either.")
+          "question. follows is the earlier token that a branch follows, and -1 for others; -2 if "
+          "positions were given and no rule tells which token follows which, -3 if positions are "
+          "not known either.")
       .def("next_tokens", &next_tokens_of, "rank"_a,
            "Returns (rows, tokens): every token that tokens of a rank predict, and the local row "
            "that does. A row behind which branches part has several. Two int64 arrays, ascending. "

@@ -162,7 +162,7 @@ class Prepared:
     @functools.cached_property
     def longest_position(self) -> int:
         """The largest position of a token of the batch in its document."""
-        self.plan.positions(self.rank)  # raises if they are not known
+        _ = self.positions  # raises if they are not known
         return max((first + end - begin - 1 for begin, end, _, first, _ in self.plan.position_segments), default=0)
 
     @functools.cached_property

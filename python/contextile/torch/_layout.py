@@ -284,7 +284,7 @@ def local_batch(
         Default: 1 / the number of labels of the batch.
     shift_labels : int array or Tensor [tokens of the batch], optional
         What every token has to predict, as it is: for masks without a rule, such as block diffusion,
-        where nobody knows which token follows which. Instead of ``labels`` and ``loss_mask``; every
+        which do not tell which token follows which. Instead of ``labels`` and ``loss_mask``; every
         token then has at most one label, and ``loss_weights`` are those of the tokens that predict.
     ignore_index : int
         Label of tokens that predict nothing.

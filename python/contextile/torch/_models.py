@@ -53,17 +53,24 @@ def _forwards() -> Iterator[Mapping[str, Any]]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _named(model: nn.Module, variables: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a module's call by name, those of ``**kwargs`` included."""
+def _arguments_in(frame: Any, module: nn.Module) -> dict[str, Any]:
+    """Returns the variables of a module's forward, or the arguments of its call, by name.
+
+    Arguments that ``**kwargs`` takes have their own names, too.
+    """
+    variables, code = dict(frame.f_locals), frame.f_code
+    if not _is_call(frame):
+        if not code.co_flags & inspect.CO_VARKEYWORDS:
+            return variables
+        at = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+        return {**(variables.get(code.co_varnames[at]) or {}), **variables}
+    kwargs = variables.get("kwargs") or {}
     try:
-        signature = inspect.signature(model.forward)
-        given = signature.bind_partial(*variables.get("args", ()), **(variables.get("kwargs") or {})).arguments
+        signature = inspect.signature(module.forward)
+        given = signature.bind_partial(*variables.get("args", ()), **kwargs).arguments
     except (TypeError, ValueError):
-        return dict(variables.get("kwargs") or {})
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            given = {**given.pop(name, {}), **given}
-    return dict(given)
+        return dict(kwargs)
+    return {**kwargs, **given}
 
 
 def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
@@ -72,23 +79,17 @@ def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
     A module is known by a frame of its ``forward``, or of its call: a forward may have been
     replaced by a function of another name.
     """
-    found: tuple[Any, dict[str, Any]] | None = None
+    module, its_frame = None, None
     frame = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if code.co_name == "forward" and isinstance(frame.f_locals.get("self"), kind):
-            variables = dict(frame.f_locals)
-            if code.co_flags & inspect.CO_VARKEYWORDS:
-                at = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-                variables = {**(variables.get(code.co_varnames[at]) or {}), **variables}
-            found = variables["self"], variables
-        elif _is_call(frame):
-            module = frame.f_locals["self"]
-            is_own = not type(module).__module__.startswith("torch.")  # torch's wrap others
-            if isinstance(module, kind) and is_own and (found is None or found[0] is not module):
-                found = module, _named(module, dict(frame.f_locals))
+        is_call = _is_call(frame)
+        one = frame.f_locals.get("self") if is_call or frame.f_code.co_name == "forward" else None
+        # The frame of a call is around that of the module's forward. Wrappers of torch call others.
+        is_left_out = is_call and (one is module or type(one).__module__.startswith("torch."))
+        if isinstance(one, kind) and not is_left_out:
+            module, its_frame = one, frame
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return None if its_frame is None else (module, _arguments_in(its_frame, module))
 
 
 def check_batch(plans: tuple[_core.Plan, ...]) -> None:

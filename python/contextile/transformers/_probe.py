@@ -307,6 +307,13 @@ _found: dict[tuple[type, str], Finding] = {}
 _checked: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
+def pretrained_in(model: Any) -> Any:
+    """Returns a model of transformers, or the one that a module wraps, as PEFT's do; else None."""
+    from transformers import PreTrainedModel
+
+    return next((module for module in getattr(model, "modules", tuple)() if isinstance(module, PreTrainedModel)), None)
+
+
 def check_once(model: Any) -> bool:
     """Does what ``check_model`` does, and nothing for a model that has passed. Not collective."""
     if model not in _checked:
@@ -364,10 +371,7 @@ def check_model(model: Any) -> bool:
     >>> check_model(LlamaForCausalLM(config))
     True
     """
-    from transformers import PreTrainedModel
-
-    given = model
-    model = next((one for one in getattr(given, "modules", tuple)() if isinstance(one, PreTrainedModel)), None)
+    given, model = model, pretrained_in(model)
     if model is None:
         raise _core.InvalidArgument(f"model: expected a PreTrainedModel of transformers, found {type(given).__name__}")
     key = type(model), repr(model.config.to_dict())

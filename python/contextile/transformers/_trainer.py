@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from contextile import _checks, _core
 from contextile.torch import Executor
 from contextile.transformers._attention import use
 from contextile.transformers._extent import noise_of
-from contextile.transformers._probe import check_once
+from contextile.transformers._probe import check_once, pretrained_in
 from contextile.transformers._shares import IGNORED, Share, Shares
 
 
@@ -138,8 +137,7 @@ class TrainerMixin:
         me: Any = self
         for name, value, remedy in _found_in(me):
             raise _core.InvalidArgument(f"trainer: expected no {name} with context parallelism, found {value!r:.80}; {remedy}")
-        # Adapters of PEFT wrap it.
-        model = next((module for module in me.model.modules() if isinstance(module, PreTrainedModel)), None)
+        model = pretrained_in(me.model)
         if self._checks_model and model is not None:
             check_once(model)
         options = dict(plan or {"strategy": "auto:steps=100000"})
