@@ -2,7 +2,8 @@
 #
 #   make run         from nothing to a verified plan and exact distributed attention
 #   make test        every test that needs no more than NumPy
-#   make test-all    every test: installs PyTorch, transformers, Megatron, OR-tools and Chromium
+#   make test-all    every test, those of several minutes (ctest -C All) included: installs PyTorch,
+#                    transformers, Megatron, OR-tools and Chromium
 #
 # Variables: JOBS (parallel compiles and tests, default: all cores), PREFIX (make install),
 # FUZZ_SECONDS, FUZZ_RUNS (per fuzz target), BENCH_ARGS (passed to every benchmark),
@@ -45,18 +46,18 @@ run: build  ## build, then plan, verify and execute a small batch; writes the pa
 # Ends with 3 where Python or its packages cannot be had: their tests are then skipped, with a word.
 PYTHON_PACKAGE = scripts/python-venv --if-needed --torch=$(1) || \
   { [ $$? = 3 ] && echo "make $@: without the Python package, whose tests are skipped" >&2; }
-RUN_TESTS = ctest --preset default -j $(JOBS) --output-junit Testing/Temporary/junit.xml; status=$$?; \
+RUN_TESTS = ctest --preset default -j $(JOBS) $(1) --output-junit Testing/Temporary/junit.xml; status=$$?; \
   scripts/summarize-tests build; exit $$status
 
 test: test-build  ## build, then run every test that needs no more than NumPy
 	@scripts/install-deps --python
 	$(call PYTHON_PACKAGE,off)
-	$(RUN_TESTS)
+	$(call RUN_TESTS)
 
 test-all: test-build  ## the same, and those that need PyTorch, transformers, Megatron, OR-tools, Chromium
 	@scripts/install-deps --python --browser
 	$(call PYTHON_PACKAGE,on)
-	$(RUN_TESTS)
+	$(call RUN_TESTS,-C All)
 
 test-loaded: test-build  ## LOADED_RUNS runs of tests that could depend on time, next to busy loops
 	@scripts/install-deps --python

@@ -29,13 +29,14 @@ std::vector<std::string> small_batches(const std::string& tokens) {
           "--cluster",  "p4de:2x4", "--heads",    "4",
           "--kv-heads", "2",        "--head-dim", "64"};
 }
-const std::vector<std::string> kSmall = small_batches("16K");
+const std::vector<std::string> kSmallTables = small_batches("16K");
 
 class TableCommand : public ProgramTest {
  protected:
   [[nodiscard]] json small_table(const std::string& name,
                                  const std::vector<std::string>& more = {"--batches", "1"}) const {
-    const Outcome outcome = contextile(joined(joined({"table", name, "--json"}, kSmall), more));
+    const Outcome outcome =
+        contextile(joined(joined({"table", name, "--json"}, kSmallTables), more));
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     return json::parse(outcome.out);
   }
@@ -258,7 +259,7 @@ TEST_F(TableCommand, LeavesOutDocumentsThatAreTooLong) {
                    {"expected documents of at most 4096 tokens"});
 }
 
-// The options that tables need in place of kSmall: options that they do not follow are refused.
+// The options that tables need in place of kSmallTables: those that they do not follow are refused.
 std::vector<std::string> small_options(const std::string& name) {
   const std::vector<std::string> nodes = {"--tokens", "8K",        "--batches",
                                           "1",        "--cluster", "p4de:2x8"};
@@ -294,7 +295,7 @@ std::vector<std::string> small_options(const std::string& name) {
        {"--tokens", "4K", "--dataset", "longalign", "--cluster", "p4de:2x4", "--heads", "4",
         "--kv-heads", "2", "--head-dim", "64"}}};
   const auto found = other.find(name);
-  return found == other.end() ? joined(kSmall, {"--batches", "1"}) : found->second;
+  return found == other.end() ? joined(kSmallTables, {"--batches", "1"}) : found->second;
 }
 
 // They take many seconds at any size: slow_tables_test makes them once, without the program.

@@ -46,7 +46,7 @@ class Reference : public ShellTest {
   }
 };
 
-std::size_t longest_line(const std::string& text) {
+std::size_t longest_help_line(const std::string& text) {
   std::istringstream lines(text);
   std::size_t longest = 0;
   for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
@@ -81,9 +81,9 @@ TEST_F(Reference, HasDefaultsAndEscapesWhatTablesAreMadeOf) {
 }
 
 TEST_F(Reference, HelpFitsTheScreen) {
-  EXPECT_LE(longest_line(output({"--help"})), 80U);
+  EXPECT_LE(longest_help_line(output({"--help"})), 80U);
   for (const std::string& command : commands()) {
-    EXPECT_LE(longest_line(full_help(command)), 80U) << command;
+    EXPECT_LE(longest_help_line(full_help(command)), 80U) << command;
     const std::string help = output({command, "--help"});
     EXPECT_LE(std::ranges::count(help, '\n'), 48) << help;
   }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Changes the compiled kernels one instruction at a time, and requires that a test notices each.
 
-  tests/gpu/ptx_mutations.py --nvcc NVCC --build FOLDER [--only TEXT]
+  tests/gpu/ptx_mutations.py --nvcc NVCC --build FOLDER [--only TEXT] [--every N]
 
 Each mutation is made in the PTX of every kernel whose name begins as said. The kernels then run on
 the machine of src/gpu/emulated under the suites of kernels, with asynchronous work late and at
 once. A mutation is caught by a message of the machine, by wrong results, or by a time limit. Prints
-a line for each. Exit 1 if one passes, 77 if there is no nvcc.
+a line for each. --every makes only each N-th mutation of a module. Exit 1 if one passes, 77 if
+there is no nvcc.
 """
 
 import argparse
@@ -236,6 +237,7 @@ def main():
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--only", default="")
+    parser.add_argument("--every", type=int, default=1)
     arguments = parser.parse_args()
     arguments.build = arguments.build.resolve()
     if shutil.which(arguments.nvcc) is None:
@@ -245,7 +247,7 @@ def main():
     counts = collections.Counter()
     for module, mutations in MUTATIONS.items():
         text = next(ptx.glob(f"{module}.compute_*.ptx")).read_text()
-        chosen = [m for m in mutations if arguments.only in f"{module} {m.prefix}: {m.what}"]
+        chosen = [m for m in mutations if arguments.only in f"{module} {m.prefix}: {m.what}"][:: arguments.every]
         put_modules(folder, module, text)
         unchanged = run(arguments.build, folder, SUITES[module], "late", 1) if chosen else None
         if unchanged is not None:

@@ -17,7 +17,7 @@
 namespace contextile {
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Partial {
   Partial(std::int64_t rows, std::int32_t heads, std::int32_t dim)
@@ -31,9 +31,9 @@ struct Partial {
 };
 
 TEST(LogAddExp, IsExactAtTheEdges) {
-  EXPECT_EQ(logaddexp(-kInf, -kInf), -kInf);
-  EXPECT_EQ(logaddexp(-kInf, 3), 3);
-  EXPECT_EQ(logaddexp(3, -kInf), 3);
+  EXPECT_EQ(logaddexp(-kInfinity, -kInfinity), -kInfinity);
+  EXPECT_EQ(logaddexp(-kInfinity, 3), 3);
+  EXPECT_EQ(logaddexp(3, -kInfinity), 3);
   EXPECT_DOUBLE_EQ(logaddexp(0, 0), std::log(2));
   EXPECT_DOUBLE_EQ(logaddexp(1000, 1000), 1000 + std::log(2));
   EXPECT_EQ(logaddexp(0, -1000), 0);

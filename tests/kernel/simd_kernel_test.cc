@@ -28,7 +28,7 @@
 namespace contextile {
 namespace {
 
-constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+constexpr float kEmptyRow = -std::numeric_limits<float>::infinity();
 
 // One tile's tensors; results are NaN until written.
 struct Layer {
@@ -306,7 +306,7 @@ TEST_P(Simd, ARowWithoutALogSumExpGivesNoGradientWhateverItsQueryHolds) {
   layer.run(kernel(), bands);
   const std::vector<float> infinite(8, std::numeric_limits<float>::infinity());
   write_row(layer.q.view(), 1, 0, infinite);
-  stat_at(layer.lse.stats(), 1, 0) = kEmpty;
+  stat_at(layer.lse.stats(), 1, 0) = kEmptyRow;
   const BackwardTile tile{layer.q.view(),
                           layer.k.view(),
                           layer.v.view(),
@@ -336,7 +336,7 @@ TEST_P(Simd, TheCallersSubnormalsSurviveACall) {
   EXPECT_GT(twice, 0.0F);
 }
 
-std::string name_of(const ::testing::TestParamInfo<const AttentionKernel*>& tested) {
+std::string kernel_name(const ::testing::TestParamInfo<const AttentionKernel*>& tested) {
   std::string name(tested.param->name());
   std::replace(name.begin(), name.end(), ':', '_');
   return name;
@@ -344,11 +344,11 @@ std::string name_of(const ::testing::TestParamInfo<const AttentionKernel*>& test
 
 INSTANTIATE_TEST_SUITE_P(All, Simd,
                          ::testing::ValuesIn(simd_kernels().begin(), simd_kernels().end()),
-                         name_of);
+                         kernel_name);
 INSTANTIATE_TEST_SUITE_P(OfRoundedWeights, Simd,
                          ::testing::ValuesIn(emulated_bf16_kernels().begin(),
                                              emulated_bf16_kernels().end()),
-                         name_of);
+                         kernel_name);
 
 TEST(SimdKernels, ThePreferredOneIsFoundByTheirCommonName) {
   ASSERT_FALSE(simd_kernels().empty());

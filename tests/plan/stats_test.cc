@@ -15,7 +15,7 @@ namespace contextile {
 namespace {
 
 template <typename Check>
-void for_random_plans(std::uint64_t seeds, const Check& check) {
+void for_plans_of_seeds(std::uint64_t seeds, const Check& check) {
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     SCOPED_TRACE(seed);
     Chance chance(seed);
@@ -73,7 +73,7 @@ TEST(Statistics, CountBytesBetweenNodesApart) {
 }
 
 TEST(Statistics, AddUpOverDevicesAndKinds) {
-  for_random_plans(20, [](const Plan& plan) {
+  for_plans_of_seeds(20, [](const Plan& plan) {
     const PlanStats stats = statistics(plan);
     for (const auto& direction : {stats.forward, stats.backward}) {
       if (!direction) continue;
@@ -101,7 +101,7 @@ TEST(Statistics, AddUpOverDevicesAndKinds) {
 }
 
 TEST(Statistics, CountThePairsOfTheMasks) {
-  for_random_plans(20, [](const Plan& plan) {
+  for_plans_of_seeds(20, [](const Plan& plan) {
     std::int64_t pairs = 0;
     for (const PlanRound& round : plan.rounds) {
       for (const NamedMask& mask : round.masks) pairs += mask.mask.num_pairs();
@@ -121,7 +121,7 @@ TEST(Statistics, CountThePairsOfTheMasks) {
 }
 
 TEST(Statistics, ImbalanceAndOverloadAreOneThing) {
-  for_random_plans(10, [](const Plan& plan) {
+  for_plans_of_seeds(10, [](const Plan& plan) {
     const PlanStats stats = statistics(plan);
     EXPECT_NEAR(stats.token_overload, stats.token_imbalance / (1 - stats.token_imbalance), 1e-9);
     const DirectionStats& forward = *stats.forward;
@@ -232,7 +232,7 @@ void expect_sound_conversions(const Plan& plan, const PlanRound& round, const Pr
 
 TEST(ConversionLayout, NeverSharesBytesInFlight) {
   for (const Dtype wire : {Dtype::kF32, Dtype::kBf16}) {
-    for_random_plans(15, [wire](const Plan& original) {
+    for_plans_of_seeds(15, [wire](const Plan& original) {
       Plan plan = original;
       plan.partial_wire = wire;
       for (PlanRound& round : plan.rounds) {

@@ -102,18 +102,19 @@ std::vector<Row> read_rows(const ReportJson& tiles) {
   return rows;
 }
 
-struct Cell {
+struct MergedCell {
   std::int64_t device = 0;
   std::int64_t share_percent = 100;
 };
-using Cells = std::map<std::pair<std::int64_t, std::int64_t>, Cell>;  // by row and column
+using MergedCells =
+    std::map<std::pair<std::int64_t, std::int64_t>, MergedCell>;  // by row and column
 
-Cells read_plane(const ReportJson& tiles, std::size_t index, std::size_t rows) {
+MergedCells read_plane(const ReportJson& tiles, std::size_t index, std::size_t rows) {
   const ReportJson& planes = tiles["planes"];
   while (planes[index].contains("same_as")) index = planes[index]["same_as"].get<std::size_t>();
   PackedReader reader(planes[index]["runs"].get<std::string>());
   const bool merged = tiles["merged"].get<bool>();
-  Cells cells;
+  MergedCells cells;
   std::int64_t device = 0;
   for (std::size_t row = 0; row < rows; ++row) {
     std::int64_t column = 0;
@@ -195,7 +196,7 @@ TEST(TilePicture, ShowsTheDeviceOfEveryTileAndNothingElse) {
       }
       if (!one_grouping) continue;
       const auto devices = devices_of(plan, mask, direction, group);
-      const Cells cells = read_plane(picture.json, p, rows.size());
+      const MergedCells cells = read_plane(picture.json, p, rows.size());
       for (std::size_t q = 0; q < rows.size(); ++q) {
         for (std::size_t k = 0; k < rows.size(); ++k) {
           const auto cell = cells.find({q, k});
@@ -212,8 +213,8 @@ TEST(TilePicture, ShowsTheDeviceOfEveryTileAndNothingElse) {
 }
 
 // Compares a merged cell with the cells that it is made of.
-void expect_device_of_most(const Plan& plan, const std::vector<Row>& rows, const Cells& cells,
-                           Range queries, Range keys, const Cell& merged) {
+void expect_device_of_most(const Plan& plan, const std::vector<Row>& rows, const MergedCells& cells,
+                           Range queries, Range keys, const MergedCell& merged) {
   std::map<std::int64_t, std::int64_t> pairs_of;
   std::int64_t all = 0;
   for (const auto& [place, cell] : cells) {
@@ -244,7 +245,7 @@ TEST(TilePicture, MergesRowsUntilItFits) {
   for (const Plan* plan : {&reported.plan, &ring.plan}) {
     const TilePicture whole_picture = tile_picture(*plan, kPlenty);
     const std::vector<Row> whole_rows = read_rows(whole_picture.json);
-    const Cells whole_cells = read_plane(whole_picture.json, 0, whole_rows.size());
+    const MergedCells whole_cells = read_plane(whole_picture.json, 0, whole_rows.size());
     const std::size_t whole = whole_picture.json.dump().size();
     std::size_t last_rows = plan->rounds[0].blocks.num_ranges() + 1;
     for (std::size_t budget = whole; budget > 40; budget = budget * 2 / 3) {
@@ -262,7 +263,7 @@ TEST(TilePicture, MergesRowsUntilItFits) {
       EXPECT_EQ(merged, rows.size() < plan->rounds[0].blocks.num_ranges());
       EXPECT_EQ(merged, !picture.notes.empty() &&
                             picture.notes.back().find("drawn as one") != std::string::npos);
-      const Cells cells = read_plane(picture.json, 0, rows.size());
+      const MergedCells cells = read_plane(picture.json, 0, rows.size());
       for (std::size_t q = 0; q < rows.size(); ++q) {
         for (std::size_t k = 0; k < rows.size(); ++k) {
           const bool attended = pairs_in(*plan, 0, rows[q].tokens, rows[k].tokens) > 0;

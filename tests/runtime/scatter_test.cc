@@ -44,14 +44,14 @@ bool same_rows(const TensorView& a, std::int64_t a_token, const TensorView& b,
   return true;
 }
 
-struct Seen {
+struct Homes {
   int several_rounds = 0;
   int empty_ranks = 0;
   int homes = 0;
 };
 
 // Rows of every rank are those of its tokens, and all of them together are the batch.
-void expect_round_trip(const Plan& plan, Chance& chance, Dtype dtype, Seen& seen) {
+void expect_round_trip(const Plan& plan, Chance& chance, Dtype dtype, Homes& seen) {
   const auto heads = static_cast<std::int32_t>(chance.between(1, 3));
   const auto dim = static_cast<std::int32_t>(chance.between(1, 9));
   const std::int64_t tokens = plan.num_tokens();
@@ -78,7 +78,7 @@ void expect_round_trip(const Plan& plan, Chance& chance, Dtype dtype, Seen& seen
 }
 
 TEST(Scatter, AndGatherGiveTheBatchBackForEveryStrategy) {
-  Seen seen;
+  Homes seen;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Chance chance(seed);
     BatchLimits limits;

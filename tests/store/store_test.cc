@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kLong = hours(1);
-constexpr StoreOptions kPatient{.timeout = seconds(120)};
+constexpr StoreOptions kPatientStore{.timeout = seconds(120)};
 
 StoreValue bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 
@@ -52,9 +52,9 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
 
   [[nodiscard]] std::shared_ptr<Store> open() const {
     if (GetParam() == "memory") return store_ ? store_ : open_store("memory:");
-    if (GetParam() == "file") return open_store("file://" + folder_.path(), kPatient);
+    if (GetParam() == "file") return open_store("file://" + folder_.path(), kPatientStore);
     return open_store(GetParam() == "redis" ? server_->address() : server_->unix_address(),
-                      kPatient);
+                      kPatientStore);
   }
   [[nodiscard]] Store& store() const { return *store_; }
 

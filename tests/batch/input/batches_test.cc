@@ -19,11 +19,11 @@ using testing::HasSubstr;
 
 using Lengths = std::vector<std::int64_t>;
 
-std::int64_t sum(const Lengths& lengths) {
+std::int64_t sum_of(const Lengths& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
 }
 
-std::string message_of(const Lengths& lengths, const BatchOptions& options) {
+std::string length_message_of(const Lengths& lengths, const BatchOptions& options) {
   try {
     static_cast<void>(batches_from_lengths(lengths, options));
   } catch (const InvalidArgument& error) {
@@ -34,7 +34,7 @@ std::string message_of(const Lengths& lengths, const BatchOptions& options) {
 
 TEST(Batches, WithoutTokensAreOneBatchOfEverything) {
   EXPECT_THAT(batches_from_lengths(Lengths{7, 12, 3}, {}), ElementsAre(ElementsAre(7, 12, 3)));
-  EXPECT_THAT(message_of({7}, {.batches = 2}), HasSubstr("expected 1 when no tokens"));
+  EXPECT_THAT(length_message_of({7}, {.batches = 2}), HasSubstr("expected 1 when no tokens"));
 }
 
 TEST(Batches, FillInOrderAndCutTheLastDocument) {
@@ -55,12 +55,12 @@ TEST(Batches, ScaleThenLimitEveryDocument) {
 }
 
 TEST(Batches, SayHowManyTokensAreMissing) {
-  EXPECT_THAT(message_of({7, 12, 3}, {.tokens = 10, .batches = 3}),
+  EXPECT_THAT(length_message_of({7, 12, 3}, {.tokens = 10, .batches = 3}),
               AllOf(HasSubstr("expected 30 tokens for 3 batches of 10"),
                     HasSubstr("found 13 in 3 documents")));
-  EXPECT_THAT(message_of({7}, {.tokens = 10}),
+  EXPECT_THAT(length_message_of({7}, {.tokens = 10}),
               HasSubstr("expected 10 tokens for 1 batch of 10, found 7 in 1 document "));
-  EXPECT_EQ(message_of({7, 12, 10}, {.tokens = 10, .batches = 2}), "no error");
+  EXPECT_EQ(length_message_of({7, 12, 10}, {.tokens = 10, .batches = 2}), "no error");
 }
 
 // Steps of two batches of 10 tokens, with micro-batches of at most 14; outliers have 8 tokens or
@@ -107,14 +107,15 @@ TEST(Batches, InStepsHoldTwiceTheTokensUnlessLimited) {
   options.wlb.outlier_levels_tokens = Lengths{};
   EXPECT_THAT(batches_from_lengths(Lengths{10}, options), ElementsAre(ElementsAre(10)));
   options.wlb.max_tokens = 9;
-  EXPECT_THAT(message_of({10}, options), HasSubstr("documents of 1 to 9 tokens"));
-  EXPECT_THAT(message_of({10}, {.packing = Packing::kWlb}), HasSubstr("to pack in steps, found 0"));
+  EXPECT_THAT(length_message_of({10}, options), HasSubstr("documents of 1 to 9 tokens"));
+  EXPECT_THAT(length_message_of({10}, {.packing = Packing::kWlb}),
+              HasSubstr("to pack in steps, found 0"));
 }
 
 TEST(Batches, InStepsSayHowManyTokensAreMissing) {
-  EXPECT_THAT(message_of({8, 2, 5, 5, 9}, in_steps(4, Packing::kWlb)),
+  EXPECT_THAT(length_message_of({8, 2, 5, 5, 9}, in_steps(4, Packing::kWlb)),
               HasSubstr("expected 40 tokens for 2 steps of 2 batches of 10, found 29 in 5"));
-  EXPECT_THAT(message_of({8}, in_steps(1, Packing::kWlbNoDefer)),
+  EXPECT_THAT(length_message_of({8}, in_steps(1, Packing::kWlbNoDefer)),
               HasSubstr("expected 20 tokens for 1 step of 2 batches of 10, found 8 in 1"));
 }
 
@@ -139,17 +140,17 @@ TEST(Batches, InStepsHoldExactlyTheDocumentsOfSequentialBatchesWhenNothingWaits)
 }
 
 TEST(Batches, RefuseBadOptionsAndLengths) {
-  EXPECT_THAT(message_of({}, {}), HasSubstr("expected at least one"));
-  EXPECT_THAT(message_of({7, 0}, {}), HasSubstr("index 1"));
-  EXPECT_THAT(message_of({7, -1}, {.tokens = 7}), HasSubstr("index 1"));
-  EXPECT_THAT(message_of({7}, {.tokens = -1}), HasSubstr("tokens"));
-  EXPECT_THAT(message_of({7}, {.tokens = kMaxTokens + 1}), HasSubstr("tokens"));
-  EXPECT_THAT(message_of({7}, {.tokens = 7, .batches = 0}), HasSubstr("batches"));
-  EXPECT_THAT(message_of({7}, {.tokens = 7, .batches = std::int64_t{1} << 40}),
+  EXPECT_THAT(length_message_of({}, {}), HasSubstr("expected at least one"));
+  EXPECT_THAT(length_message_of({7, 0}, {}), HasSubstr("index 1"));
+  EXPECT_THAT(length_message_of({7, -1}, {.tokens = 7}), HasSubstr("index 1"));
+  EXPECT_THAT(length_message_of({7}, {.tokens = -1}), HasSubstr("tokens"));
+  EXPECT_THAT(length_message_of({7}, {.tokens = kMaxTokens + 1}), HasSubstr("tokens"));
+  EXPECT_THAT(length_message_of({7}, {.tokens = 7, .batches = 0}), HasSubstr("batches"));
+  EXPECT_THAT(length_message_of({7}, {.tokens = 7, .batches = std::int64_t{1} << 40}),
               HasSubstr("batches"));
-  EXPECT_THAT(message_of({7}, {.max_length = -1}), HasSubstr("max length"));
+  EXPECT_THAT(length_message_of({7}, {.max_length = -1}), HasSubstr("max length"));
   for (const double scale : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    EXPECT_THAT(message_of({7}, {.scale = scale}), HasSubstr("scale"));
+    EXPECT_THAT(length_message_of({7}, {.scale = scale}), HasSubstr("scale"));
   }
 }
 
@@ -161,7 +162,7 @@ TEST(Batches, OfADatasetAreExactlyFull) {
         {.tokens = 100'003, .batches = 5, .max_length = 16384, .scale = 1.5, .seed = 3});
     ASSERT_EQ(batches.size(), 5U);
     for (const Lengths& batch : batches) {
-      EXPECT_EQ(sum(batch), 100'003);
+      EXPECT_EQ(sum_of(batch), 100'003);
       for (const std::int64_t length : batch) {
         ASSERT_GE(length, 1);
         ASSERT_LE(length, 16384);
@@ -206,14 +207,14 @@ TEST(Batches, AreFullWhateverTheLengths) {
       enough = enough && filled >= options.tokens;
     }
     if (!enough) {
-      EXPECT_THAT(message_of(lengths, options), HasSubstr("tokens for"));
+      EXPECT_THAT(length_message_of(lengths, options), HasSubstr("tokens for"));
       continue;
     }
     const auto batches = batches_from_lengths(lengths, options);
     ASSERT_EQ(batches.size(), static_cast<std::size_t>(options.batches));
     std::size_t next = 0;
     for (const Lengths& batch : batches) {
-      EXPECT_EQ(sum(batch), options.tokens);
+      EXPECT_EQ(sum_of(batch), options.tokens);
       for (std::size_t i = 0; i < batch.size(); ++i, ++next) {
         if (i + 1 < batch.size()) {
           EXPECT_EQ(batch[i], lengths[next]);
@@ -241,14 +242,14 @@ TEST(Batches, LeaveOutLongDocumentsAndCutNone) {
   of_dataset.scale = 2;
   for (const Lengths& batch : batches_from_dataset("longalign", of_dataset)) {
     EXPECT_FALSE(batch.empty());
-    EXPECT_LE(sum(batch), 1 << 15);
+    EXPECT_LE(sum_of(batch), 1 << 15);
     EXPECT_GE(*std::min_element(batch.begin(), batch.end()), 2 * 7152);
   }
 }
 
 TEST(Batches, SayThatAllDocumentsAreTooLong) {
   const BatchOptions options = {.tokens = 4, .long_documents = LongDocuments::kDrop};
-  EXPECT_THAT(message_of({5, 6}, {.max_length = 4, .long_documents = LongDocuments::kDrop}),
+  EXPECT_THAT(length_message_of({5, 6}, {.max_length = 4, .long_documents = LongDocuments::kDrop}),
               HasSubstr("expected documents of at most 4 tokens, found 2, all longer"));
   try {
     static_cast<void>(batches_from_dataset("longalign", options));

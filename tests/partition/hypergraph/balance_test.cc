@@ -10,7 +10,7 @@
 namespace contextile {
 namespace {
 
-HyperProblem problem_of(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
+HyperProblem balance_problem(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
   HyperWeight total;
   for (const HyperWeight& weight : hypergraph.vertex_weights) total = total + weight;
   return {
@@ -31,7 +31,7 @@ TEST(Pack, FindsAPackingWheneverATinyInstanceHasOne) {
     if (!best_objective(hypergraph, spec)) continue;
     ++feasible;
     const HypergraphPartition packed = {
-        pack(finest_level(hypergraph, spec), problem_of(hypergraph, spec))};
+        pack(finest_level(hypergraph, spec), balance_problem(hypergraph, spec))};
     EXPECT_TRUE(evaluate_hypergraph(hypergraph, spec, packed).feasible);
   }
   EXPECT_GT(feasible, 30);
@@ -44,7 +44,7 @@ TEST(Pack, LeavesFixedVerticesWhereTheyAre) {
                          .fixed = IdVector<VertexId, PartId>(hypergraph.vertices())};
   const std::vector<VertexId> fixed = pins({3, 4, 5});
   for (const VertexId v : fixed) spec.fixed[v] = PartId{2};
-  const auto parts = pack(finest_level(hypergraph, spec), problem_of(hypergraph, spec));
+  const auto parts = pack(finest_level(hypergraph, spec), balance_problem(hypergraph, spec));
   for (const VertexId v : fixed) EXPECT_EQ(parts[v], PartId{2});
 }
 
@@ -59,7 +59,7 @@ TEST(Repair, EndsFeasibleFromAnywhereWhereTailsFillGaps) {
       spec.fixed[v] = PartId{v.value % spec.num_parts};
     }
     const HyperLevel level = finest_level(hypergraph, spec);
-    const HyperProblem problem = problem_of(hypergraph, spec);
+    const HyperProblem problem = balance_problem(hypergraph, spec);
     // A partition with everything in one part is as unbalanced as can be.
     IdVector<VertexId, PartId> parts(hypergraph.vertices(), PartId{0});
     if (seed % 2 == 0) parts = random_parts(hypergraph, spec, random);
@@ -78,7 +78,7 @@ TEST(Repair, SwapsWhereNoMoveFits) {
   hypergraph.vertex_weights = {{6, 0}, {6, 0}, {4, 0}, {4, 0}};
   const HypergraphSpec spec = {.num_parts = 2, .capacities = {{10, 0}, {10, 0}}};
   const HyperLevel level = finest_level(hypergraph, spec);
-  const HyperProblem problem = problem_of(hypergraph, spec);
+  const HyperProblem problem = balance_problem(hypergraph, spec);
   HyperState state(level, problem, parts({0, 0, 1, 1}));
   FastRandom random(1);
   EXPECT_TRUE(repair(state, random));
@@ -90,7 +90,7 @@ TEST(Repair, LowersAnOverloadItCannotRemove) {
   hypergraph.vertex_weights = {{9, 0}, {3, 0}, {3, 0}};
   const HypergraphSpec spec = {.num_parts = 2, .capacities = {{7, 0}, {7, 0}}};
   const HyperLevel level = finest_level(hypergraph, spec);
-  const HyperProblem problem = problem_of(hypergraph, spec);
+  const HyperProblem problem = balance_problem(hypergraph, spec);
   HyperState state(level, problem, parts({0, 0, 0}));
   FastRandom random(1);
   EXPECT_FALSE(repair(state, random));

@@ -14,7 +14,7 @@ namespace {
 
 using testing::ElementsAre;
 
-HyperProblem problem_of(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
+HyperProblem level_problem(const Hypergraph& hypergraph, const HypergraphSpec& spec) {
   return {.num_parts = spec.num_parts,
           .capacity = part_capacities(hypergraph, spec),
           .traffic_weight = spec.traffic_weight,
@@ -64,7 +64,7 @@ TEST(HyperLevel, ContractionKeepsEveryObjective) {
 
 TEST(Coarsen, ReachesFewVerticesAndLosesNoWeight) {
   const Hypergraph hypergraph = causal_attention(60);
-  const HyperProblem problem = problem_of(hypergraph, {.num_parts = 4});
+  const HyperProblem problem = level_problem(hypergraph, {.num_parts = 4});
   const HyperLevel finest = finest_level(hypergraph, {});
   const std::vector<HyperStep> steps = coarsen(finest, problem, 400, 1);
   ASSERT_FALSE(steps.empty());
@@ -88,7 +88,7 @@ TEST(Coarsen, NeverMergesAcrossFixedOrStart) {
   spec.start = random_parts(hypergraph, spec, random);
   const HyperLevel finest = finest_level(hypergraph, spec);
   const HyperLevel* fine = &finest;
-  const std::vector<HyperStep> steps = coarsen(finest, problem_of(hypergraph, spec), 400, 1);
+  const std::vector<HyperStep> steps = coarsen(finest, level_problem(hypergraph, spec), 400, 1);
   ASSERT_FALSE(steps.empty());
   for (const HyperStep& step : steps) {
     for (const VertexId v : step.cluster.ids()) {

@@ -10,13 +10,13 @@
 namespace contextile {
 namespace {
 
-struct Instance {
+struct StateInstance {
   Hypergraph hypergraph;
   HypergraphSpec spec;
   HyperProblem problem;
   HyperLevel level;
 
-  Instance(std::int32_t num_parts, double traffic_weight, std::mt19937_64& random)
+  StateInstance(std::int32_t num_parts, double traffic_weight, std::mt19937_64& random)
       : hypergraph(random_hypergraph({.vertices = 60, .nets = 90, .largest_net = 12}, random)),
         spec{.num_parts = num_parts, .traffic_weight = traffic_weight},
         problem{.num_parts = num_parts,
@@ -34,7 +34,7 @@ TEST_P(HyperStateWith, DeltasEqualRecomputation) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
-    const Instance instance(GetParam(), seed % 2 == 0 ? 0 : 0.5, random);
+    const StateInstance instance(GetParam(), seed % 2 == 0 ? 0 : 0.5, random);
     HyperState state(instance.level, instance.problem,
                      random_parts(instance.hypergraph, instance.spec, random));
     for (int step = 0; step < 300; ++step) {
@@ -68,7 +68,7 @@ TEST_P(HyperStateWith, DeltasEqualRecomputation) {
 
 TEST_P(HyperStateWith, AffinityEqualsDeltas) {
   std::mt19937_64 random(7);
-  const Instance instance(GetParam(), 0, random);
+  const StateInstance instance(GetParam(), 0, random);
   const HyperState state(instance.level, instance.problem,
                          random_parts(instance.hypergraph, instance.spec, random));
   Affinity affinity(instance.problem);

@@ -30,12 +30,12 @@ Plan example() {
   return plan;
 }
 
-std::string error_of(std::span<const std::uint8_t> bytes) {
+std::string slice_error_of(std::span<const std::uint8_t> bytes) {
   return message_of<InvalidPlan>([&] { return deserialize_slice(bytes, "some.slice"); });
 }
 
 // A slice whose checksum was repaired after its bytes were changed.
-void sign(Bytes& slice) {
+void sign_slice(Bytes& slice) {
   if (slice.size() >= SliceHeader::kBytes) put_checksum(slice, checksum_of(slice));
 }
 
@@ -47,7 +47,7 @@ Bytes slice_of(const std::vector<Bytes>& contents, Rank rank) {
                            {ids[rank.index() + 1], contents[rank.index() + 1]}, rank);
 }
 
-void load_and_use(const Bytes& bytes) {
+void load_and_use_slice(const Bytes& bytes) {
   try {
     const Plan plan = deserialize_slice(bytes, "changed");
     static_cast<void>(local_tokens(plan, plan.slice_of));
@@ -119,12 +119,12 @@ TEST(PlanSlice, RefusesARankThePlanLacks) {
 }
 
 TEST(SliceBytes, OfAnotherFormatAreCalledThat) {
-  EXPECT_THAT(error_of(serialize(example())),
+  EXPECT_THAT(slice_error_of(serialize(example())),
               HasSubstr("some.slice: not a slice of a plan: expected it to begin with 'CTXSLICE'"));
-  EXPECT_THAT(error_of({}), HasSubstr("not a slice"));
+  EXPECT_THAT(slice_error_of({}), HasSubstr("not a slice"));
   Bytes bytes = serialize_slice(example(), Rank{0});
   bytes[8] = 9;
-  EXPECT_EQ(error_of(bytes),
+  EXPECT_EQ(slice_error_of(bytes),
             "some.slice: header: expected version 2, found 9: the slice was written by a newer "
             "contextile");
 }
@@ -132,23 +132,23 @@ TEST(SliceBytes, OfAnotherFormatAreCalledThat) {
 TEST(SliceBytes, CutAtAnyLengthAreRefused) {
   const Bytes bytes = serialize_slice(example(), Rank{1});
   for_every_cut(bytes, [](Bytes cut) {
-    EXPECT_NE(error_of(cut), "no error") << cut.size();
-    sign(cut);
-    EXPECT_NE(error_of(cut), "no error") << cut.size();
+    EXPECT_NE(slice_error_of(cut), "no error") << cut.size();
+    sign_slice(cut);
+    EXPECT_NE(slice_error_of(cut), "no error") << cut.size();
   });
 }
 
 TEST(SliceBytes, WithAnyBitFlippedAreRefused) {
   for_every_flipped_bit(serialize_slice(example(), Rank{1}),
                         [](const Bytes& changed, std::size_t at) {
-                          EXPECT_NE(error_of(changed), "no error") << "byte " << at;
+                          EXPECT_NE(slice_error_of(changed), "no error") << "byte " << at;
                         });
 }
 
 TEST(SliceBytes, WithAnyByteChangedAndSignedAgainAreRefusedOrHarmless) {
   for_every_changed_byte(serialize_slice(example(), Rank{1}), [](Bytes changed) {
-    sign(changed);
-    load_and_use(changed);
+    sign_slice(changed);
+    load_and_use_slice(changed);
   });
 }
 
@@ -167,7 +167,7 @@ TEST(SliceBytes, OfEveryStrategyWithRandomChangesAreRefusedOrHarmless) {
           Bytes& section = chance.one_in(2) ? changed[0] : changed[rank.index() + 1];
           section[chance.below(section.size())] = static_cast<std::uint8_t>(chance.between(0, 255));
         }
-        load_and_use(slice_of(changed, rank));
+        load_and_use_slice(slice_of(changed, rank));
       }
     }
   }
@@ -177,14 +177,14 @@ TEST(SliceBytes, WithAChangedHashOfAnotherRankSayAnotherDigest) {
   const Plan plan = example();
   Bytes bytes = serialize_slice(plan, Rank{1});
   bytes[SliceHeader::kBytes + SliceHeader::kTableBytes + 8] ^= 1;  // the hash of rank 0's section
-  sign(bytes);
-  EXPECT_THAT(error_of(bytes), HasSubstr("header: expected digest"));
+  sign_slice(bytes);
+  EXPECT_THAT(slice_error_of(bytes), HasSubstr("header: expected digest"));
 }
 
 TEST(SliceBytes, WithADeviceTooFewAreRefused) {
   std::vector<Bytes> contents = encode_contents(example());
   contents.pop_back();
-  EXPECT_THAT(error_of(slice_of(contents, Rank{0})),
+  EXPECT_THAT(slice_error_of(slice_of(contents, Rank{0})),
               HasSubstr("expected 2 devices (of the manifest)"));
 }
 

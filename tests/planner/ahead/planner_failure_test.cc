@@ -102,7 +102,7 @@ class Lines {
 
 void pause_briefly() { std::this_thread::sleep_for(milliseconds(5)); }
 
-constexpr FeedOptions kPatient = {.timeout = seconds(300)};
+constexpr FeedOptions kPatientFeed = {.timeout = seconds(300)};
 
 PlanJob job_of_ranks(std::int32_t num_ranks) {
   BatchSampler sampler(std::vector<std::int64_t>{700, 300, 500, 90}, {.tokens = 1024});
@@ -132,7 +132,7 @@ TEST(PlannerFailure, AnOutageIsWaitedOut) {
   Lines lines;
   LookaheadPlanner planner(
       job, {.end_step = 12, .steps_ahead = 2, .threads = 2, .log = lines.log()}, planners_store);
-  PlanFeed feed(ranks_store, job, Rank{0}, kPatient);
+  PlanFeed feed(ranks_store, job, Rank{0}, kPatientFeed);
   take_steps(feed, 0, 3);
   down = true;
   while (failures < 12) pause_briefly();  // every thread has tried more than once
@@ -172,7 +172,7 @@ TEST(PlannerFailure, TheEndOfPatienceEndsTheRanksWaiting) {
   Lines lines;
   LookaheadPlanner planner(job, {.store_patience = milliseconds(200), .log = lines.log()},
                            planners_store);
-  PlanFeed feed(ranks_store, job, Rank{0}, kPatient);
+  PlanFeed feed(ranks_store, job, Rank{0}, kPatientFeed);
   feed.watch(planner.health());
   EXPECT_THAT(message_of<TransportError>([&] { return feed.take(0); }),
               AllOf(HasSubstr("step 0: expected its plan in memory:, found none: the planner of "
@@ -191,7 +191,7 @@ TEST(PlannerFailure, ReachesRanksOfOtherProcesses) {
       std::make_shared<FailingStore>(store, [](std::string_view operation, std::string_view key) {
         return operation == "put" && key == "run/0/0";
       });
-  PlanFeed feed(store, job, Rank{0}, kPatient);
+  PlanFeed feed(store, job, Rank{0}, kPatientFeed);
   LookaheadPlanner planner(job,
                            {.claim_expiry = milliseconds(300), .store_patience = milliseconds(100)},
                            planners_store);
@@ -209,7 +209,7 @@ TEST(PlannerFailure, OfOneOfTwoPlannersIsNotTheRuns) {
       });
   LookaheadPlanner failing(job, {.store_patience = milliseconds(0)}, broken);
   EXPECT_THROW(static_cast<void>(failing.wait_for(seconds(300))), IoError);
-  PlanFeed feed(store, job, Rank{0}, kPatient);
+  PlanFeed feed(store, job, Rank{0}, kPatientFeed);
   feed.watch(failing.health());
   LookaheadPlanner planner(job, {.end_step = 20, .claim_expiry = hours(1)}, store);
   take_steps(feed, 0, 20);
@@ -233,7 +233,7 @@ TEST(PlannerFailure, OfOtherKindsReachesTheRank) {
   const std::shared_ptr<Store> store = open_store("memory:");
   store->replace("run/next/1", StoreValue{'-', '7'}, hours(1));
   LookaheadPlanner planner(job, {.claim_expiry = milliseconds(300)}, store);
-  PlanFeed feed(store, job, Rank{0}, kPatient);
+  PlanFeed feed(store, job, Rank{0}, kPatientFeed);
   feed.watch(planner.health());
   EXPECT_THAT(message_of<TransportError>([&] { return feed.take(0); }),
               HasSubstr("has ended: memory: run/next/1: expected the step that a rank needs next, "
@@ -244,7 +244,7 @@ TEST(PlannerFailure, OfOtherKindsReachesTheRank) {
 TEST(PlannerFailure, IsBoundedAndPrintable) {
   const PlanJob job = job_of_ranks(1);
   const std::shared_ptr<Store> store = open_store("memory:");
-  PlanFeed feed(store, job, Rank{0}, kPatient);
+  PlanFeed feed(store, job, Rank{0}, kPatientFeed);
   StoreValue text(100'000, 'x');
   text[10] = 0x1b;
   text[11] = '\n';
@@ -281,7 +281,7 @@ TEST(PlannerFailure, AClaimWhoseAnswerWasLostHoldsNothingUp) {
         return operation == "answer of put" && key.ends_with("/claim") && ++lost <= 3;
       });
   LookaheadPlanner planner(job, {.claim_expiry = hours(1)}, planners_store);
-  PlanFeed feed(store, job, Rank{0}, kPatient);
+  PlanFeed feed(store, job, Rank{0}, kPatientFeed);
   take_steps(feed, 0, 5);
   EXPECT_GT(lost, 3);
 }
@@ -307,7 +307,7 @@ TEST(PlannerFailure, ARestartedServerIsFoundAgain) {
   Lines lines;
   LookaheadPlanner planner(job, {.end_step = 8, .steps_ahead = 1, .log = lines.log()},
                            open_store(server.address(), {.timeout = milliseconds(100)}));
-  PlanFeed feed(ranks_store, job, Rank{0}, kPatient);
+  PlanFeed feed(ranks_store, job, Rank{0}, kPatientFeed);
   take_steps(feed, 0, 2);
   server.kill();
   while (lines.get().empty()) pause_briefly();

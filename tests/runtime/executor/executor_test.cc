@@ -32,7 +32,7 @@ namespace {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
-PlanPtr shared(Plan plan) { return std::make_shared<const Plan>(std::move(plan)); }
+PlanPtr shared_plan(Plan plan) { return std::make_shared<const Plan>(std::move(plan)); }
 
 Plan example_in_f32() {
   Plan plan = example_plan();
@@ -62,13 +62,13 @@ void expect_equals_oracle(const PlanPtr& plan, std::size_t mask, double bound) {
 }
 
 TEST(Executor, RunsTheExamplePlanExactly) {
-  expect_equals_oracle(shared(example_in_f32()), 0, 2e-6);
-  expect_equals_oracle(shared(example_plan()), 0, 1e-2);
+  expect_equals_oracle(shared_plan(example_in_f32()), 0, 2e-6);
+  expect_equals_oracle(shared_plan(example_plan()), 0, 1e-2);
 }
 
 TEST(Executor, GivesTheSameBitsForAnyStridesOfTheCallersTensors) {
   // q and dout head-major (a token's heads far apart), k inside rows that are too wide.
-  const PlanPtr plan = shared(example_in_f32());
+  const PlanPtr plan = shared_plan(example_in_f32());
   const BatchTensors batch = inputs_of(*plan, 0);
   OracleResult found = empty_result(batch.tokens, plan->shape);
   run_inproc(2, [&](Transport& transport) {
@@ -151,7 +151,7 @@ PlanPtr plan_with_roles(bool with_sink) {
   Arrangement arrangement;
   arrangement.strategy = "roles";
   arrangement.rounds.push_back(round);
-  return shared(build_plan(workload, cluster, arrangement));
+  return shared_plan(build_plan(workload, cluster, arrangement));
 }
 
 TEST(Executor, BlocksWithoutQueriesKeysOrTilesComeOutEmpty) {
@@ -178,12 +178,12 @@ TEST(Executor, BlocksWithoutQueriesKeysOrTilesComeOutEmpty) {
 // ------------------------------------------------------------------------------ many calls
 
 TEST(Executor, ServesManyCallsAndPlansOneAfterAnother) {
-  const PlanPtr small = shared(example_in_f32());
+  const PlanPtr small = shared_plan(example_in_f32());
   const PlanPtr other = plan_with_roles(false);
   Plan two_ranks = *other;  // the same work on the devices that have any
   two_ranks.devices_per_node = 2;
   two_ranks.rounds[0].devices.pop_back();
-  const PlanPtr large = shared(two_ranks);
+  const PlanPtr large = shared_plan(two_ranks);
   for (const PlanPtr& plan : {small, large}) {
     const OracleResult alone = execute(plan, 0);
     const BatchTensors batch = inputs_of(*plan, 0);
@@ -216,7 +216,7 @@ TEST(Executor, TwoCallsInFlightGiveTheSameBitsAsOneAfterAnother) {
     const RandomBatch batch = random_batch_of(chance, limits);
     for (NamedPlan& named : plans_of_every_strategy(chance, batch)) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", " + named.name + ": " + batch.text);
-      const PlanPtr plan = shared(std::move(named.plan));
+      const PlanPtr plan = shared_plan(std::move(named.plan));
       const ProgramPair& pair = plan->rounds[0].devices[0].programs[0];
       if (!pair.forward || !pair.backward) continue;
       ++executed;
@@ -308,7 +308,7 @@ TEST(BeginCut, BeginsNoMessageWhoseOtherEndComesAfterAWait) {
 }
 
 TEST(Executor, CountsBytesAndMemory) {
-  const PlanPtr plan = shared(example_plan());
+  const PlanPtr plan = shared_plan(example_plan());
   run_inproc(2, [&](Transport& transport) {
     const Rank rank = transport.rank();
     Executor executor(transport, *kernels().front());

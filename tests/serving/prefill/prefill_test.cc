@@ -18,8 +18,8 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr PrefillMode kModes[] = {PrefillMode::kPassKv, PrefillMode::kPassQ,
-                                  PrefillMode::kAllGather, PrefillMode::kUlysses};
+constexpr PrefillMode kExchanges[] = {PrefillMode::kPassKv, PrefillMode::kPassQ,
+                                      PrefillMode::kAllGather, PrefillMode::kUlysses};
 constexpr double kBound = 2e-6;
 
 AttentionShape shape_of(std::int32_t kv_heads, Dtype dtype = Dtype::kF32) {
@@ -37,7 +37,7 @@ void check_modes(const TestBatch& test, double bound, Dtype wire = Dtype::kF32,
   const PrefillWork work = prefill_work(test.batch());
   const std::int32_t ranks = work.num_ranks;
   std::optional<TestBatch::Result> first;
-  for (const PrefillMode mode : kModes) {
+  for (const PrefillMode mode : kExchanges) {
     if (mode == PrefillMode::kUlysses && !ulysses_fits(test.shape().kv_heads, ranks)) continue;
     SCOPED_TRACE(fmt::format("{} ranks, interleave {}, {} KV heads, {}, {}", ranks,
                              test.batch().layout.interleave, test.shape().kv_heads,
@@ -113,7 +113,7 @@ TEST(Prefill, OutputsThatTravelInHalfPrecision) {
 
 TEST(Prefill, GivesTheSameBitsWhateverTheTiming) {
   const TestBatch test({3, 2, 4}, shape_of(24), kUnevenLengths);
-  for (const PrefillMode mode : kModes) {
+  for (const PrefillMode mode : kExchanges) {
     const PrefillFound first = prefill(test, {mode});
     const PrefillFound again = prefill(test, {mode}, {.max_delay_us = 300, .delay_seed = 5});
     EXPECT_EQ(first.result.o, again.result.o) << to_string(mode);
@@ -124,7 +124,7 @@ TEST(Prefill, GivesTheSameBitsWhateverTheTiming) {
 TEST(Prefill, OfNothing) {
   const TestBatch none({4, 1, 4}, shape_of(4), {});
   const TestBatch only_cached({4, 1, 4}, shape_of(4), {{40, 0}, {3, 0}});
-  for (const PrefillMode mode : kModes) {
+  for (const PrefillMode mode : kExchanges) {
     EXPECT_THAT(prefill(none, {mode}).sent_bytes, Each(0));
     EXPECT_THAT(prefill(only_cached, {mode}).sent_bytes, Each(0));
   }
@@ -143,7 +143,7 @@ TEST(Prefill, ChunkByChunkIsTheWhole) {
   const std::vector<CachedAndNew> whole = {{0, 61}, {13, 40}, {0, 5}};
   const std::vector<std::vector<std::int64_t>> ends = {{20, 13, 1}, {21, 33, 5}, {61, 53, 5}};
   for (const std::int32_t ranks : {1, 2, 4}) {
-    for (const PrefillMode mode : kModes) {
+    for (const PrefillMode mode : kExchanges) {
       SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, to_string(mode)));
       const TestBatch test({ranks, 2, 4}, shape_of(4), whole);
       const TestBatch::Result expected = prefill(test, {mode}).result;
@@ -285,7 +285,7 @@ TEST(Prefill, SaysWhichTensorDoesNotFit) {
 }
 
 TEST(Prefill, ReadsNamesOfModes) {
-  for (const PrefillMode mode : kModes) EXPECT_EQ(parse_prefill_mode(to_string(mode)), mode);
+  for (const PrefillMode mode : kExchanges) EXPECT_EQ(parse_prefill_mode(to_string(mode)), mode);
   EXPECT_EQ(error_of([] { static_cast<void>(parse_prefill_mode("ring")); }),
             "prefill mode: expected one of pass_kv, pass_q, all_gather, ulysses; found 'ring'");
 }

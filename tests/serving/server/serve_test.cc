@@ -76,12 +76,12 @@ TEST(TextStream, DoesNotDependOnWhereTokensEnd) {
   }
 }
 
-CompletionRequest parsed(std::string_view body) {
+CompletionRequest request_from(std::string_view body) {
   return parse_completion(body, *byte_tokenizer(), {"m", 256, 1000, 8});
 }
 
 TEST(Protocol, ReadsWhatClientsSend) {
-  const CompletionRequest request = parsed(
+  const CompletionRequest request = request_from(
       R"({"model":"m","prompt":["ab",[1,2,3]],"max_tokens":7,"n":2,"temperature":0.5,"top_p":0.25,
           "top_k":-1,"seed":-3,"stop":["x","y"],"stream":true,"stream_options":{"include_usage":true},
           "echo":true,"logprobs":0,"ignore_eos":true,"return_token_ids":true,"user":"u"})");
@@ -97,15 +97,15 @@ TEST(Protocol, ReadsWhatClientsSend) {
   EXPECT_THAT(request.stops, ElementsAre("x", "y"));
   EXPECT_TRUE(request.stream && request.include_usage && request.echo && request.logprobs &&
               request.ignore_end && request.return_tokens);
-  const CompletionRequest plain = parsed(R"({"prompt":"a","seed":null})");
+  const CompletionRequest plain = request_from(R"({"prompt":"a","seed":null})");
   EXPECT_EQ(plain.max_tokens, 16);
   EXPECT_EQ(plain.sampling.temperature, 1);
   EXPECT_FALSE(plain.has_seed || plain.stream || plain.echo || plain.logprobs);
 }
 
-ProtocolError error_of(std::string_view body) {
+ProtocolError refusal_of(std::string_view body) {
   try {
-    static_cast<void>(parsed(body));
+    static_cast<void>(request_from(body));
   } catch (const ProtocolFailure& failure) {
     return failure.error();
   }
@@ -114,7 +114,7 @@ ProtocolError error_of(std::string_view body) {
 
 TEST(Completion, PutsPiecesTogether) {
   CompletionRequest asked =
-      parsed(R"({"prompt":"ab","n":2,"stop":"z","echo":true,"max_tokens":9})");
+      request_from(R"({"prompt":"ab","n":2,"stop":"z","echo":true,"max_tokens":9})");
   const auto tokenizer = byte_tokenizer();
   Completion completion(asked, *tokenizer);
   const auto event = [](std::int32_t token, std::optional<FinishReason> finish = std::nullopt) {
@@ -137,16 +137,16 @@ TEST(Completion, PutsPiecesTogether) {
 }
 
 TEST(Protocol, SaysWhatIsNotUnderstood) {
-  EXPECT_EQ(error_of(R"({"prompt":"a"})").status, 200);
-  EXPECT_EQ(error_of(R"({"prompt":"a","logit_bias":{},"best_of":1,"suffix":null})").status, 200);
-  EXPECT_EQ(error_of(R"({"prompt":"a","tools":[],"priority":0,"store":false})").status, 200);
-  EXPECT_EQ(error_of(R"({"prompt":"a","best_of":2})").code, "unsupported_parameter");
-  EXPECT_EQ(error_of(R"({"prompt":"a","user":5})").param, "user");
-  EXPECT_EQ(error_of(R"({"prompt":"a","stream_options":{"include_usage":true}})").param,
+  EXPECT_EQ(refusal_of(R"({"prompt":"a"})").status, 200);
+  EXPECT_EQ(refusal_of(R"({"prompt":"a","logit_bias":{},"best_of":1,"suffix":null})").status, 200);
+  EXPECT_EQ(refusal_of(R"({"prompt":"a","tools":[],"priority":0,"store":false})").status, 200);
+  EXPECT_EQ(refusal_of(R"({"prompt":"a","best_of":2})").code, "unsupported_parameter");
+  EXPECT_EQ(refusal_of(R"({"prompt":"a","user":5})").param, "user");
+  EXPECT_EQ(refusal_of(R"({"prompt":"a","stream_options":{"include_usage":true}})").param,
             "stream_options");
-  EXPECT_EQ(error_of(R"({"prompt":"a","model":"other"})").status, 404);
-  EXPECT_EQ(error_of(R"({"prompt":["a","b","c"],"n":3})").param, "prompt");
-  EXPECT_THAT(error_of(R"({"prompt":[1,300]})").message, HasSubstr("0 to 255, found '300'"));
+  EXPECT_EQ(refusal_of(R"({"prompt":"a","model":"other"})").status, 404);
+  EXPECT_EQ(refusal_of(R"({"prompt":["a","b","c"],"n":3})").param, "prompt");
+  EXPECT_THAT(refusal_of(R"({"prompt":[1,300]})").message, HasSubstr("0 to 255, found '300'"));
 }
 
 GenerationRequest request_of(std::vector<std::int32_t> prompt) {
@@ -253,7 +253,7 @@ class BpeTokenizer : public ::testing::Test {
     std::ofstream(folder / "tokenizer.json") << text;
     return load_tokenizer(folder.string());
   }
-  static std::string error_of(const std::string& text) {
+  static std::string refusal_of(const std::string& text) {
     try {
       static_cast<void>(load(text));
     } catch (const InvalidArgument& error) {
@@ -339,20 +339,20 @@ TEST_F(BpeTokenizer, EndsWhenTold) {
 }
 
 TEST_F(BpeTokenizer, SaysWhatIsNotRead) {
-  EXPECT_THAT(error_of("[]"), HasSubstr("expected an object"));
-  EXPECT_THAT(error_of("{}"), HasSubstr("expected a tokenizer of Hugging Face's format"));
-  EXPECT_THAT(error_of(R"({"model":{"type":"Unigram"}})"),
+  EXPECT_THAT(refusal_of("[]"), HasSubstr("expected an object"));
+  EXPECT_THAT(refusal_of("{}"), HasSubstr("expected a tokenizer of Hugging Face's format"));
+  EXPECT_THAT(refusal_of(R"({"model":{"type":"Unigram"}})"),
               HasSubstr("expected BPE, found 'Unigram'"));
-  EXPECT_THAT(error_of(R"({"model":{"vocab":{"a":-1},"merges":[]}})"), HasSubstr("token ids"));
+  EXPECT_THAT(refusal_of(R"({"model":{"vocab":{"a":-1},"merges":[]}})"), HasSubstr("token ids"));
   const auto error_with = [](const std::string& parts) {
-    return error_of(R"({"model":{"byte_fallback":true,"vocab":{"a":1},"merges":["a b"]})" + parts +
-                    "}");
+    return refusal_of(R"({"model":{"byte_fallback":true,"vocab":{"a":1},"merges":["a b"]})" +
+                      parts + "}");
   };
   EXPECT_THAT(error_with(""), HasSubstr("found 'b'"));
   EXPECT_THAT(error_with(R"(,"pre_tokenizer":{"type":"Bert"})"),
               HasSubstr(R"(found '{"type":"Bert"}')"));
   EXPECT_THAT(
-      error_of(
+      refusal_of(
           R"j({"model":{"vocab":{},"merges":[]},"pre_tokenizer":{"type":"Sequence","pretokenizers":[
                   {"type":"Split","pattern":{"Regex":"("},"behavior":"Isolated"},{"type":"ByteLevel"}]}})j"),
       HasSubstr("expected a pattern of words"));
@@ -360,7 +360,7 @@ TEST_F(BpeTokenizer, SaysWhatIsNotRead) {
 
 TEST_F(BpeTokenizer, RefusesWhatWouldChangeTokens) {
   const auto error_with = [](const std::string& model, const std::string& parts) {
-    return error_of(R"({"model":{"vocab":{"a":1},"merges":[])" + model + "}" + parts + "}");
+    return refusal_of(R"({"model":{"vocab":{"a":1},"merges":[])" + model + "}" + parts + "}");
   };
   const std::string bytes = R"(,"pre_tokenizer":{"type":"ByteLevel"})";
   EXPECT_EQ(error_with("", bytes), "");

@@ -46,7 +46,7 @@ struct Example {
   }
 };
 
-std::int32_t stage_of(const ArrangedDirection& out, std::int32_t q, std::int32_t kv) {
+std::int32_t stage_of_tile(const ArrangedDirection& out, std::int32_t q, std::int32_t kv) {
   const auto it = std::ranges::find_if(out.tiles, [&](const PlacedTile& tile) {
     return tile.q_block.value == q && tile.kv_block.value == kv;
   });
@@ -71,11 +71,11 @@ TEST(InOrder, ForwardRunsLocalRowsFirstAndThenThoseThatReceiveLeast) {
   example.route(Kind::kKv, 2, 0, 1);
   example.route(Kind::kKv, 3, 0, 2);
   const ArrangedDirection out = example.schedule({.stages = 2});
-  EXPECT_EQ(stage_of(out, 0, 0), 0);
-  const std::int32_t row = stage_of(out, 1, 1);
+  EXPECT_EQ(stage_of_tile(out, 0, 0), 0);
+  const std::int32_t row = stage_of_tile(out, 1, 1);
   EXPECT_GE(row, 1);
-  EXPECT_EQ(stage_of(out, 1, 2), row);
-  EXPECT_EQ(stage_of(out, 1, 3), row);
+  EXPECT_EQ(stage_of_tile(out, 1, 2), row);
+  EXPECT_EQ(stage_of_tile(out, 1, 3), row);
   const Transfer keys = transfer_of(out, Kind::kKv, 2, 0);
   EXPECT_EQ(keys.launch_stage, row - 1);
   EXPECT_EQ(keys.need_stage, row);
@@ -87,8 +87,8 @@ TEST(InOrder, ForwardRunsLocalRowsFirstAndThenThoseThatReceiveLeast) {
   two.route(Kind::kKv, 2, 0, 1);
   two.route(Kind::kKv, 3, 0, 2);
   const ArrangedDirection rows = two.schedule({.stages = 2});
-  EXPECT_EQ(stage_of(rows, 1, 2), 1);
-  EXPECT_EQ(stage_of(rows, 0, 2), 2);
+  EXPECT_EQ(stage_of_tile(rows, 1, 2), 1);
+  EXPECT_EQ(stage_of_tile(rows, 0, 2), 2);
   EXPECT_EQ(transfer_of(rows, Kind::kKv, 2, 0).need_stage, 1);
   EXPECT_EQ(transfer_of(rows, Kind::kKv, 3, 0).need_stage, 2);
 }
@@ -107,8 +107,8 @@ TEST(InOrder, ARelayHasWhatItPassesOn) {
     EXPECT_LT(first.launch_stage, first.need_stage);
     EXPECT_LE(first.need_stage, second.launch_stage);
     EXPECT_LT(second.launch_stage, second.need_stage);
-    EXPECT_EQ(second.need_stage, stage_of(out, 2, 0));
-    EXPECT_LE(first.need_stage, stage_of(out, 3, 0));
+    EXPECT_EQ(second.need_stage, stage_of_tile(out, 2, 0));
+    EXPECT_LE(first.need_stage, stage_of_tile(out, 3, 0));
   }
 }
 
@@ -120,9 +120,9 @@ TEST(InOrder, BackwardBeginsWithColumnsWhoseGradientsTravelFurthest) {
   example.route(Kind::kDkv, 2, 0, 1);
   example.route(Kind::kDkv, 3, 0, 2);
   const ArrangedDirection out = example.schedule({.stages = 2});
-  EXPECT_EQ(stage_of(out, 0, 3), 0);
-  EXPECT_EQ(stage_of(out, 0, 2), 1);
-  EXPECT_EQ(stage_of(out, 0, 0), 2);
+  EXPECT_EQ(stage_of_tile(out, 0, 3), 0);
+  EXPECT_EQ(stage_of_tile(out, 0, 2), 1);
+  EXPECT_EQ(stage_of_tile(out, 0, 0), 2);
   const auto gradient = std::ranges::find_if(out.transfers, [](const Transfer& transfer) {
     return transfer.kind == Kind::kDkv && transfer.block.value == 3;
   });
@@ -139,7 +139,7 @@ TEST(InOrder, AColumnWaitsForItsInputs) {
   for (const Kind kind : {Kind::kQ, Kind::kDo, Kind::kDq}) example.route(kind, 2, 0, 1);
   example.route(Kind::kDkv, 3, 0, 2);
   const ArrangedDirection out = example.schedule({.stages = 1});
-  EXPECT_EQ(stage_of(out, 2, 3), 1);
+  EXPECT_EQ(stage_of_tile(out, 2, 3), 1);
   EXPECT_EQ(transfer_of(out, Kind::kDo, 2, 0).launch_stage, 0);
 }
 

@@ -10,14 +10,14 @@ namespace contextile {
 namespace {
 
 // Two devices on one node: device 0 owns blocks 0 and 1, device 1 block 2; blocks of 10 tokens.
-struct Example {
+struct OverlapExample {
   Blocking blocks;
   std::vector<Rank> owners{Rank{0}, Rank{0}, Rank{1}};
   std::vector<PlacedTile> tiles;
   std::vector<UnitRoute> routes;
   std::vector<double> tile_us;
 
-  Example() {
+  OverlapExample() {
     for (std::int64_t b = 0; b < 3; ++b) blocks.add({10 * b, 10 * b + 10});
   }
   void tile(std::int32_t q, std::int32_t kv, std::int32_t device, double us) {
@@ -51,7 +51,7 @@ std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> stages(const Arran
 }
 
 TEST(Overlap, LocalTilesHideWhatArrives) {
-  Example example;
+  OverlapExample example;
   example.tile(2, 2, 1, 10);
   example.tile(2, 0, 1, 10);
   example.routes.push_back({Kind::kKv, BlockId{0}, GroupId{0}, Rank{1}, Rank{0}});
@@ -65,7 +65,7 @@ TEST(Overlap, LocalTilesHideWhatArrives) {
 }
 
 TEST(Overlap, TilesWhoseResultsTravelRunBeforeLocalOnes) {
-  Example example;
+  OverlapExample example;
   example.tile(2, 2, 1, 10);  // the result stays
   example.tile(0, 2, 1, 10);  // queries come, the result goes back
   example.routes.push_back({Kind::kQ, BlockId{0}, GroupId{0}, Rank{1}, Rank{0}});
@@ -84,7 +84,7 @@ TEST(Overlap, TilesWhoseResultsTravelRunBeforeLocalOnes) {
 }
 
 TEST(Overlap, TransfersMayStartStagesAhead) {
-  Example example;
+  OverlapExample example;
   for (std::int32_t kv = 0; kv < 3; ++kv) example.tile(2, kv, 1, 10);
   example.routes.push_back({Kind::kKv, BlockId{0}, GroupId{0}, Rank{1}, Rank{0}});
   example.routes.push_back({Kind::kKv, BlockId{1}, GroupId{0}, Rank{1}, Rank{0}});
@@ -96,7 +96,7 @@ TEST(Overlap, TransfersMayStartStagesAhead) {
 }
 
 TEST(Overlap, RefusesWhatItCannotSchedule) {
-  Example example;
+  OverlapExample example;
   example.tile(2, 0, 1, 10);
   EXPECT_THROW((void)example.schedule({.stages = 0}), InvalidArgument);
   EXPECT_THROW((void)example.schedule({.stages = 2, .ahead = 0}), InvalidArgument);

@@ -11,14 +11,14 @@ namespace {
 
 // Three blocks of ten tokens on two nodes of two devices, block b owned by device b, two head
 // groups.
-struct Example {
+struct ProblemExample {
   Workload workload;
   Cluster cluster;
   Blocking blocks;
   std::vector<Rank> owners;
   std::vector<PlacedTile> tiles;
 
-  Example() {
+  ProblemExample() {
     cluster.nodes = 2;
     cluster.devices_per_node = 2;
     for (std::int32_t b = 0; b < 3; ++b) {
@@ -53,7 +53,7 @@ std::string routes_of(const ScheduleProblem& problem) {
 }
 
 TEST(ScheduleProblem, SaysWhatItWasMadeOf) {
-  Example example;
+  ProblemExample example;
   example.tile(1, 0, 1, 3);
   example.workload.shape.q_heads = 6;
   const ScheduleProblem problem = example.problem(Direction::kBackward);
@@ -68,7 +68,7 @@ TEST(ScheduleProblem, SaysWhatItWasMadeOf) {
 }
 
 TEST(ScheduleProblem, HasOneRouteForEveryUnitOnAnotherDeviceThanItsOwner) {
-  Example example;
+  ProblemExample example;
   example.tile(1, 1, 0, 1);  // nothing moves
   example.tile(1, 0, 0, 3);
   example.tile(1, 0, 1, 3);
@@ -80,7 +80,7 @@ TEST(ScheduleProblem, HasOneRouteForEveryUnitOnAnotherDeviceThanItsOwner) {
 }
 
 TEST(ScheduleProblem, BackwardFetchesWhatForwardDidNotRetain) {
-  Example example;
+  ProblemExample example;
   example.tile(1, 0, 0, 0);
   EXPECT_EQ(routes_of(example.problem(Direction::kBackward)), "q 1.0>0 do 1.0>0 dq 1.0>0 ");
   EXPECT_EQ(routes_of(example.problem(Direction::kBackward, ForwardInputs::kRetained)),
