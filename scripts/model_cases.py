@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from contextile.transformers._losses import shifts_labels
-from contextile.transformers._small import VARIANTS, fill, shrink
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
+
+from contextile.transformers._losses import shifts_labels
+from contextile.transformers._small import VARIANTS, fill, shrink
 
 MOST_PARAMETERS = 3e7
 # Beyond these a model computes in another way. The longest document has 23 tokens.

@@ -11,11 +11,8 @@ import signal
 import tempfile
 import time
 
-import contextile as ct
-import contextile.transformers as cth
 import torch
 import torch.distributed as dist
-from contextile.torch import Executor, Sides, local_batch
 from model_cases import (
     Result,
     called,
@@ -29,6 +26,10 @@ from model_cases import (
     targets_of,
     tokens_of,
 )
+
+import contextile as ct
+import contextile.transformers as cth
+from contextile.torch import Executor, Sides, local_batch
 
 SECONDS = 40  # for a case
 GRACE = 3  # seconds that other ranks have to raise, too

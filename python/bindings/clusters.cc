@@ -23,7 +23,7 @@ Cluster preset(const std::string& name, std::optional<std::int32_t> nodes,
 }
 
 nb::object from_torch(nb::object group, nb::kwargs options) {
-  return nb::module_::import_("contextile.torch._group").attr("cluster_of")(group, **options);
+  return nb::module_::import_("contextile.torch._ranks.group").attr("cluster_of")(group, **options);
 }
 
 void bind_constants(nb::class_<Cluster>& cluster) {

@@ -70,7 +70,7 @@ from contextile._core import (
     tiles,
 )
 from contextile._heads import HeadGroup, HeadPlans
-from contextile._layers import plans
+from contextile._layer_plans import plans
 from contextile._numpy_executor import NumpyExecutor, kernels, run_inproc
 from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan, schedule
 

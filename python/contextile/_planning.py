@@ -36,7 +36,7 @@ AnyStrategy = StrategyChoice | str | Callable[[Workload, Cluster, PlanOptions], 
 Progress = bool | Callable[[str, int, int], None]
 
 
-def _rule_of(mask: MaskSpec | str) -> MaskSpec:
+def rule_of(mask: MaskSpec | str) -> MaskSpec:
     return _core.parse_mask_spec(mask) if isinstance(mask, str) else mask
 
 
@@ -52,12 +52,12 @@ def _entry_of(name: str | None, mask: Any, lengths: list[int]) -> tuple[str, int
     if callable(mask):
         mask = mask(lengths)
     if isinstance(mask, (str, MaskSpec)):
-        rule = _rule_of(mask)
+        rule = rule_of(mask)
         return (name or rule.text.split(":")[0], layers, rule)
     if isinstance(mask, Mask):
         return (name or "mask", layers, mask)
     if isinstance(mask, Sequence) and all(isinstance(rule, (str, MaskSpec)) for rule in mask):
-        return (name or "mask", layers, [_rule_of(rule) for rule in mask])
+        return (name or "mask", layers, [rule_of(rule) for rule in mask])
     raise _core.InvalidArgument(
         f"mask: expected a rule, its text, a rule for each document, a Mask, a function of lengths, or a dict of these by name, "
         f"found {type(mask).__name__}"
@@ -92,7 +92,7 @@ def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
     return numbers.tolist()
 
 
-def _options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
+def options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
     """Returns plan options. The strategy decides those that are None."""
     least = {"block_size": None, "seed": 0, "token_limit": 1, "memory_limit_bytes": 1}
     is_original = isinstance(given.get("wire"), str) and given["wire"] == "original"
@@ -256,7 +256,7 @@ def _hook_of(progress: Progress) -> Iterator[Any]:
         bar.close()
 
 
-def _choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
+def choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
     if isinstance(strategy, StrategyChoice):
         return strategy
     if not isinstance(strategy, str):
@@ -373,7 +373,7 @@ def plan(
     }
     workload = _workload_of("plan", lengths, the_cluster, batch)
     with _hook_of(progress) as hook:
-        options = _options_of(
+        options = options_of(
             {
                 "block_size": block_size,
                 "wire": wire,
@@ -392,7 +392,7 @@ def plan(
                     f"strategy: expected a function that returns an Arrangement, found {type(arrangement).__name__}"
                 )
             return _core.plan_arrangement(workload, the_cluster, arrangement, options)
-        return _core.plan_batch(workload, the_cluster, _choice_of(strategy), options)
+        return _core.plan_batch(workload, the_cluster, choice_of(strategy), options)
 
 
 def schedule(
@@ -452,7 +452,7 @@ def schedule(
     the_cluster = cluster_of(cluster)
     workload = _workload_of("schedule", lengths, the_cluster, batch)
     with _hook_of(progress) as hook:
-        options = _options_of(
+        options = options_of(
             {
                 "block_size": block_size,
                 "wire": wire,
@@ -463,8 +463,8 @@ def schedule(
             },
             hook,
         )
-        inside = None if group_strategy is None else _choice_of(group_strategy)
-        return _core.plan_schedule(workload, the_cluster, _choice_of(strategy), options, inside)
+        inside = None if group_strategy is None else choice_of(group_strategy)
+        return _core.plan_schedule(workload, the_cluster, choice_of(strategy), options, inside)
 
 
 class Comparisons(Sequence[Comparison]):
@@ -561,8 +561,8 @@ def compare(
     if isinstance(strategies, str):
         choices = _core.parse_strategies(strategies)
     else:
-        choices = [_choice_of(strategy) for strategy in strategies]
-    options = _options_of({"block_size": block_size, "wire": wire, "backward": backward, "seed": seed})
+        choices = [choice_of(strategy) for strategy in strategies]
+    options = options_of({"block_size": block_size, "wire": wire, "backward": backward, "seed": seed})
     rows, standings = _core.compare(workload, the_cluster, choices, options, sensitivity == "kept")
     if sensitivity == "replan":
         standings = _core.replan_standings(workload, the_cluster, choices, options)

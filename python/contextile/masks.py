@@ -714,7 +714,7 @@ def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | No
         block_mask = create_block_mask(mask_mod, None, None, 8192, 8192, device="cpu")
         plan = ct.plan([8192], mask=ct.masks.from_block_mask(block_mask), cluster=cluster)
     """
-    from contextile.torch._flex import rows_of_block_mask
+    from contextile._flex.rows import rows_of_block_mask
 
     heads = range(int(block_mask.kv_num_blocks.shape[1])) if head is None else [head]
     return _joined([_core.mask_from_ragged_rows(*rows_of_block_mask(block_mask, batch, h)) for h in heads])
@@ -764,7 +764,7 @@ def from_mask_mod(
     >>> ct.masks.from_mask_mod(causal, num_tokens=1000).num_pairs
     500500
     """
-    from contextile.torch._flex import heads_of_mask_mod, rows_of_mask_mod
+    from contextile._flex.rows import heads_of_mask_mod, rows_of_mask_mod
 
     numbers = [head] if heads is None else heads_of_mask_mod(mask_mod, batch, head, heads)
     return _joined([_core.mask_from_ragged_rows(*rows_of_mask_mod(mask_mod, num_tokens, batch, h)) for h in numbers])

@@ -16,7 +16,7 @@ stay where Megatron puts them: chunks r and 2R-1-r of every sequence are on rank
 data loader stay as they are.
 """
 
-from contextile.megatron._layers import workload_of
+from contextile.megatron._layer_specs import workload_of
 from contextile.megatron._module import CoreAttention
 from contextile.megatron._planner import Planner, use
 from contextile.megatron._schedule import hybrid_batch

@@ -10,15 +10,17 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
+from megatron.core.transformer.utils import (
+    ensure_metadata_has_dp_cp_group,
+    make_sharded_tensors_for_checkpoint,
+)
 from torch import Tensor
 
 from contextile import _core
 from contextile.megatron._groups import Team, group_field_of
-from contextile.megatron._layers import Layer, band_of, layer_of, micro_batch_of
+from contextile.megatron._layer_specs import Layer, band_of, layer_of, micro_batch_of
 from contextile.megatron._planner import Planner, planner_in_use
-from contextile.megatron._pooled import ReplicaPool
-
+from contextile.megatron._replica_pool import ReplicaPool
 
 # The strategies whose plans move what types of communication do; p2p is Megatron-LM's default.
 _STRATEGIES = {"a2a": "ulysses", "all_gather": "all_gather", "a2a+p2p": "hybrid"}

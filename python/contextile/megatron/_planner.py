@@ -18,12 +18,20 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from contextile import _checks, _core
-from contextile._planning import AnyStrategy, _choice_of, cluster_of
+from contextile._planning import AnyStrategy, choice_of, cluster_of
 from contextile._planning import plan as make_plan
 from contextile.megatron._groups import Team, Teams, group_field_of
-from contextile.megatron._layers import Layer, MicroBatch, layer_of, make_workload_of, micro_batch_of, name_of, tokens_of_rows
+from contextile.megatron._layer_specs import (
+    Layer,
+    MicroBatch,
+    layer_of,
+    make_workload_of,
+    micro_batch_of,
+    name_of,
+    tokens_of_rows,
+)
 from contextile.megatron._plans import PlanCache, log_wait
-from contextile.megatron._pooled import ReplicaPool
+from contextile.megatron._replica_pool import ReplicaPool
 from contextile.torch import Executor, attention
 
 # Not a context variable: recomputed layers may run on a thread of autograd.
@@ -348,7 +356,7 @@ class Planner:
             workload = make_workload_of(layer, micro_batch, team.size)
             strategy = quick_strategy(team.size) if self._strategy is None else self._strategy
             if team.size == 1 and self._strategy is not None and not callable(strategy):
-                strategy = _alone(workload, team.cluster, _choice_of(strategy))
+                strategy = _alone(workload, team.cluster, choice_of(strategy))
             plan = make_plan(workload, cluster=team.cluster, strategy=strategy, **self._options)
             return planned_of(plan, micro_batch, team.rank)
 

@@ -179,7 +179,7 @@ def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThr
     """Returns a server that prints its address when it listens."""
     import uvicorn
 
-    from contextile.serve._heads import HeadsInTime
+    from contextile.serve._request_heads import HeadsInTime
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:

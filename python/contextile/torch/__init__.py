@@ -20,29 +20,47 @@ models of plain PyTorch. ``DataLoader`` plans batches ahead and gives every rank
 positions, labels and loss weights.
 """
 
-from contextile.torch._attention import attention
-from contextile.torch._bias import Alibi, RelativeBias, Softcap, alibi, relative_bias, t5_bias
-from contextile.torch._data import DataLoader
-from contextile.torch._documents import Piece
-from contextile.torch._executor import Executor
-from contextile.torch._gather import collect, document_sums, gather_last, gather_rows, token_log_probs
-from contextile.torch._gathered import gather_layers
-from contextile.torch._group import make_transport
-from contextile.torch._layout import LocalBatch, Targets, dispatch, local_batch
-from contextile.torch._packing import Packed, pack
-from contextile.torch._ping_pong import PingPong
-from contextile.torch._pipeline import SamePhasePipeline, Tick, ticks
-from contextile.torch._pool import Pool, PooledBatch, gather_lengths
-from contextile.torch._pool_layout import Rows
-from contextile.torch._pooled_calls import CallTimes
-from contextile.torch._roll import roll
-from contextile.torch._score_mod import ScoreMod, from_score_mod
-from contextile.torch._sdpa import ScaledDotProductAttention, checkpoint_contexts, replace_attention, use
-from contextile.torch._shares import Round, Step
-from contextile.torch._sides import Sides, cross_attention
-from contextile.torch._stages import Stage
-from contextile.torch._states import causal_conv, linear_attention, ssd_scan
-from contextile.torch._token_layout import (
+from contextile.torch._attention.bias import (
+    Alibi,
+    RelativeBias,
+    Softcap,
+    alibi,
+    relative_bias,
+    t5_bias,
+)
+from contextile.torch._attention.operators import attention
+from contextile.torch._attention.score_mod import ScoreMod, from_score_mod
+from contextile.torch._attention.sides import Sides, cross_attention
+from contextile.torch._batch.layout import LocalBatch, Targets, dispatch, local_batch
+from contextile.torch._batch.packing import Packed, pack
+from contextile.torch._execute.executor import Executor
+from contextile.torch._loader.documents import Piece
+from contextile.torch._loader.loader import DataLoader
+from contextile.torch._loader.shares import Round, Step
+from contextile.torch._models.doors import (
+    ScaledDotProductAttention,
+    checkpoint_contexts,
+    replace_attention,
+    use,
+)
+from contextile.torch._models.gathered_layers import gather_layers
+from contextile.torch._models.states import causal_conv, linear_attention, ssd_scan
+from contextile.torch._pool.ping_pong import PingPong
+from contextile.torch._pool.pipeline import SamePhasePipeline, Tick, ticks
+from contextile.torch._pool.pool import Pool, PooledBatch, gather_lengths
+from contextile.torch._pool.pool_layout import Rows
+from contextile.torch._pool.pooled_calls import CallTimes
+from contextile.torch._pool.stages import Stage
+from contextile.torch._ranks.group import make_transport
+from contextile.torch._tokens.gather import (
+    collect,
+    document_sums,
+    gather_last,
+    gather_rows,
+    token_log_probs,
+)
+from contextile.torch._tokens.roll import roll
+from contextile.torch._tokens.token_layout import (
     Chunks,
     Part,
     TokenLayout,

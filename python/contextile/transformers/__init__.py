@@ -20,7 +20,7 @@ as in data parallelism.
 """
 
 from contextile.transformers._attention import register, use
-from contextile.transformers._batch import batch_of
+from contextile.transformers._batch_of import batch_of
 from contextile.transformers._generate import ShardedCache, generate
 from contextile.transformers._images import image_masks, local_images
 from contextile.transformers._probe import check_model

@@ -15,20 +15,21 @@ from torch import Tensor
 
 from contextile import _checks, _core
 from contextile.torch import Executor, RelativeBias, attention
-from contextile.torch._bias import Bias
-from contextile.torch._checkpoints import around
-from contextile.torch._dtensor import num_sharers
-from contextile.torch._executor import Prepared, Rules
-from contextile.torch._models import dropping_part, model_in_call, ordered_part, pooled_part
-from contextile.torch._sides import Sides, cross_attention
+from contextile.torch._attention.bias import Bias
+from contextile.torch._attention.sides import Sides, cross_attention
+from contextile.torch._batch.calls import model_in_call
+from contextile.torch._execute.checkpoints import around
+from contextile.torch._execute.dtensor import num_sharers
+from contextile.torch._execute.executor import Prepared, Rules
+from contextile.torch._models.adapters import register_check
+from contextile.torch._models.parts import dropping_part, ordered_part, pooled_part
 from contextile.transformers import _linear
-from contextile.transformers._batch import CHUNKED, FULL, SLIDING, text_config
-from contextile.transformers._bias import bias_of_layer
+from contextile.transformers._batch_of import CHUNKED, FULL, SLIDING, text_config
 from contextile.transformers._extent import extent_of_batch, refuse_extent, refuse_noise
-from contextile.transformers._layers import is_causal_of, kind_of, refuse_own_attention
+from contextile.transformers._layer_kinds import is_causal_of, kind_of, refuse_own_attention
 from contextile.transformers._local import local_layers
 from contextile.transformers._losses import check_loss
-from contextile.transformers._masks import (
+from contextile.transformers._model_masks import (
     Form,
     begin_layers,
     check_blocks,
@@ -40,21 +41,36 @@ from contextile.transformers._masks import (
 )
 from contextile.transformers._older import adapted, has_no_positions
 from contextile.transformers._patches import patched
-from contextile.transformers._pooled import pooling, pools_by_plan
+from contextile.transformers._pooled_heads import pooling, pools_by_plan
+from contextile.transformers._position_bias import bias_of_layer
 from contextile.transformers._positions import counted, counting_part, first_position
 from contextile.transformers._probe import check_once
 
+
+class _Given(NamedTuple):
+    """The arguments of ``use``, for layers."""
+
+    executor: Executor | None = None
+    check_masks: bool = True
+    check_positions: bool = True
+    check_models: bool = True
+    positions: Tensor | None = None
+    sides: Sides | None = None
+    dropout_seed: Tensor | None = None
+
+
+class _Layers:
+    """The layers that were called, in order to know the first of a forward and those that are missing."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # since the process began
+        self.kinds: set[str] = set()  # of layers that were called with sides: encoder, decoder, cross
+        self.last: tuple[float, type] = (math.inf, object)  # number and type of the one called last
+
+
 # Not a context variable: checkpointing recomputes a layer in backward, on a thread of autograd.
-_executor: Executor | None = None
-_check_masks = True
-_check_positions = True
-_check_models = True
-_positions: Tensor | None = None
-_sides: Sides | None = None
-_dropout_seed: Tensor | None = None
-_calls = 0  # number of calls of layers since the process began
-_kinds: set[str] = set()  # of layers that were called with sides: encoder, decoder, cross
-_last_layer: tuple[float, type] = (math.inf, object)  # number and type of the layer called last
+_given = _Given()
+_layers = _Layers()
 
 
 def register(name: str = "contextile") -> str:
@@ -87,7 +103,7 @@ def register(name: str = "contextile") -> str:
 
 def _check_form(form: Form) -> None:
     """Refuses masks that the plan's would not replace, and keeps the others for the layers."""
-    prepared = None if _executor is None or _executor._current is None else _executor.prepared_of(None)
+    prepared = None if _given.executor is None or _given.executor._current is None else _given.executor.prepared_of(None)
     odd = list(form.odd)
     if form.blocks is not None and prepared is None and bool((form.blocks >= 0).any()):
         odd.append("blockwise_overlay")
@@ -110,7 +126,7 @@ def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function:
     """Replaces the function that makes a model's mask. Refuses what the plan's masks would drop."""
     # Compiled code cannot look into functions; a model that is compiled is checked where it runs
     # eagerly.
-    if mask_function is not None and _check_masks and not torch.compiler.is_compiling():
+    if mask_function is not None and _given.check_masks and not torch.compiler.is_compiling():
         _check_form(form_of(mask_function))
     if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
         raise _core.InvalidArgument(
@@ -119,33 +135,16 @@ def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function:
         )
 
 
-class _Given(NamedTuple):
-    """The arguments of ``use``, for layers."""
-
-    executor: Executor | None
-    check_masks: bool
-    check_positions: bool
-    check_models: bool
-    positions: Tensor | None
-    sides: Sides | None
-    dropout_seed: Tensor | None
-
-
-def _given() -> _Given:
-    return _Given(_executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed)
-
-
 @contextlib.contextmanager
 def _giving(given: _Given) -> Iterator[None]:
     """Gives these to layers, inside ``with``."""
-    global _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed
-    before = _given()
-    _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed = given
+    global _given
+    before, _given = _given, given
     try:
-        with around(_executor, __name__, lambda: _again(given)):
+        with around(given.executor, __name__, lambda: _again(given)):
             yield
     finally:
-        _executor, _check_masks, _check_positions, _check_models, _positions, _sides, _dropout_seed = before
+        _given = before
 
 
 @contextlib.contextmanager
@@ -169,7 +168,7 @@ def _patches_of(given: _Given) -> Iterator[None]:
 def _again(given: _Given) -> contextlib.AbstractContextManager[None]:
     """Returns the context in which a checkpoint computes again, inside another ``use`` or none."""
     # Models attend by a plan already inside another.
-    is_other = _executor is None or (_sides is None) != (given.sides is None)
+    is_other = _given.executor is None or (_given.sides is None) != (given.sides is None)
     return _running(given) if is_other else _giving(given)
 
 
@@ -240,22 +239,21 @@ def use(
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    global _last_layer
     seed = None if dropout_seed is None else torch.tensor(_checks.whole("dropout_seed", dropout_seed), dtype=torch.int64)
-    before_calls = _calls
+    before_calls = _layers.calls
     if sides is not None:
         check_sides(_prepared(executor), sides)
-    _last_layer = math.inf, object
-    _kinds.clear()
+    _layers.last = math.inf, object
+    _layers.kinds.clear()
     with _running(_Given(executor, check_masks, check_positions, check_model, positions, sides, seed)):
         yield executor
-    if sides is not None and 0 < len(_kinds) < 3:
-        missing = sorted({"encoder", "decoder", "cross"} - _kinds)
+    if sides is not None and 0 < len(_layers.kinds) < 3:
+        missing = sorted({"encoder", "decoder", "cross"} - _layers.kinds)
         raise _core.InvalidArgument(
             f"attention: expected layers of the encoder and the decoder that attend through contextile, found none of kind "
             f"{' and '.join(missing)}: such layers attended on each rank alone"
         )
-    if _calls == before_calls:
+    if _layers.calls == before_calls:
         raise _core.InvalidArgument(
             "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
             "model that uses the attention interface), found no call of a layer"
@@ -276,8 +274,8 @@ def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, sca
             "attention: expected no attention mask, for the plan has the batch's masks; found one. Pack documents without "
             "padding and leave attention_mask out"
         )
-    if dropout and (_dropout_seed is None or _sides is not None):
-        remedy = "which layers of encoders and decoders have not" if _sides is not None else "use(executor, dropout_seed=…) draws it"
+    if dropout and (_given.dropout_seed is None or _given.sides is not None):
+        remedy = "which layers of encoders and decoders have not" if _given.sides is not None else "use(executor, dropout_seed=…) draws it"
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}; {remedy}")
     if query.shape[0] != 1:
         raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {query.shape[0]}")
@@ -296,7 +294,7 @@ def _seed_of(module: Any, name: str) -> Tensor:
             "without; set dropout 0"
         )
     digest = hashlib.blake2b(f"{name} {layer}".encode(), digest_size=8).digest()
-    return cast(Tensor, _dropout_seed) * 0x5851F42D4C957F2D + int.from_bytes(digest, "little", signed=True)
+    return cast(Tensor, _given.dropout_seed) * 0x5851F42D4C957F2D + int.from_bytes(digest, "little", signed=True)
 
 
 def _first_position() -> int:
@@ -375,11 +373,11 @@ def _check_parts() -> None:
             f"model: expected experts without a capacity, found {type(model).__name__} with {dropping}, which would drop tokens by "
             "how many this rank holds"
         )
-    if _sides is not None:
+    if _given.sides is not None:
         refuse_own_attention(model)
 
 
-def check_model(prepared: Prepared) -> None:
+def check_call(prepared: Prepared) -> None:
     """Raises if the model that is computing would be wrong on a part of the tokens."""
     from transformers import PreTrainedModel
 
@@ -410,7 +408,7 @@ def check_model(prepared: Prepared) -> None:
     check_loss(model, arguments, pools)
     refuse_noise(model)
     refuse_extent(model, arguments)
-    if _check_models:
+    if _given.check_models:
         check_once(model)
     pixels = [key for key in _PIXELS if arguments.get(key) is not None]
     if pixels:
@@ -418,17 +416,17 @@ def check_model(prepared: Prepared) -> None:
             f"{pixels[0]}: expected none inside use, for the model would merge the features of all images into this rank's tokens; "
             'found some. Give mm_encoder_outputs={"image": local_images(…)}'
         )
-    is_given = _positions is not None or _sides is not None
-    counting = counting_part(model, is_given) if _check_positions and not prepared.counts_from_zero else None
+    is_given = _given.positions is not None or _given.sides is not None
+    counting = counting_part(model, is_given) if _given.check_positions and not prepared.counts_from_zero else None
     if counting is not None:
         raise _core.InvalidArgument(
             f"model: expected one whose positions can be given, found {name} with {counting}, which counts them from this rank's "
             "input_ids"
         )
-    if not _check_positions or prepared.counts_from_zero or _sides is not None or has_no_positions(model):
+    if not _given.check_positions or prepared.counts_from_zero or _given.sides is not None or has_no_positions(model):
         return
-    if _positions is not None:
-        _compare_positions(prepared, _positions[None])
+    if _given.positions is not None:
+        _compare_positions(prepared, _given.positions[None])
     elif arguments.get("position_ids") is not None:
         _compare_positions(prepared, arguments["position_ids"])
     else:
@@ -439,6 +437,8 @@ def check_model(prepared: Prepared) -> None:
             "(use(executor, check_positions=False) is for models without positions)"
         )
 
+
+register_check("transformers", check_call)
 
 # Arguments that layers pass on and that change nothing about their attention.
 _WITHOUT_EFFECT = {
@@ -473,7 +473,7 @@ def _name_for(
 ) -> str:
     """Returns the name of the plan's mask for a layer: its kind, or kind_2, … of another shape."""
     names = prepared.mask_names
-    if kind in ("encoder", "decoder", "cross") and _sides is None:
+    if kind in ("encoder", "decoder", "cross") and _given.sides is None:
         raise _core.InvalidArgument(
             "attention: expected use(executor, sides=…) with a plan for masks.encoder_decoder, for the model has an encoder and a "
             "decoder, found none"
@@ -497,14 +497,13 @@ def _begin(module: Any) -> tuple[Prepared, bool]:
 
     It is the first where layers are numbered; all are where they are not.
     """
-    global _calls, _last_layer
-    _calls += 1
-    prepared = _prepared(_executor)
+    _layers.calls += 1
+    prepared = _prepared(_given.executor)
     if torch.compiler.is_compiling():
         return prepared, False
     layer = getattr(module, "layer_idx", None) or 0
-    is_first = not layer or layer < _last_layer[0] or _last_layer == (layer, type(module))
-    _last_layer = layer, type(module)
+    is_first = not layer or layer < _layers.last[0] or _layers.last == (layer, type(module))
+    _layers.last = layer, type(module)
     if is_first:
         begin_layers(prepared)
     return prepared, is_first
@@ -514,20 +513,20 @@ def _begin_ordered(module: Any) -> tuple[Executor, Prepared]:
     """Returns the executor and the plan for a layer that runs in order. Checks the model."""
     prepared, is_first = _begin(module)
     if is_first:
-        check_model(prepared)
-    return cast(Executor, _executor), prepared
+        check_call(prepared)
+    return cast(Executor, _given.executor), prepared
 
 
 def _attend_by_side(
     prepared: Prepared, kind: str, query: Tensor, key: Tensor, value: Tensor, bias: RelativeBias | None, window: int | None
 ) -> Tensor:
     """Attends for a layer of an encoder or a decoder, with tensors [1, tokens, heads, …]."""
-    sides, executor = cast(Sides, _sides), cast(Executor, _executor)
-    if _check_masks and kind == "encoder":
+    sides, executor = cast(Sides, _given.sides), cast(Executor, _given.executor)
+    if _given.check_masks and kind == "encoder":
         check_encoder_reach(prepared, sides, window)
-    elif _check_masks and window is not None:
+    elif _given.check_masks and window is not None:
         raise _core.InvalidArgument(f"attention: expected a {kind} that attends all its tokens, found a window of {window + 1}")
-    _kinds.add(kind)
+    _layers.kinds.add(kind)
     return cross_attention(query[0], key[0], value[0], sides=sides, executor=executor, plan=prepared, mask=kind, bias=bias)[None]
 
 
@@ -537,7 +536,7 @@ def _attend_local(module: Any, query: Tensor, key: Tensor, value: Tensor, bias: 
     _check_parts()
     _name_for(prepared, "encoder", query, key, value, 1.0, None)
     _check(prepared.rules["encoder"], query, None, 0.0, 1.0, None)
-    check_model(prepared)
+    check_call(prepared)
     return _attend_by_side(prepared, "encoder", query, key, value, bias, window)
 
 
@@ -571,7 +570,7 @@ def _attend(
         _check_tower(module)
     is_causal = is_causal_of(module, other)
     kind = kind_of(module, sliding_window, is_causal)
-    if _sides is not None and kind not in ("encoder", "decoder", "cross"):
+    if _given.sides is not None and kind not in ("encoder", "decoder", "cross"):
         raise _core.InvalidArgument(
             f"attention: expected a layer of an encoder or a decoder, by its configuration (is_encoder_decoder), with sides, found "
             f"{type(module).__name__} of kind {kind}"
@@ -585,23 +584,23 @@ def _attend(
             if s_aux is not None
             else "attention: expected a layer with sinks, as the plan has (sink=False leaves them out), found one without"
         )
-    if _check_masks and not is_compiling and _sides is None:
+    if _given.check_masks and not is_compiling and _given.sides is None:
         for part in prepared.parts_of(name):
             check_reach(prepared, part, kind, sliding_window, is_causal)
     _check_others(other)
     if is_first:
-        check_model(prepared)
-    if _sides is not None:
+        check_call(prepared)
+    if _given.sides is not None:
         bias = bias_of_layer(module, position_bias, is_cross=kind == "cross")
         window = sliding_window if sliding_window is None else sliding_window - 1
         return _attend_by_side(prepared, kind, *(x.transpose(1, 2) for x in (query, key, value)), bias, window), None
-    if _check_positions and not is_compiling:
+    if _given.check_positions and not is_compiling:
         _compare_positions(prepared, other.get("position_ids"))
     out = attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        executor=_executor,  # type: ignore[arg-type]
+        executor=_given.executor,  # type: ignore[arg-type]
         plan=prepared,
         mask=name,
         sink=None if s_aux is None else s_aux.float(),

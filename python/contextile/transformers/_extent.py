@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from contextile import _core
 from contextile.torch import Executor
-from contextile.torch._executor import Prepared
-from contextile.torch._peers import peers_of
+from contextile.torch._execute.agreement import peers_of
+from contextile.torch._execute.executor import Prepared
 
 
 class Extent(Protocol):

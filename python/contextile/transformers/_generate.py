@@ -18,9 +18,9 @@ from transformers.generation import StoppingCriteria
 from transformers.masking_utils import sdpa_mask
 
 from contextile import _core
-from contextile.torch import _messages
-from contextile.torch._group import _check_initialized
-from contextile.torch._peers import Peers, peers_in
+from contextile.torch._ranks import messages
+from contextile.torch._ranks.group import check_initialized
+from contextile.torch._ranks.peers import Peers, peers_in
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,7 +43,7 @@ class _Shard:
     """The tokens of a rank: ranks alternate every ``interleave`` tokens, as in ``KvLayout``."""
 
     def __init__(self, group: ProcessGroup | None, interleave: int) -> None:
-        _check_initialized()
+        check_initialized()
         if interleave < 1:
             raise _core.InvalidArgument(f"interleave: expected at least 1 token, found {interleave}")
         self.group, self.interleave = group, interleave
@@ -332,13 +332,13 @@ def _digest(data: Any) -> str:
 def _check_described(value: Any) -> dict[str, list[str]]:
     """Returns the names and descriptions of a rank's arguments."""
     if not isinstance(value, dict):
-        raise _core.InvalidArgument(f"expected an object, found {_messages.shown(value)}")
+        raise _core.InvalidArgument(f"expected an object, found {messages.shown(value)}")
     found = {}
     for name, described in value.items():
-        parts = _messages.items(described, _messages.text)
+        parts = messages.items(described, messages.text)
         if len(parts) != 2:
-            raise _core.InvalidArgument(f"expected a text and a digest, found {_messages.shown(described)}")
-        found[_messages.text(name)] = parts
+            raise _core.InvalidArgument(f"expected a text and a digest, found {messages.shown(described)}")
+        found[messages.text(name)] = parts
     return found
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from contextile import _core, masks
-from contextile.torch._layout import dispatch
-from contextile.transformers._layers import layers_of, rule_of
+from contextile.torch._batch.layout import dispatch
+from contextile.transformers._layer_kinds import layers_of, rule_of
 
 # Fields of a tower's output that have a row for each token of an image.
 _FIELDS = ("pooler_output", "deepstack_features")

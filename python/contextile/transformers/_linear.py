@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from contextile import _core
 from contextile.torch import Executor
-from contextile.torch._executor import Prepared
-from contextile.torch._models import ordered_part
-from contextile.torch._states import causal_conv, linear_attention, ssd_scan
-from contextile.torch._token_layout import Chunks, chunks_of
+from contextile.torch._execute.executor import Prepared
+from contextile.torch._models.parts import ordered_part
+from contextile.torch._models.states import causal_conv, linear_attention, ssd_scan
+from contextile.torch._tokens.token_layout import Chunks, chunks_of
 
 _CONV = ("causal_conv1d_fn",)
 _DELTA = (*_CONV, "torch_chunk_gated_delta_rule")

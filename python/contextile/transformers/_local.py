@@ -12,7 +12,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch import RelativeBias
-from contextile.transformers._bias import local_bias
+from contextile.transformers._position_bias import local_bias
 
 _MODULE = "transformers.models.longt5.modeling_longt5"
 

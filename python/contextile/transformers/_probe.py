@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from contextile import _core
-from contextile.torch._models import is_gathered
+from contextile.torch._models.parts import is_gathered
 from contextile.transformers import _linear
 from contextile.transformers._extent import with_extent
 from contextile.transformers._local import local_layers

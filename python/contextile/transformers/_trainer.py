@@ -13,9 +13,9 @@ from torch import Tensor
 from contextile import _checks, _core
 from contextile.torch import Executor
 from contextile.transformers._attention import use
+from contextile.transformers._collated import IGNORED, Share, Shares
 from contextile.transformers._extent import noise_of
 from contextile.transformers._probe import check_once, pretrained_in
-from contextile.transformers._shares import IGNORED, Share, Shares
 
 
 def _check_group(executor: Executor) -> None:

@@ -1,0 +1,1 @@
+"""FlexAttention's masks, read as ranges of keys. It needs PyTorch."""

@@ -1,0 +1,632 @@
+"""The executor of one rank for tensors of PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from contextile import _checks, _core
+from contextile._heads import HeadGroup, HeadPlans
+from contextile._layer_plans import check_placement
+from contextile.torch._batch.layout import joined_branch
+from contextile.torch._execute.checkpoints import plan_again, remember, replace_plan
+from contextile.torch._execute.dtensor import register_if_loaded
+from contextile.torch._ranks.group import TIMEOUT_S, connect
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Operators name a prepared plan by number. Autograd, torch.compile and checkpointing pass integers
+# on unchanged, and would copy or refuse an object.
+#
+# The integers of a call must not become constants of compiled code, or every batch would compile
+# again. TorchDynamo treats the attributes and list items that it reads as constants, but sizes of a
+# tensor as symbols (mark_dynamic is not needed: a size that changed once becomes dynamic). Prepared
+# therefore keeps a call's integers as the shape of a tensor without elements. Sizes of 0 and 1 are
+# always constants, so numbers start at 2.
+_numbers = itertools.count(2)
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class Rules(NamedTuple):
+    """Properties of a plan's mask that the calls of a model must agree with."""
+
+    tokens: int  # of this rank
+    heads: tuple[int, int]
+    dims: tuple[int, int]  # of queries and keys, of values
+    dtype: torch.dtype
+    scale: float
+    softcap: float
+    has_sink: bool
+    offsets: tuple[int, int]  # the least and the largest key - query
+    attends_later: bool  # true if the largest is above 0
+
+
+def _offsets_of(plan: _core.Plan, mask: int) -> tuple[tuple[int, int], bool]:
+    offsets = plan.mask(mask).offsets or (0, 0)
+    return offsets, offsets[1] > 0
+
+
+class Prepared:
+    """A plan, or several of one placement, that an executor is ready for.
+
+    ``Executor.prepare`` returns it.
+
+    Pass it to ``attention(plan=…)`` to say which batch a call belongs to.
+    """
+
+    def __init__(self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int, owner: int) -> None:
+        shape = plan.shape
+        self.number = number
+        self.owner = owner  # number of the executor
+        self.plan = plan
+        self.rank = rank
+        self.dtype = _DTYPES[shape.dtype]
+        self.mask_names = plan.mask_names
+        self.plans = (plan,)
+        # The last position_ids that were found correct.
+        self.positions_checked: weakref.ref[torch.Tensor] | None = None
+        self.layouts: dict[str, Any] = {}  # of layers that need tokens in order, by name
+        self.rules = {
+            name: Rules(
+                plan.num_local_tokens(rank),
+                (shape.q_heads, shape.kv_heads),
+                (shape.head_dim, shape.value_dim),
+                self.dtype,
+                shape.effective_scale,
+                shape.softcap,
+                shape.sink,
+                *_offsets_of(plan, index),
+            )
+            for index, name in enumerate(self.mask_names)
+        }
+        # The shape holds the plan's number, the mask's index, the bytes that forward saves, and 0.
+        # See _numbers.
+        self._calls = {
+            name: torch.empty((number, index, executor.saved_bytes(index), 0))
+            for index, name in enumerate(self.mask_names)
+        }
+        self._masks = {name: (plan, index) for index, name in enumerate(self.mask_names)}
+        self.head_groups: dict[str, tuple[HeadGroup, ...]] = {}  # of masks that differ by head
+        self._name_the_only()
+
+    def _name_the_only(self) -> None:
+        """Lets an empty name stand for the only mask."""
+        if len(self.mask_names) == 1:
+            for table in (self.rules, self._calls, self._masks, self.head_groups):
+                if self.mask_names[0] in table:
+                    table[""] = table[self.mask_names[0]]  # type: ignore[index]
+
+    @staticmethod
+    def together(named: Mapping[str, Prepared], names: Mapping[str, Any]) -> Prepared:
+        """Returns one handle for several plans of a batch, which have one placement of tokens.
+
+        Its masks are ``names``. Each stands for the mask of that name of its plan, or the only one;
+        for HeadPlans, for the masks of its groups of heads.
+        """
+        parts = {name: (part, name if name in part.rules or len(part.mask_names) > 1 else "") for name, part in named.items()}
+        for part, mask in parts.values():
+            part.call_of(mask)
+        both = copy.copy(next(iter(named.values())))
+        both.mask_names = list(names)
+        both.plans = tuple({part.number: part.plan for part in named.values()}.values())
+        both.positions_checked = None
+        both.rules = {name: part.rules[mask] for name, (part, mask) in parts.items()}
+        both._calls = {name: part._calls[mask] for name, (part, mask) in parts.items()}
+        both._masks = {name: part._masks[mask] for name, (part, mask) in parts.items()}
+        both.head_groups = {name: one.groups for name, one in names.items() if isinstance(one, HeadPlans)}
+        for name in both.head_groups:
+            own = [both.rules[part] for part in both.parts_of(name)]
+            low, high = zip(*(rules.offsets for rules in own))
+            both.rules[name] = own[0]._replace(
+                heads=names[name].heads, offsets=(min(low), max(high)), attends_later=any(rules.attends_later for rules in own)
+            )
+        both._name_the_only()
+        return both
+
+    def parts_of(self, mask: str) -> list[str]:
+        """Returns the masks that a mask stands for: those of its groups of heads, or itself."""
+        return [group.mask for group in self.head_groups[mask]] if mask in self.head_groups else [mask]
+
+    def mask_of(self, mask: str) -> tuple[_core.Plan, int]:
+        """Returns the plan that has a mask, and the mask's index in it."""
+        self._check_whole(mask)
+        return self._masks[mask]
+
+    def rules_of(self, mask: str) -> Rules:
+        """Returns the rules of a mask. Raises InvalidArgument if there is no such mask."""
+        if mask not in self.rules:
+            known = ", ".join(self.mask_names)
+            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
+        return self.rules[mask]
+
+    def _check_whole(self, mask: str) -> None:
+        if mask in self.head_groups:
+            raise _core.InvalidArgument(f"mask '{mask}': expected one of all heads, found one that differs by head (masks.by_head)")
+
+    @functools.cached_property
+    def longest_document(self) -> int:
+        """Number of tokens of the longest document or piece."""
+        return max(end - begin for begin, end in self.plan.sequences)
+
+    @functools.cached_property
+    def longest_position(self) -> int:
+        """The largest position of a token of the batch in its document."""
+        _ = self.positions  # raises if they are not known
+        return max((first + end - begin - 1 for begin, end, _, first, _ in self.plan.position_segments), default=0)
+
+    @functools.cached_property
+    def joined_branches(self) -> dict[str, int | None]:
+        """Tokens at which masks join branches, by the name of the mask."""
+        found = {name: joined_branch(*self.mask_of(name)) for name in self._masks}
+        return {"": found[self.parts_of(self.mask_names[0])[0]], **found}
+
+    @functools.cached_property
+    def positions(self) -> torch.Tensor:
+        """Positions of this rank's tokens in their documents, int64 [local tokens]."""
+        return torch.from_numpy(self.plan.positions(self.rank))
+
+    @functools.cached_property
+    def counts_from_zero(self) -> bool:
+        """True if this rank's positions are 0, 1, 2, …, as models count where none are given."""
+        return bool(torch.equal(self.positions, torch.arange(len(self.positions))))
+
+    def call_of(self, mask: str) -> tuple[int, int, int]:
+        """Returns the integers that the operators carry for a call under a mask.
+
+        They are the plan's number, the mask's index, and the bytes that forward saves.
+        """
+        self.rules_of(mask)
+        self._check_whole(mask)
+        shape = self._calls[mask].shape
+        return shape[0], shape[1], shape[2]
+
+    def has_call_of(self, number: int) -> bool:
+        """Returns whether calls under one of the masks carry this number of a plan."""
+        return any(call.shape[0] == number for call in self._calls.values())
+
+
+def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
+    """Returns the device of tensors with its number, and the GPU, real or emulated, if any."""
+    if device == "emulated":
+        if gpu is not None and not gpu.is_emulated:
+            raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated")
+        return torch.device("cpu"), gpu or _core.open_gpu("emulated", timeout=timeout)
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise _core.InvalidArgument(f"device: expected cpu, cuda, cuda:N or emulated, found {device!r:.80}") from None
+    if gpu is not None and gpu.is_emulated:
+        if wanted != torch.device("cpu"):
+            raise _core.InvalidArgument(f"device: expected emulated, as gpu, found {wanted}")
+        return wanted, gpu
+    if gpu is not None:
+        if wanted not in (torch.device("cpu"), torch.device("cuda"), torch.device("cuda", gpu.ordinal)):
+            raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}")
+        return torch.device("cuda", gpu.ordinal), gpu
+    if wanted.type == "cpu":
+        return torch.device("cpu"), None
+    if wanted.type != "cuda":
+        raise _core.InvalidArgument(f"device: expected cpu or cuda, found {wanted}")
+    if not torch.cuda.is_available():
+        raise _core.InvalidArgument(f"device: expected cpu or emulated, for this PyTorch has no GPU, found {wanted}")
+    if wanted.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    with torch.cuda.device(wanted):
+        return wanted, _core.open_gpu(wanted.index, timeout=timeout)
+
+
+def _transport_of(
+    group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu | None, timeout: float, flight_folder: str
+) -> _core.Transport:
+    """Returns this rank's end of the group; for a GPU, the end that moves the GPU's memory."""
+    transport = (
+        group if isinstance(group, _core.Transport) else connect(group, timeout=timeout, flight_folder=flight_folder)
+    )
+    if gpu is None or transport.on_gpu:
+        return transport
+    return gpu.group(1)[0] if transport.size == 1 else gpu.join(transport, timeout=timeout)
+
+
+class Executor:
+    """The executor of one rank. Making one is collective.
+
+    Prepared for the plan of a batch, it serves all layers, masks and micro-batches of that batch.
+    Several batches may be in flight: backward of an earlier one works while its plan is among the
+    last ``plans_kept``. All ranks use it in the same order. Threads use it one after the other, as
+    autograd's do: a call while another thread is in one raises ``InvalidArgument``.
+
+    Parameters
+    ----------
+    group : ProcessGroup or Transport, optional
+        A ``torch.distributed`` group, whose ranks then connect over gloo, or this rank's end of a
+        transport (``contextile.inproc_group``, ``contextile.gloo_transport``). Default: the whole
+        job.
+    kernel : str
+        Name of the kernel (``contextile.kernels()``). Default: the preferred one for the plan's
+        dtype, or the GPU's.
+    device : str or torch.device
+        Where the tensors of all calls lie: ``"cpu"``, ``"cuda"`` (the current GPU) or ``"cuda:1"``.
+        On a GPU, keys and values move over NCCL, and calls are ordered by PyTorch's current stream.
+        ``"emulated"``: tensors lie on the CPU, and a machine that interprets their PTX runs the GPU's
+        kernels, slowly. One process has all ranks then (``Gpu.group``).
+    gpu : Gpu, optional
+        A GPU that is already open (``contextile.open_gpu``). The transport is then one that
+        ``Gpu.group`` or ``Gpu.join`` made, or becomes one by ``Gpu.join``.
+    plans_kept : int
+        Number of recent plans that may still be used, at least 1.
+    plans_prepared : int
+        Number of plans that keep their buffers, at least 1. Others are prepared again when needed.
+    timeout : float
+        Seconds without a byte moving after which peers count as lost. It applies to a transport that
+        is made here, and then also to calls that take the group alone, such as ``collect``.
+    flight_folder : str
+        Folder for a record of the last instructions if a call fails. Default: no record.
+
+    Raises
+    ------
+    InvalidArgument
+        There is no such kernel, device or GPU, this build has no gloo, or a number is below 1.
+    TransportError
+        Not all ranks connected in time.
+    DeviceError
+        The GPU's driver or NCCL failed.
+
+    Examples
+    --------
+    >>> import contextile as ct
+    >>> from contextile.torch import Executor
+    >>> executor = Executor(ct.inproc_group(1)[0])          # Executor() under torchrun
+    >>> plan = ct.plan([60, 40], cluster="local:1x1", strategy="zigzag", heads=(4, 2), head_dim=32)
+    >>> prepared = executor.prepare(plan)
+    >>> executor.rank, executor.size, executor.plan == plan
+    (0, 1, True)
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup | _core.Transport | None = None,
+        *,
+        kernel: str = "",
+        device: str | torch.device = "cpu",
+        gpu: _core.Gpu | None = None,
+        plans_kept: int = 16,
+        plans_prepared: int = 2,
+        timeout: float = TIMEOUT_S,
+        flight_folder: str = "",
+    ) -> None:
+        _checks.number("executor, timeout", timeout)
+        _checks.text("executor, kernel", kernel)
+        _checks.text("executor, flight_folder", flight_folder)
+        if _checks.count("executor, plans_kept", plans_kept) < 1 or _checks.count("executor, plans_prepared", plans_prepared) < 1:
+            raise _core.InvalidArgument(
+                f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
+            )
+        self.has_transport = isinstance(group, _core.Transport)  # made from one, without a group
+        self._group = None if isinstance(group, _core.Transport) else group
+        self._device, self._gpu = _open(device, gpu, timeout)
+        with self._guard():
+            self._transport = _transport_of(group, self._gpu, timeout, flight_folder)
+        self._timeout = timeout
+        self._kernel = kernel
+        self._flight_folder = flight_folder
+        self._plans_kept = plans_kept
+        self._plans_prepared = plans_prepared
+        # Kept plans by number, the one prepared last at the end.
+        self._plans: OrderedDict[int, _core.Plan] = OrderedDict()
+        # Executors by number of their plan, the one used last at the end.
+        self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()
+        self._prepared: dict[int, Prepared] = {}  # by number
+        self._current: Prepared | None = None  # the one prepared last
+        self._withheld = ""  # why calls must name their plan
+        self._number = next(_numbers)  # of this executor
+        self._num_calls = 0  # number of forward calls; the same on all ranks
+        # Most plans of a batch so far. plans_kept and plans_prepared count batches.
+        self._plans_at_once = 1
+
+    @property
+    def transport(self) -> _core.Transport:
+        """This rank's end of the group."""
+        return self._transport
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The ``torch.distributed`` group; None for the whole job or a transport."""
+        return self._group
+
+    @property
+    def flight_folder(self) -> str:
+        """The folder for a record if a call fails; empty: no record."""
+        return self._flight_folder
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without a byte moving after which peers count as lost."""
+        return self._timeout
+
+    @property
+    def plans_kept(self) -> int:
+        """Number of recent plans that may still be used."""
+        return self._plans_kept
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank in the group."""
+        return self._transport.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the group."""
+        return self._transport.size
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the tensors of calls lie on."""
+        return self._device
+
+    @property
+    def plan(self) -> _core.Plan | None:
+        """The plan that was prepared last; None before the first."""
+        return None if self._current is None else self._plans[self._current.number]
+
+    @property
+    def last_stats(self) -> _core.ExecutionStats:
+        """Bytes and seconds of this rank's last call by the plan prepared last."""
+        last = self._last()
+        own = {number for number, plan in self._plans.items() if any(plan is one for one in last.plans)}
+        return self._rank_of(next((number for number in reversed(self._ranks) if number in own), last.number)).last_stats
+
+    def prepare(self, plan: _core.Plan | Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
+        """Prepares for the plan of a batch. Collective.
+
+        Allocates buffers and checks that every rank holds the same plan. A new plan takes over the
+        buffers of the one that was used least recently.
+
+        Parameters
+        ----------
+        plan : Plan or dict of Plan
+            A whole plan, or this rank's slice. Layers of unlike shapes, and masks that differ by
+            head, need several plans of one placement, by the names of masks (``contextile.plans``).
+
+        Returns
+        -------
+        Prepared
+            A handle for ``attention(plan=…)``, for calls of several batches in flight.
+
+        Raises
+        ------
+        InvalidPlan
+            Ranks hold different plans or versions, or the plan is for another number of ranks.
+        InvalidArgument
+            Several plans hold tokens in different places, or have different dtypes.
+        TransportError
+            A peer died or stalled.
+        """
+        if isinstance(plan, Mapping):
+            self._current = self._prepare_together(plan)
+        else:
+            self._current = self._prepare_one(plan)
+        self._withheld = ""
+        replace_plan(self, self._current)
+        return self._current
+
+    def _prepare_together(self, names: Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
+        if not names:
+            raise _core.InvalidArgument("plan: expected at least one, found none")
+        plans: dict[str, _core.Plan] = {}
+        for name, given in names.items():
+            plans |= {group.mask: group.plan for group in given.groups} if isinstance(given, HeadPlans) else {name: given}
+        first = next(iter(plans.values()))
+        for name, one in plans.items():
+            if not isinstance(one, _core.Plan):
+                raise _core.InvalidArgument(f"executor, prepare: expected a Plan for {name!r}, found {one!r:.80}")
+            check_placement(first, one, name)
+            if one.shape.dtype != first.shape.dtype:
+                raise _core.InvalidArgument(
+                    f"plan '{name}': expected dtype {first.shape.dtype}, as the first plan, found {one.shape.dtype}"
+                )
+        self._plans_at_once = max(self._plans_at_once, len({one.digest for one in plans.values()}))
+        return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()}, names)
+
+    def _prepare_one(self, plan: _core.Plan) -> Prepared:
+        if not isinstance(plan, _core.Plan):
+            raise _core.InvalidArgument(f"executor, prepare: expected a Plan, found {plan!r:.80}")
+        register_if_loaded()
+        number = self._number_of(plan)
+        if number is None:
+            number = next(_numbers)
+            self._prepare(number, plan)
+            _executors[number] = self
+            self._plans[number] = plan
+            while len(self._plans) > self._plans_kept * self._plans_at_once:
+                self._forget(next(iter(self._plans)))
+        else:
+            self._prepare(number, plan)
+            self._plans.move_to_end(number)
+        return self._prepared[number]
+
+    def withhold(self, reason: str) -> None:
+        """Makes calls that do not name their plan fail with a reason, until the next prepare."""
+        self._withheld = reason
+
+    def for_group(self, group: ProcessGroup | _core.Transport | None) -> Executor:
+        """Returns an executor of another group with the options of this one, on the same device.
+
+        Collective over that group.
+        """
+        return Executor(
+            group,
+            kernel=self._kernel,
+            device=self._device,
+            gpu=self._gpu,
+            plans_kept=self._plans_kept,
+            plans_prepared=self._plans_prepared,
+            timeout=self._timeout,
+            flight_folder=self._flight_folder,
+        )
+
+    def close(self) -> None:
+        """Forgets all plans. Their backward can no longer be called."""
+        for number in list(self._plans):
+            self._forget(number)
+        self._current = None
+
+    def _last(self) -> Prepared:
+        if self._current is None:
+            raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
+        return self._current
+
+    def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
+        """Returns the handle of a plan that is kept; for None, of the one prepared last.
+
+        In a checkpoint that computes forward again, None stands for the plan of the first time.
+        """
+        if isinstance(plan, Prepared):
+            if plan.owner != self._number:
+                raise _core.InvalidArgument("plan: expected one that this executor prepared, found another executor's")
+            return plan
+        if plan is None:
+            found = plan_again(self)
+            if found is None:
+                if self._withheld:
+                    raise _core.InvalidArgument(self._withheld)
+                found = self._last()
+            if not torch.compiler.is_compiling():
+                remember(self, found)
+            return found  # type: ignore[no-any-return]
+        if not isinstance(plan, _core.Plan):
+            raise _core.InvalidArgument(f"plan: expected a Plan, or what prepare returned for one, found {plan!r:.80}")
+        number = self._number_of(plan)
+        if number is None:
+            raise _core.InvalidArgument(
+                f"plan: expected one of the last {self._plans_kept} that the executor was prepared for, found {plan.digest}"
+            )
+        return self._prepared[number]
+
+    def note_call(self, number: int) -> None:
+        """Lets checkpoints around a call, compiled or not, compute again under its plan.
+
+        That is the plan with this number, if it is the one of calls that name none.
+        """
+        prepared = plan_again(self) or self._current
+        if prepared is not None and prepared.has_call_of(number):
+            remember(self, prepared)
+
+    def has_no_tokens(self, number: int) -> bool:
+        """Returns true if this rank owns no tokens of the plan with this number."""
+        return number in self._plans and self._plans[number].num_local_tokens(self.rank) == 0
+
+    def _number_of(self, plan: _core.Plan) -> int | None:
+        return next((number for number, kept in self._plans.items() if kept == plan), None)
+
+    def _forget(self, number: int) -> None:
+        for table in (self._plans, self._ranks, self._prepared, _executors):
+            table.pop(number, None)
+
+    def _guard(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes the GPU PyTorch's current one inside, and restores the previous one after."""
+        return torch.cuda.device(self._device) if self._has_cuda() else contextlib.nullcontext()
+
+    def _has_cuda(self) -> bool:
+        return self._gpu is not None and not self._gpu.is_emulated
+
+    def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
+        ranks = self._ranks
+        rank = ranks.pop(number, None)
+        if rank is None:
+            # Reuse the buffers of the plan that was used least recently.
+            is_full = len(ranks) >= self._plans_prepared * self._plans_at_once
+            rank = ranks.popitem(last=False)[1] if is_full else None
+        if rank is None:
+            rank = _core.RankExecutor(
+                self._transport, kernel=self._kernel, flight_folder=self._flight_folder, gpu=self._gpu
+            )
+        with self._guard():
+            rank.prepare(plan)
+        ranks[number] = rank
+        if number not in self._prepared:
+            self._prepared[number] = Prepared(number, plan, rank, self.rank, self._number)
+        return rank
+
+    def _rank_of(self, number: int) -> _core.RankExecutor:
+        if number not in self._plans:
+            raise _core.InvalidArgument(
+                "executor: expected a plan among the last "
+                f"{self._plans_kept} that it was prepared for (plans_kept), found an earlier one"
+            )
+        if number in self._ranks:
+            self._ranks.move_to_end(number)
+            return self._ranks[number]
+        return self._prepare(number, self._plans[number])
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[int]:
+        """Surrounds a call. Yields the handle of PyTorch's current stream; 0 on the CPU."""
+        if not self._has_cuda():
+            yield 0
+            return
+        with self._guard():
+            if torch.cuda.is_current_stream_capturing():
+                raise _core.InvalidArgument(
+                    "attention: expected a stream that runs, found one whose work is being captured (torch.cuda.graph); "
+                    "capture what is around attention"
+                )
+            yield torch.cuda.current_stream(self._device).cuda_stream
+
+    def check_tensor(self, name: str, tensor: torch.Tensor) -> Any:
+        """Returns a detached tensor that the library can read, a copy if necessary.
+
+        The elements of a head lie side by side, on a GPU at multiples of 16 bytes. Raises
+        InvalidArgument if the tensor is on another device than the executor's.
+        """
+        if tensor.device != self._device:
+            raise _core.InvalidArgument(
+                f"{name}: expected a tensor on {self._device}, as the executor's (device=), found one on {tensor.device}"
+            )
+        tensor = tensor.detach()
+        has_gaps = tensor.stride(-1) != 1 and tensor.shape[-1] > 1
+        if self._gpu is not None and tensor.dim() == 3:
+            at = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
+            has_gaps = has_gaps or any(bytes_ % 16 != 0 for bytes_ in at)
+        return tensor.clone(memory_format=torch.contiguous_format) if has_gaps else tensor
+
+    def __deepcopy__(self, memo: Any) -> Executor:
+        """Returns the same executor, so that a copy of a model attends with it, too."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise _core.InvalidArgument("executor: expected to stay in its process, found it pickled; save the model's state_dict")
+
+    def begin_call(self) -> int:
+        """Returns the number of the next forward, the same on every rank."""
+        self._num_calls += 1
+        return self._num_calls
+
+
+def executor_of(number: int) -> Executor:
+    """Returns the executor that keeps the plan with this number."""
+    executor = _executors.get(number)
+    if executor is None:
+        raise _core.InvalidArgument(
+            "attention: expected a plan that a living executor still keeps (plans_kept, close), found one that is gone"
+        )
+    return executor
+
+
+def rank_executor_of(number: int) -> _core.RankExecutor:
+    """Returns the executor that is ready for a call of that plan.
+
+    Prepares the plan again, which is collective, if others took over its buffers.
+    """
+    return executor_of(number)._rank_of(number)
+

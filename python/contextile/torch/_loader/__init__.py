@@ -1,0 +1,1 @@
+"""The data loader: documents dealt to steps and replicas, plans made ahead."""

@@ -1,0 +1,1 @@
+"""Attention of several replicas and stages in one pool: ping-pong, pipelines."""

@@ -1,0 +1,1 @@
+"""Tokens that change ranks: layouts of whole documents and chunks, gathers, sums, rolls."""
