@@ -1,6 +1,6 @@
 """Writes the type stub of contextile.strategies, whose functions come from the library's table.
 
-  PYTHONPATH=… python make_strategies_stub.py OUTPUT
+PYTHONPATH=… python make_strategies_stub.py OUTPUT
 """
 
 import inspect
@@ -26,7 +26,9 @@ def main() -> None:
             f"{option.name}: {option.annotation} = ..."
             for option in inspect.signature(getattr(strategies, name)).parameters.values()
         ]
-        lines.append(f"def {name}({', '.join(['*', *options]) if options else ''}) -> StrategyChoice: ...")
+        lines.append(
+            f"def {name}({', '.join(['*', *options]) if options else ''}) -> StrategyChoice: ..."
+        )
     pathlib.Path(sys.argv[1]).write_text("\n".join(lines) + "\n")
 
 

@@ -5,7 +5,7 @@ device holds which tokens, which device computes which part of attention, and wh
 plan is verified, and can be simulated on any cluster, executed exactly, and drawn.
 
 >>> import contextile as ct
->>> plan = ct.plan([500, 90_000, 40_572], mask=ct.masks.causal(), cluster="dgx-h200:4x8", strategy="zigzag")
+>>> plan = ct.plan([500, 90_000, 40_572], mask="causal", cluster="dgx-h200:4x8", strategy="zigzag")
 >>> plan.verify().ok
 True
 

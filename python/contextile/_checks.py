@@ -15,9 +15,13 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
             raise TypeError
         found = operator.index(value)
     except TypeError:
-        raise _core.InvalidArgument(f"{name}: expected a whole number, found {value!r:.80}") from None
+        raise _core.InvalidArgument(
+            f"{name}: expected a whole number, found {value!r:.80}"
+        ) from None
     if not -(2**63) <= found < 2**63:
-        raise _core.InvalidArgument(f"{name}: expected a whole number of 64 bits, found one of {found.bit_length()}")
+        raise _core.InvalidArgument(
+            f"{name}: expected a whole number of 64 bits, found one of {found.bit_length()}"
+        )
     if least is not None and found < least:
         raise _core.InvalidArgument(f"{name}: expected at least {least}, found {found}")
     return found
@@ -60,7 +64,9 @@ def lengths(name: str, values: Any) -> list[int]:
     try:
         given = list(values)
     except TypeError:
-        raise _core.InvalidArgument(f"{name}: expected whole numbers, found {values!r:.80}") from None
+        raise _core.InvalidArgument(
+            f"{name}: expected whole numbers, found {values!r:.80}"
+        ) from None
     return [whole(name, value, 1) for value in given]
 
 

@@ -15,7 +15,9 @@ def error_text(error: BaseException) -> str:
     """Returns an error and its place on one line: "KeyError: 'long' (masks.py:12, masks_of)"."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno}, {frames[-1].name})" if frames else text
+    return (
+        f"{text} ({frames[-1].filename}:{frames[-1].lineno}, {frames[-1].name})" if frames else text
+    )
 
 
 def _table_html(head: list[str], rows: list[list[str]]) -> str:
@@ -37,15 +39,20 @@ def _tiles_svg(plan: Plan) -> str:
         return ""
     size = 320.0
     scale = size / plan.num_tokens
-    colours = [f"hsl({(360 * 0.618034 * d) % 360:.0f},60%,{55 if d % 2 else 45}%)" for d in range(plan.num_devices)]
+    colours = [
+        f"hsl({(360 * 0.618034 * d) % 360:.0f},60%,{55 if d % 2 else 45}%)"
+        for d in range(plan.num_devices)
+    ]
     parts = [
-        f'<rect x="{k0 * scale:.2f}" y="{q0 * scale:.2f}" width="{max((k1 - k0) * scale, 0.5):.2f}" '
+        f'<rect x="{k0 * scale:.2f}" y="{q0 * scale:.2f}" '
+        f'width="{max((k1 - k0) * scale, 0.5):.2f}" '
         f'height="{max((q1 - q0) * scale, 0.5):.2f}" fill="{colours[device]}"/>'
         for q0, q1, k0, k1, device in tiles.tolist()
     ]
     return (
-        f'<svg width="{size:.0f}" height="{size:.0f}" viewBox="0 0 {size:.0f} {size:.0f}" role="img" '
-        f'aria-label="tiles by device"><rect width="100%" height="100%" fill="none" stroke="#888"/>{"".join(parts)}</svg>'
+        f'<svg width="{size:.0f}" height="{size:.0f}" viewBox="0 0 {size:.0f} {size:.0f}" '
+        'role="img" aria-label="tiles by device">'
+        f'<rect width="100%" height="100%" fill="none" stroke="#888"/>{"".join(parts)}</svg>'
     )
 
 
@@ -79,11 +86,28 @@ def plan_html(plan: Plan) -> str:
                 "" if simulated is None else f"{simulated.time_us / 1e3:.4g}",
             ]
         )
-    head = ["one layer", "tiles", "between nodes MB", "inside MB", "imbalance", "peak MB", "predicted ms"]
+    head = [
+        "one layer",
+        "tiles",
+        "between nodes MB",
+        "inside MB",
+        "imbalance",
+        "peak MB",
+        "predicted ms",
+    ]
     return _table_html(["plan", ""], facts) + _table_html(head, rows) + _tiles_svg(plan)
 
 
-_COMPARISON_HEAD = ["strategy", "ms", "x bound", "between nodes MB", "inside MB", "imbalance", "peak MB", ""]
+_COMPARISON_HEAD = [
+    "strategy",
+    "ms",
+    "x bound",
+    "between nodes MB",
+    "inside MB",
+    "imbalance",
+    "peak MB",
+    "",
+]
 
 
 def _comparison_rows(rows: Iterable[Any]) -> list[list[str]]:
@@ -92,8 +116,12 @@ def _comparison_rows(rows: Iterable[Any]) -> list[list[str]]:
         if not row.ok:
             table.append([row.strategy, "", "", "", "", "", "", row.skipped or row.failed])
             continue
-        directions = [part for part in (row.statistics.forward, row.statistics.backward) if part is not None]
-        bounds = [part.time_us for part in (row.forward_bound, row.backward_bound) if part is not None]
+        directions = [
+            part for part in (row.statistics.forward, row.statistics.backward) if part is not None
+        ]
+        bounds = [
+            part.time_us for part in (row.forward_bound, row.backward_bound) if part is not None
+        ]
         table.append(
             [
                 row.strategy,
@@ -115,7 +143,9 @@ def comparison_text(rows: Iterable[Any]) -> str:
     widths = [max(len(row[c]) for row in table) for c in range(len(_COMPARISON_HEAD) - 1)]
     lines = []
     for row in table:
-        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+        cells = [row[0].ljust(widths[0])] + [
+            cell.rjust(width) for cell, width in zip(row[1:], widths[1:])
+        ]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     return "\n".join(lines)
 

@@ -21,7 +21,10 @@ class HeadMasks:
         found: list[Any] = []
         index = []
         for mask in self.masks:
-            at = next((i for i, other in enumerate(found) if type(other) is type(mask) and other == mask), len(found))
+            at = next(
+                (i for i, other in enumerate(found) if type(other) is type(mask) and other == mask),
+                len(found),
+            )
             if at == len(found):
                 found.append(mask)
             index.append(at)
@@ -53,7 +56,9 @@ class HeadPlans(NamedTuple):
     @property
     def heads(self) -> tuple[int, int]:
         """Numbers of query heads and of KV heads of all groups together."""
-        return sum(len(group.q_heads) for group in self.groups), 1 + max(max(group.kv_heads) for group in self.groups)
+        return sum(len(group.q_heads) for group in self.groups), 1 + max(
+            max(group.kv_heads) for group in self.groups
+        )
 
 
 def head_masks(masks: Sequence[Any]) -> HeadMasks:
@@ -64,7 +69,8 @@ def head_masks(masks: Sequence[Any]) -> HeadMasks:
             mask = _core.parse_mask_spec(mask)
         if not isinstance(mask, (MaskSpec, Mask)) and not callable(mask):
             raise _core.InvalidArgument(
-                f"by_head: expected a rule, its text, a Mask or a function of lengths for head {head}, found {type(mask).__name__}"
+                "by_head: expected a rule, its text, a Mask or a function of lengths for head "
+                f"{head}, found {type(mask).__name__}"
             )
         found.append(mask)
     if not found:
@@ -85,8 +91,8 @@ def _groups_of(name: str, masks: HeadMasks, heads: Any) -> list[_Heads]:
     q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) else (heads, heads)
     if len(masks.masks) != q_heads or kv_heads < 1 or q_heads % kv_heads != 0:
         raise _core.InvalidArgument(
-            f"mask '{name}': expected a mask for each of {q_heads} query heads, which {kv_heads} KV heads divide, found "
-            f"{len(masks.masks)} masks"
+            f"mask '{name}': expected a mask for each of {q_heads} query heads, which {kv_heads} "
+            f"KV heads divide, found {len(masks.masks)} masks"
         )
     distinct, index = masks.distinct()
     per_kv = q_heads // kv_heads
@@ -118,14 +124,19 @@ class Expanded(NamedTuple):
             if name in self.groups:
                 parts = self.groups[name].items()
                 found[name] = HeadPlans(
-                    tuple(HeadGroup(plans[p], p, tuple(heads.q_heads), tuple(heads.kv_heads)) for p, heads in parts)
+                    tuple(
+                        HeadGroup(plans[p], p, tuple(heads.q_heads), tuple(heads.kv_heads))
+                        for p, heads in parts
+                    )
                 )
             else:
                 found[name] = plan
         return found
 
 
-def expanded(masks: Mapping[str, Any], shapes: dict[str, Any], default_heads: tuple[int, int]) -> Expanded:
+def expanded(
+    masks: Mapping[str, Any], shapes: dict[str, Any], default_heads: tuple[int, int]
+) -> Expanded:
     """Replaces every mask that differs by head by one for each group of its heads."""
     found: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -136,20 +147,37 @@ def expanded(masks: Mapping[str, Any], shapes: dict[str, Any], default_heads: tu
             found[name], origin[name] = entry, name
             continue
         given = shapes.get("heads", default_heads)
-        parts = _groups_of(name, mask, given.get(name, default_heads) if isinstance(given, Mapping) else given)
+        parts = _groups_of(
+            name, mask, given.get(name, default_heads) if isinstance(given, Mapping) else given
+        )
         groups[name] = {f"{name}.{index}": part for index, part in enumerate(parts)}
         for part_name, part in groups[name].items():
-            found[part_name], origin[part_name] = (part.mask if layers is None else (part.mask, layers)), name
+            found[part_name], origin[part_name] = (
+                (part.mask if layers is None else (part.mask, layers)),
+                name,
+            )
     if not groups:
         return Expanded(dict(masks), shapes, {})
     odd = [part for parts in groups.values() for part in parts if part in masks]
     if odd:
-        raise _core.InvalidArgument(f"mask '{odd[0]}': expected another name, for a group of heads has it")
+        raise _core.InvalidArgument(
+            f"mask '{odd[0]}': expected another name, for a group of heads has it"
+        )
     by_part = {key: dict(given) for key, given in shapes.items() if isinstance(given, Mapping)}
     for key, given in by_part.items():
         if set(given) == set(masks):  # otherwise the names are refused as they were given
             shapes = {**shapes, key: {part: given[name] for part, name in origin.items()}}
-    sizes = {part: (len(own.q_heads), len(own.kv_heads)) for parts in groups.values() for part, own in parts.items()}
+    sizes = {
+        part: (len(own.q_heads), len(own.kv_heads))
+        for parts in groups.values()
+        for part, own in parts.items()
+    }
     heads = shapes.get("heads", default_heads)
-    shapes = {**shapes, "heads": {part: sizes.get(part) or (heads[part] if isinstance(heads, Mapping) else heads) for part in found}}
+    shapes = {
+        **shapes,
+        "heads": {
+            part: sizes.get(part) or (heads[part] if isinstance(heads, Mapping) else heads)
+            for part in found
+        },
+    }
     return Expanded(found, shapes, groups)

@@ -17,8 +17,16 @@ _OF_A_SHAPE = ("heads", "head_dim", "value_dim", "scale", "softcap", "sink")
 
 def one_shape_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a workload with the shape of the first mask in place of dicts."""
-    dicts = {key: next(iter(batch[key].values()), None) for key in _OF_A_SHAPE if isinstance(batch.get(key), Mapping)}
-    return {key: value for key, value in {**batch, **dicts}.items() if key not in dicts or value is not None}
+    dicts = {
+        key: next(iter(batch[key].values()), None)
+        for key in _OF_A_SHAPE
+        if isinstance(batch.get(key), Mapping)
+    }
+    return {
+        key: value
+        for key, value in {**batch, **dicts}.items()
+        if key not in dicts or value is not None
+    }
 
 
 def _layers_of(entry: Any) -> int:
@@ -33,16 +41,22 @@ def check_shapes(mask: Any, batch: Mapping[str, Any]) -> None:
         given = batch.get(key)
         if isinstance(given, Mapping) and set(given) != set(masks):
             raise _core.InvalidArgument(
-                f"{key}: expected one for each of {', '.join(map(repr, masks))}, found {', '.join(map(repr, given))}"
+                f"{key}: expected one for each of {', '.join(map(repr, masks))}, found "
+                f"{', '.join(map(repr, given))}"
             )
 
 
-def _groups_of(masks: Mapping[str, Any], shapes: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _groups_of(
+    masks: Mapping[str, Any], shapes: dict[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Returns groups of masks whose layers have one shape, each with that shape."""
     check_shapes(masks, shapes)
     groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for name, entry in masks.items():
-        own = {key: given[name] if isinstance(given, Mapping) else given for key, given in shapes.items()}
+        own = {
+            key: given[name] if isinstance(given, Mapping) else given
+            for key, given in shapes.items()
+        }
         shape = {key: value for key, value in own.items() if value is not None}
         group = next((group for group, other in groups if other == shape), None)
         if group is None:
@@ -55,14 +69,19 @@ def _groups_of(masks: Mapping[str, Any], shapes: dict[str, Any]) -> list[tuple[d
 def _work_of(lengths: Any, group: dict[str, Any], shape: dict[str, Any]) -> float:
     """Returns the forward work of all layers of a group, up to a constant."""
     batch = make_workload(lengths, mask=group, **shape)
-    pairs = sum(_layers_of(entry) * batch.mask(index).num_pairs for index, entry in enumerate(group.values()))
+    pairs = sum(
+        _layers_of(entry) * batch.mask(index).num_pairs
+        for index, entry in enumerate(group.values())
+    )
     return pairs * batch.shape.q_heads * (batch.shape.head_dim + batch.shape.value_dim)
 
 
 def _home_of(first: Plan) -> list[tuple[int, int, int]]:
     """Returns the placement of a plan as ascending rows (begin, end, rank)."""
     joined: list[tuple[int, int, int]] = []
-    for begin, end, rank in sorted((*row, rank) for rank in range(first.num_devices) for row in first.local_ranges(rank)):
+    for begin, end, rank in sorted(
+        (*row, rank) for rank in range(first.num_devices) for row in first.local_ranges(rank)
+    ):
         if joined and joined[-1][1:] == (begin, rank):
             begin = joined.pop()[0]
         joined.append((begin, end, rank))
@@ -83,20 +102,28 @@ def _positions_of(plan: Plan) -> list[list[int]]:
 def check_placement(first: Plan, other: Plan, name: str) -> None:
     """Raises unless two plans hold the same tokens on every rank, in the same order."""
     ranks = range(first.num_devices) if first.slice_of is None else [first.slice_of]
-    is_same = all(getattr(first, name) == getattr(other, name) for name in ("num_devices", "slice_of", "sequences"))
+    is_same = all(
+        getattr(first, name) == getattr(other, name)
+        for name in ("num_devices", "slice_of", "sequences")
+    )
     is_same = is_same and _positions_of(first) == _positions_of(other)
     for rank in ranks if is_same else ():
         own, found = first.local_tokens(rank), other.local_tokens(rank)
         is_same = is_same and len(own) == len(found) and bool((own == found).all())
     if not is_same:
         raise _core.InvalidArgument(
-            f"plan '{name}': expected the placement of the first plan, the same tokens on every rank in the same order, found "
-            f"another (strategy {other.strategy})"
+            f"plan '{name}': expected the placement of the first plan, the same tokens on every "
+            f"rank in the same order, found another (strategy {other.strategy})"
         )
 
 
 def plans(
-    lengths: Any, *, cluster: Cluster | str, mask: AnyMask | HeadMasks = "causal", home: Any = None, **batch: Any
+    lengths: Any,
+    *,
+    cluster: Cluster | str,
+    mask: AnyMask | HeadMasks = "causal",
+    home: Any = None,
+    **batch: Any,
 ) -> dict[str, Plan | HeadPlans]:
     """Plans a batch for a model whose layers have unlike shapes: one plan for each shape.
 
@@ -117,8 +144,8 @@ def plans(
     Returns
     -------
     dict of Plan or HeadPlans
-        The plan of every mask, by its name. Masks of one shape have one plan. Of a mask that differs
-        by head, the plans of its groups of heads; one without a name is called ``by_head``.
+        The plan of every mask, by its name. Masks of one shape have one plan. Of a mask that
+        differs by head, the plans of its groups of heads; one without a name is called ``by_head``.
 
     Raises
     ------
@@ -153,4 +180,6 @@ def plans(
             home = _home_of(one)
         by_name.update(dict.fromkeys(one.mask_names, one))
     # The masks keep the order in which they were given.
-    return heads.folded({name: by_name[name] for name in heads.masks} if isinstance(mask, Mapping) else by_name)
+    return heads.folded(
+        {name: by_name[name] for name in heads.masks} if isinstance(mask, Mapping) else by_name
+    )

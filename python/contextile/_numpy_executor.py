@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contextile import _core
 from contextile._waits import join
@@ -77,10 +78,13 @@ def _array(name: str, given: Any) -> np.ndarray:
             array = np.from_dlpack(given) if hasattr(given, "__dlpack__") else np.asarray(given)
         except (RuntimeError, BufferError) as error:  # bfloat16, a GPU's, one that wants gradients
             raise _core.InvalidArgument(
-                f"{name}: expected an array of float32 or float16 on the CPU, found {getattr(given, 'dtype', given)} ({error})"
+                f"{name}: expected an array of float32 or float16 on the CPU, found "
+                f"{getattr(given, 'dtype', given)} ({error})"
             ) from error
     if array.ndim != 3:
-        raise _core.InvalidArgument(f"{name}: expected [tokens, heads, dim], found {list(array.shape)}")
+        raise _core.InvalidArgument(
+            f"{name}: expected [tokens, heads, dim], found {list(array.shape)}"
+        )
     return array
 
 
@@ -102,8 +106,8 @@ class NumpyExecutor:
     flight_folder : str
         Folder for a record of the last instructions if a call fails. Default: no record.
     gpu : Gpu, optional
-        An emulated GPU (``open_gpu("emulated")``), whose kernels then run. It takes float16, and the
-        transport is one of ``gpu.group``.
+        An emulated GPU (``open_gpu("emulated")``), whose kernels then run. It takes float16, and
+        the transport is one of ``gpu.group``.
 
     Raises
     ------
@@ -128,10 +132,21 @@ class NumpyExecutor:
     (100, 2, 32)
     """
 
-    def __init__(self, transport: _core.Transport, *, kernel: str = "", flight_folder: str = "", gpu: _core.Gpu | None = None) -> None:
+    def __init__(
+        self,
+        transport: _core.Transport,
+        *,
+        kernel: str = "",
+        flight_folder: str = "",
+        gpu: _core.Gpu | None = None,
+    ) -> None:
         if gpu is not None and not gpu.is_emulated:
-            raise _core.InvalidArgument(f"gpu: expected an emulated one, for arrays on the CPU, found {gpu.name}")
-        self._rank = _core.RankExecutor(transport, kernel=kernel, flight_folder=flight_folder, gpu=gpu)
+            raise _core.InvalidArgument(
+                f"gpu: expected an emulated one, for arrays on the CPU, found {gpu.name}"
+            )
+        self._rank = _core.RankExecutor(
+            transport, kernel=kernel, flight_folder=flight_folder, gpu=gpu
+        )
         self._transport = transport
         self._plan: _core.Plan | None = None
         self._num_calls = 0
@@ -202,7 +217,9 @@ class NumpyExecutor:
         saved = np.empty(self._rank.saved_bytes(index), dtype=np.uint8)
         self._num_calls += 1
         call = self._num_calls
-        self._rank.forward(mask=index, call=call, q=q, k=k, v=v, sink=sink, out=out, lse=lse, saved=saved)
+        self._rank.forward(
+            mask=index, call=call, q=q, k=k, v=v, sink=sink, out=out, lse=lse, saved=saved
+        )
         return Output(out, lse, saved, self._plan, call)
 
     def backward(
@@ -234,11 +251,17 @@ class NumpyExecutor:
 
         if self._plan is None or output.plan != self._plan:
             raise _core.InvalidArgument(
-                f"backward: expected an executor prepared for the output's plan {output.plan.digest}, found "
-                f"{'none' if self._plan is None else self._plan.digest}"
+                "backward: expected an executor prepared for the output's plan "
+                f"{output.plan.digest}, found {'none' if self._plan is None else self._plan.digest}"
             )
-        dout, q, k, v = (_array(name, x) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)))
-        dq, dk, dv = np.empty(q.shape, q.dtype), np.empty(k.shape, k.dtype), np.empty(v.shape, v.dtype)
+        dout, q, k, v = (
+            _array(name, x) for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v))
+        )
+        dq, dk, dv = (
+            np.empty(q.shape, q.dtype),
+            np.empty(k.shape, k.dtype),
+            np.empty(v.shape, v.dtype),
+        )
         dsink = None if sink is None else np.empty_like(sink)
         self._rank.backward(
             mask=self._rank.find_mask(mask),
@@ -259,7 +282,9 @@ class NumpyExecutor:
         return Gradients(dq, dk, dv, dsink)
 
 
-def run_inproc(num_ranks: int, body: Callable[[_core.Transport], Any], *, timeout: float = 60.0) -> list[Any]:
+def run_inproc(
+    num_ranks: int, body: Callable[[_core.Transport], Any], *, timeout: float = 60.0
+) -> list[Any]:
     """Runs ``body(transport)`` on one thread per rank of a group in this process.
 
     Parameters
@@ -294,7 +319,7 @@ def run_inproc(num_ranks: int, body: Callable[[_core.Transport], Any], *, timeou
     def run(rank: int) -> None:
         try:
             results[rank] = body(group[rank])
-        except BaseException as error:  # noqa: BLE001 – raised again below
+        except BaseException as error:
             errors.append(error)
             group[rank].abort(str(error))
 
@@ -309,5 +334,7 @@ def run_inproc(num_ranks: int, body: Callable[[_core.Transport], Any], *, timeou
             end.abort(type(interrupt).__name__)
         raise
     if errors:
-        raise next((error for error in errors if not isinstance(error, _core.TransportError)), errors[0])
+        raise next(
+            (error for error in errors if not isinstance(error, _core.TransportError)), errors[0]
+        )
     return results

@@ -46,8 +46,8 @@ def _entry_of(name: str | None, mask: Any, lengths: list[int]) -> tuple[str, int
         mask, layers = mask
     if isinstance(mask, HeadMasks):
         raise _core.InvalidArgument(
-            f"mask{f' {name!r}' if name else ''}: expected one for all heads, found one for each of {len(mask.masks)} heads; "
-            "contextile.plans plans groups of heads"
+            f"mask{f' {name!r}' if name else ''}: expected one for all heads, found one for each "
+            f"of {len(mask.masks)} heads; contextile.plans plans groups of heads"
         )
     if callable(mask):
         mask = mask(lengths)
@@ -59,8 +59,8 @@ def _entry_of(name: str | None, mask: Any, lengths: list[int]) -> tuple[str, int
     if isinstance(mask, Sequence) and all(isinstance(rule, (str, MaskSpec)) for rule in mask):
         return (name or "mask", layers, [rule_of(rule) for rule in mask])
     raise _core.InvalidArgument(
-        f"mask: expected a rule, its text, a rule for each document, a Mask, a function of lengths, or a dict of these by name, "
-        f"found {type(mask).__name__}"
+        "mask: expected a rule, its text, a rule for each document, a Mask, a function of "
+        f"lengths, or a dict of these by name, found {type(mask).__name__}"
     )
 
 
@@ -71,7 +71,9 @@ def lengths_of(lengths: Any) -> list[int]:
             raise TypeError
         return [_checks.whole("lengths", length) for length in lengths]
     except TypeError:
-        raise _core.InvalidArgument(f"lengths: expected a list of whole numbers, found {lengths!r:.80}") from None
+        raise _core.InvalidArgument(
+            f"lengths: expected a list of whole numbers, found {lengths!r:.80}"
+        ) from None
 
 
 def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
@@ -82,13 +84,18 @@ def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
     try:
         numbers = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _core.InvalidArgument(f"positions: expected whole numbers, one for each token, found {given!r:.80}") from error
+        raise _core.InvalidArgument(
+            f"positions: expected whole numbers, one for each token, found {given!r:.80}"
+        ) from error
     if numbers.ndim != 1 or (numbers.size > 0 and numbers.dtype.kind not in "iu"):
         raise _core.InvalidArgument(
-            f"positions: expected whole numbers, one for each token, found {list(numbers.shape)} of {numbers.dtype}"
+            f"positions: expected whole numbers, one for each token, found {list(numbers.shape)} "
+            f"of {numbers.dtype}"
         )
     if numbers.size > 0 and int(numbers.max()) >= 2**63:
-        raise _core.InvalidArgument(f"positions: expected whole numbers below 2**63, found {int(numbers.max())}")
+        raise _core.InvalidArgument(
+            f"positions: expected whole numbers below 2**63, found {int(numbers.max())}"
+        )
     return numbers.tolist()
 
 
@@ -115,7 +122,9 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
         return cluster
     if isinstance(cluster, (str, os.PathLike)):
         return Cluster.load(cluster)
-    raise _core.InvalidArgument(f"cluster: expected a Cluster, its name or a file, found {type(cluster).__name__}")
+    raise _core.InvalidArgument(
+        f"cluster: expected a Cluster, its name or a file, found {type(cluster).__name__}"
+    )
 
 
 def dtype_name(dtype: Any) -> str:
@@ -147,9 +156,10 @@ def make_workload(
     lengths : sequence of int
         Number of tokens of every document, each at least 1.
     mask
-        A rule for all documents (``masks.causal()`` or its text), a list with one rule per document,
-        a ``Mask`` of the batch or a function of the lengths that returns one, or a dict of several by
-        name. In a dict, ``(mask, layers)`` gives the number of layers that use the mask.
+        A rule for all documents (``masks.causal()`` or its text), a list with one rule per
+        document, a ``Mask`` of the batch or a function of the lengths that returns one, or a dict
+        of several by name. In a dict, ``(mask, layers)`` gives the number of layers that use the
+        mask.
     heads : int or (int, int)
         Number of query heads and of KV heads. One number means both.
     head_dim : int
@@ -165,18 +175,18 @@ def make_workload(
     sink : bool
         Whether every query head has a learnable sink logit.
     home : optional
-        Ranks that already hold the tokens: ``"contiguous"``, ``"zigzag"``, a layout file, or ascending
-        rows (begin, end, rank). Default: the plan chooses.
+        Ranks that already hold the tokens: ``"contiguous"``, ``"zigzag"``, a layout file, or
+        ascending rows (begin, end, rank). Default: the plan chooses.
     num_ranks : int
         Number of ranks of the context-parallel group, for ``home``.
     roles : sequence of (begin, end, role)
         Ascending token ranges without queries (``"kv_only"``, such as a cached prefix) or without
         keys (``"q_only"``).
     positions : int array [tokens of the batch], or function of the lengths, optional
-        The position of every token, for RoPE. Default: those that the rules of the masks set, or that
-        a mask without a rule shows: of documents that its pairs keep apart, and of trees. Where it
-        shows neither, as for block diffusion, positions are not known, and what needs them refuses
-        the plan.
+        The position of every token, for RoPE. Default: those that the rules of the masks set, or
+        that a mask without a rule shows: of documents that its pairs keep apart, and of trees.
+        Where it shows neither, as for block diffusion, positions are not known, and what needs them
+        refuses the plan.
 
     Returns
     -------
@@ -190,18 +200,33 @@ def make_workload(
     Examples
     --------
     >>> import contextile as ct
-    >>> workload = ct.make_workload([60, 40], mask={"full": ("causal", 8), "short": ("chunked:16", 24)})
+    >>> masks = {"full": ("causal", 8), "short": ("chunked:16", 24)}
+    >>> workload = ct.make_workload([60, 40], mask=masks)
     >>> workload.num_tokens, workload.mask_names
     (100, ['full', 'short'])
     """
-    for name, given in (("heads", heads), ("head_dim", head_dim), ("value_dim", value_dim), ("scale", scale), ("softcap", softcap), ("sink", sink)):
+    for name, given in (
+        ("heads", heads),
+        ("head_dim", head_dim),
+        ("value_dim", value_dim),
+        ("scale", scale),
+        ("softcap", softcap),
+        ("sink", sink),
+    ):
         if isinstance(given, Mapping):
             raise _core.InvalidArgument(
-                f"{name}: expected one for all masks, found one for each of {', '.join(given)}; contextile.plans plans layers of "
-                "unlike shapes"
+                f"{name}: expected one for all masks, found one for each of {', '.join(given)}; "
+                "contextile.plans plans layers of unlike shapes"
             )
-    q_heads, kv_heads = heads if isinstance(heads, (tuple, list)) and len(heads) == 2 else (heads, heads)
-    counts = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
+    q_heads, kv_heads = (
+        heads if isinstance(heads, (tuple, list)) and len(heads) == 2 else (heads, heads)
+    )
+    counts = {
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+    }
     shape = AttentionShape(
         **{name: _checks.count(name, size) for name, size in counts.items() if size is not None},
         dtype=dtype_name(dtype),
@@ -214,11 +239,20 @@ def make_workload(
     entries = [_entry_of(name, one, all_lengths) for name, one in masks.items()]
     if isinstance(home, os.PathLike):
         home = os.fspath(home)
-    home_rows = [tuple(row) for row in home] if isinstance(home, Sequence) and not isinstance(home, str) else home
+    home_rows = (
+        [tuple(row) for row in home]
+        if isinstance(home, Sequence) and not isinstance(home, str)
+        else home
+    )
     return _core.make_workload(
-        all_lengths, shape, entries, home_rows, _checks.count("num_ranks", num_ranks), [tuple(row) for row in roles],
+        all_lengths,
+        shape,
+        entries,
+        home_rows,
+        _checks.count("num_ranks", num_ranks),
+        [tuple(row) for row in roles],
         None if positions is None else positions_of(positions, all_lengths),
-    )  # fmt: skip
+    )
 
 
 class _ProgressBar:
@@ -228,7 +262,9 @@ class _ProgressBar:
         try:
             from tqdm.auto import tqdm
         except ImportError as error:
-            raise ImportError("progress=True: expected tqdm (pip install 'contextile[progress]'), found none") from error
+            raise ImportError(
+                "progress=True: expected tqdm (pip install 'contextile[progress]'), found none"
+            ) from error
         self._bar = tqdm(total=1, desc="planning", leave=False)
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -246,7 +282,9 @@ def _hook_of(progress: Progress) -> Iterator[Any]:
     """Gives the function to call with progress, or None, and closes a bar at the end."""
     if progress is not True:
         if progress is not False and not callable(progress):
-            raise _core.InvalidArgument(f"progress: expected True, False or a function, found {progress!r:.80}")
+            raise _core.InvalidArgument(
+                f"progress: expected True, False or a function, found {progress!r:.80}"
+            )
         yield None if progress is False else progress
         return
     bar = _ProgressBar()
@@ -260,20 +298,28 @@ def choice_of(strategy: StrategyChoice | str) -> StrategyChoice:
     if isinstance(strategy, StrategyChoice):
         return strategy
     if not isinstance(strategy, str):
-        raise _core.InvalidArgument(f"strategy: expected a choice or its text, found {type(strategy).__name__}")
+        raise _core.InvalidArgument(
+            f"strategy: expected a choice or its text, found {type(strategy).__name__}"
+        )
     choices = _core.parse_strategies(strategy)
     if len(choices) != 1:
-        raise _core.InvalidArgument(f"strategy: expected one, found {len(choices)}; compare() takes several")
+        raise _core.InvalidArgument(
+            f"strategy: expected one, found {len(choices)}; compare() takes several"
+        )
     return choices[0]
 
 
-def _workload_of(call: str, lengths: Sequence[int] | Workload, cluster: Cluster, batch: dict[str, Any]) -> Workload:
+def _workload_of(
+    call: str, lengths: Sequence[int] | Workload, cluster: Cluster, batch: dict[str, Any]
+) -> Workload:
     """Returns the workload of lengths and the parts of ``batch`` that are not None."""
     given = {key: value for key, value in batch.items() if value is not None}
     if not isinstance(lengths, Workload):
         return make_workload(lengths, num_ranks=cluster.num_devices, **given)
     if given:
-        raise _core.InvalidArgument(f"{call}: expected a workload alone, found it with {', '.join(given)}")
+        raise _core.InvalidArgument(
+            f"{call}: expected a workload alone, found it with {', '.join(given)}"
+        )
     return lengths
 
 
@@ -310,8 +356,8 @@ def plan(
     Parameters
     ----------
     lengths : sequence of int or Workload
-        Number of tokens of every document; or a whole workload, without the parameters from ``mask``
-        to ``positions``.
+        Number of tokens of every document; or a whole workload, without the parameters from
+        ``mask`` to ``positions``.
     cluster : Cluster or str
         A cluster, or a text that ``Cluster.load`` takes, such as ``"dgx-h200:4x8"``.
     strategy : StrategyChoice, str or function
@@ -322,9 +368,9 @@ def plan(
     block_size : int, optional
         Tokens per block. Default: the strategy's own.
     wire : str, optional
-        dtype of partial results while they move: ``"f32"``, ``"bf16"``, ``"f16"``, or ``"original"``
-        for that of the strategy's original. Default: the original's, but f32 where one would be
-        rounded more than four times on its way.
+        dtype of partial results while they move: ``"f32"``, ``"bf16"``, ``"f16"``, or
+        ``"original"`` for that of the strategy's original. Default: the original's, but f32 where
+        one would be rounded more than four times on its way.
     backward : bool
         Whether to plan backward, too. False is for prefill.
     seed : int
@@ -345,8 +391,8 @@ def plan(
     Raises
     ------
     InvalidArgument
-        The strategy is unknown, options are bad, or the strategy cannot plan this batch; the message
-        says why.
+        The strategy is unknown, options are bad, or the strategy cannot plan this batch; the
+        message says why.
     CheckFailed
         The plan does not verify. The message has the number of violations and the first one.
 
@@ -389,7 +435,8 @@ def plan(
             arrangement = strategy(workload, the_cluster, options)
             if not isinstance(arrangement, Arrangement):
                 raise _core.InvalidArgument(
-                    f"strategy: expected a function that returns an Arrangement, found {type(arrangement).__name__}"
+                    "strategy: expected a function that returns an Arrangement, found "
+                    f"{type(arrangement).__name__}"
                 )
             return _core.plan_arrangement(workload, the_cluster, arrangement, options)
         return _core.plan_batch(workload, the_cluster, choice_of(strategy), options)
@@ -422,8 +469,8 @@ def schedule(
     lengths, cluster, block_size, wire, backward, seed, token_limit, memory_limit_bytes, progress
         As for ``plan``. The limits hold for one micro-batch at a time.
     strategy : StrategyChoice or str
-        ``megatron_dynamic``, ``megatron_packed`` or ``bytescale``. Their option ``cap`` is the number
-        of tokens of a rank: ``max_seqlen_per_dp_cp_rank`` of Megatron-LM.
+        ``megatron_dynamic``, ``megatron_packed`` or ``bytescale``. Their option ``cap`` is the
+        number of tokens of a rank: ``max_seqlen_per_dp_cp_rank`` of Megatron-LM.
     group_strategy : StrategyChoice or str, optional
         The strategy inside the groups. Default: that of the original, a zigzag ring.
     **batch
@@ -446,7 +493,7 @@ def schedule(
     --------
     >>> import contextile as ct
     >>> schedule = ct.schedule([90_000, 500, 40_572, 1000], cluster="dgx-h200:1x8")
-    >>> [[len(micro_batch.ranks) for micro_batch in round.micro_batches] for round in schedule.rounds]
+    >>> [[len(batch.ranks) for batch in round.micro_batches] for round in schedule.rounds]
     [[8], [4, 2, 2]]
     """
     the_cluster = cluster_of(cluster)
@@ -477,7 +524,9 @@ class Comparisons(Sequence[Comparison]):
         ``compare`` was called with ``sensitivity``.
     """
 
-    def __init__(self, rows: list[Comparison], sensitivity: list[ChangedStanding] | None = None) -> None:
+    def __init__(
+        self, rows: list[Comparison], sensitivity: list[ChangedStanding] | None = None
+    ) -> None:
         self._rows = sorted(rows, key=lambda row: (not row.ok, row.time_us or 0.0))
         self.sensitivity = sensitivity
 
@@ -529,15 +578,16 @@ def compare(
         Choices and texts, or one text with several: ``"zigzag,dcp:divisions=6"`` or ``"all"``.
     sensitivity : str, optional
         ``"kept"`` also simulates the plans on clusters with one constant halved or doubled.
-        ``"replan"`` plans again for each such cluster, which takes as long as that many comparisons.
+        ``"replan"`` plans again for each such cluster, which takes as long as that many
+        comparisons.
     **batch
         ``mask``, ``heads`` and the rest, as for ``make_workload``.
 
     Returns
     -------
     Comparisons
-        Rows, fastest first. ``skipped`` says why a strategy does not apply, and ``failed`` says what
-        went wrong in one; both are empty for the others.
+        Rows, fastest first. ``skipped`` says why a strategy does not apply, and ``failed`` says
+        what went wrong in one; both are empty for the others.
 
     Raises
     ------
@@ -552,7 +602,9 @@ def compare(
     (2, True)
     """
     if sensitivity not in (None, "kept", "replan"):
-        raise _core.InvalidArgument(f"sensitivity: expected 'kept', 'replan' or None, found {sensitivity!r:.80}")
+        raise _core.InvalidArgument(
+            f"sensitivity: expected 'kept', 'replan' or None, found {sensitivity!r:.80}"
+        )
     the_cluster = cluster_of(cluster)
     if isinstance(lengths, Workload):
         workload = lengths
@@ -562,14 +614,18 @@ def compare(
         choices = _core.parse_strategies(strategies)
     else:
         choices = [choice_of(strategy) for strategy in strategies]
-    options = options_of({"block_size": block_size, "wire": wire, "backward": backward, "seed": seed})
+    options = options_of(
+        {"block_size": block_size, "wire": wire, "backward": backward, "seed": seed}
+    )
     rows, standings = _core.compare(workload, the_cluster, choices, options, sensitivity == "kept")
     if sensitivity == "replan":
         standings = _core.replan_standings(workload, the_cluster, choices, options)
     return Comparisons(rows, standings if sensitivity else None)
 
 
-def lower_bound(workload: Workload, *, cluster: Cluster | str, direction: str = "forward") -> TimeBound:
+def lower_bound(
+    workload: Workload, *, cluster: Cluster | str, direction: str = "forward"
+) -> TimeBound:
     """Returns a time that no plan of the workload can beat, for one layer of every mask.
 
     Parameters

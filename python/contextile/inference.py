@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contextile import _core
 from contextile._core import KvCache, KvLayout, decode_bytes
@@ -61,13 +62,15 @@ def attend(
     layout : KvLayout
         The tokens that each rank holds.
     q : float32 array [rows, heads, head_dim]
-        This rank's query heads; in the mode ``q_replicated`` those of all ranks, ordered by KV head.
+        This rank's query heads; in the mode ``q_replicated`` those of all ranks, ordered by KV
+        head.
     k : array [pages, page_size, kv_heads, head_dim]
     v : array [pages, page_size, kv_heads, value_dim]
         This rank's pages in float32, bfloat16 or float16.
     requests : sequence of (table, rows)
-        In the order of their rows. A request has its block table (``KvCache.table``) and, for each of
-        its queries, the ascending and disjoint ranges of the request's tokens that the query sees.
+        In the order of their rows. A request has its block table (``KvCache.table``) and, for each
+        of its queries, the ascending and disjoint ranges of the request's tokens that the query
+        sees.
     mode : str
         ``"ag_rs"``, ``"a2a"`` or ``"q_replicated"``: the way ranks exchange queries and results.
     scale : float, optional
@@ -96,8 +99,9 @@ def attend(
     >>> from contextile.inference import KvLayout, attend
     >>> q = np.ones((1, 2, 8), np.float32)                     # one row, two heads
     >>> pages = np.ones((3, 16, 2, 8), np.float32)             # three pages of 16 tokens
-    >>> attended = attend(ct.inproc_group(1)[0], layout=KvLayout(page_size=16), q=q, k=pages, v=pages,
-    ...                   requests=[([0, 2], [[(0, 20)]])])    # 20 tokens on pages 0 and 2
+    >>> requests = [([0, 2], [[(0, 20)]])]                     # 20 tokens on pages 0 and 2
+    >>> attended = attend(ct.inproc_group(1)[0], layout=KvLayout(page_size=16), q=q, k=pages,
+    ...                   v=pages, requests=requests)
     >>> attended.out.shape
     (1, 2, 8)
     """
@@ -110,8 +114,17 @@ def attend(
     out = np.empty((rows, heads, int(v.shape[-1])), np.float32)
     lse = np.empty((rows, heads), np.float32)
     _core.attend_to_pages(
-        transport, layout=layout, q=q, k=k, v=v, requests=[(list(table), [list(row) for row in rows]) for table, rows in requests],
-        out=out, lse=lse, mode=mode, scale=head_dim**-0.5 if scale is None else scale, softcap=softcap,
+        transport,
+        layout=layout,
+        q=q,
+        k=k,
+        v=v,
+        requests=[(list(table), [list(row) for row in rows]) for table, rows in requests],
+        out=out,
+        lse=lse,
+        mode=mode,
+        scale=head_dim**-0.5 if scale is None else scale,
+        softcap=softcap,
         hop_b_groups=hop_b_groups,
-    )  # fmt: skip
+    )
     return Attended(out, lse)

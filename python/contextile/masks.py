@@ -45,9 +45,9 @@ __all__ = [
     "lambda_",
     "parse",
     "prefix_lm",
-    "token_tree",
     "shared_question",
     "sliding_window",
+    "token_tree",
     "tree",
     "with_blocks",
     "within",
@@ -216,7 +216,10 @@ def tree(lengths: Sequence[int], parents: Sequence[int]) -> MaskSpec:
     >>> ct.masks.tree([30, 20, 10, 5], [-1, 0, 0, 2]).text      # for a document of 65 tokens
     'tree:[30,20,10,5],[-1,0,0,2]'
     """
-    texts = [",".join(str(operator.index(number)) for number in numbers) for numbers in (lengths, parents)]
+    texts = [
+        ",".join(str(operator.index(number)) for number in numbers)
+        for numbers in (lengths, parents)
+    ]
     return parse(f"tree:[{texts[0]}],[{texts[1]}]")
 
 
@@ -256,8 +259,8 @@ class TokenTree(NamedTuple):
         Raises
         ------
         InvalidArgument
-            There are more or fewer weights than branches, or than tokens of a branch, or a weight is
-            not finite.
+            There are more or fewer weights than branches, or than tokens of a branch, or a weight
+            is not finite.
 
         Examples
         --------
@@ -269,17 +272,21 @@ class TokenTree(NamedTuple):
 
         if len(weights) != len(self.branches):
             raise _core.InvalidArgument(
-                f"token tree: expected weights of {len(self.branches)} branches, found {len(weights)}"
+                f"token tree: expected weights of {len(self.branches)} branches, found "
+                f"{len(weights)}"
             )
         total = np.zeros(len(self.tokens))
         for branch, (at, given) in enumerate(zip(self.branches, weights, strict=True)):
             own = np.asarray(given, dtype=np.float64)
             if own.shape not in ((), at.shape):
                 raise _core.InvalidArgument(
-                    f"token tree: expected a weight of branch {branch}, or {len(at)}, found {list(own.shape)}"
+                    f"token tree: expected a weight of branch {branch}, or {len(at)}, found "
+                    f"{list(own.shape)}"
                 )
             if not np.isfinite(own).all():
-                raise _core.InvalidArgument(f"token tree: expected finite weights of branch {branch}, found others")
+                raise _core.InvalidArgument(
+                    f"token tree: expected finite weights of branch {branch}, found others"
+                )
             total[at] += own
         return total.astype(np.float32)
 
@@ -321,18 +328,24 @@ def token_tree(branches: Sequence[Sequence[int]]) -> TokenTree:
         own = np.asarray(tokens)
         if own.ndim != 1 or (own.size and own.dtype.kind not in "iu"):
             raise _core.InvalidArgument(
-                f"token tree: branch {branch}: expected a list of whole numbers, found {own.dtype} {list(own.shape)}"
+                f"token tree: branch {branch}: expected a list of whole numbers, found {own.dtype} "
+                f"{list(own.shape)}"
             )
         lists.append(own.tolist())
     packed = _core.build_token_tree(lists)
-    at = [np.concatenate([np.arange(begin, end) for begin, end in ranges]) for ranges in packed.branches]
+    at = [
+        np.concatenate([np.arange(begin, end) for begin, end in ranges])
+        for ranges in packed.branches
+    ]
     return TokenTree(packed.tokens, packed.mask, at)
 
 
 # -------------------------------------------------------------------------------- masks of batches
 
 
-def from_bands(bands: Sequence[tuple[int, int, int, int, int | None, int | None]], *, num_tokens: int) -> Mask:
+def from_bands(
+    bands: Sequence[tuple[int, int, int, int, int | None, int | None]], *, num_tokens: int
+) -> Mask:
     """Makes a mask from bands.
 
     Parameters
@@ -382,10 +395,15 @@ def within(back: int, ahead: int) -> Callable[[Sequence[int]], Mask]:
     12
     """
     if back < 0 or ahead < 0:
-        raise _core.InvalidArgument(f"within: expected numbers of at least 0, found {back} and {ahead}")
+        raise _core.InvalidArgument(
+            f"within: expected numbers of at least 0, found {back} and {ahead}"
+        )
 
     def mask_of(lengths: Sequence[int]) -> Mask:
-        return from_bands([(begin, end, begin, end, -back, ahead) for begin, end in _ranges(lengths)], num_tokens=sum(lengths))
+        return from_bands(
+            [(begin, end, begin, end, -back, ahead) for begin, end in _ranges(lengths)],
+            num_tokens=sum(lengths),
+        )
 
     return mask_of
 
@@ -484,7 +502,11 @@ def with_blocks(
 
 
 def encoder_decoder(
-    source_lengths: Sequence[int], target_lengths: Sequence[int], *, layers: tuple[int, int] = (1, 1), window: int | None = None
+    source_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    *,
+    layers: tuple[int, int] = (1, 1),
+    window: int | None = None,
 ) -> dict[str, Any]:
     """Describes a batch of pairs, whose targets attend themselves and their whole source.
 
@@ -525,15 +547,22 @@ def encoder_decoder(
     pairs = list(zip(source_lengths, target_lengths))
     if len(source_lengths) != len(target_lengths):
         raise _core.InvalidArgument(
-            f"encoder_decoder: expected as many targets as sources, found {source_lengths[:8]} and {target_lengths[:8]}"
+            f"encoder_decoder: expected as many targets as sources, found {source_lengths[:8]} and "
+            f"{target_lengths[:8]}"
         )
     if len(_checks.lengths("encoder_decoder, layers", layers)) != 2:
-        raise _core.InvalidArgument(f"encoder_decoder: expected numbers of layers of two sides, found {layers!r:.80}")
+        raise _core.InvalidArgument(
+            f"encoder_decoder: expected numbers of layers of two sides, found {layers!r:.80}"
+        )
     if window is not None and _checks.count("encoder_decoder, window", window) < 1:
-        raise _core.InvalidArgument(f"encoder_decoder: expected a window of at least 1 token, found {window}")
+        raise _core.InvalidArgument(
+            f"encoder_decoder: expected a window of at least 1 token, found {window}"
+        )
     reach = (None, None) if window is None else (-window, window)
     lengths = [source + target for source, target in pairs]
-    sides = [(begin, begin + source, end) for (begin, end), (source, _) in zip(_ranges(lengths), pairs)]
+    sides = [
+        (begin, begin + source, end) for (begin, end), (source, _) in zip(_ranges(lengths), pairs)
+    ]
 
     def of(bands: Any) -> Mask:
         return from_bands(bands, num_tokens=sum(lengths))
@@ -574,7 +603,9 @@ def from_row_ranges(rows: Sequence[Sequence[tuple[int, int]]]) -> Mask:
     >>> ct.masks.from_row_ranges([[(0, 1)], [(0, 2)], [(0, 1), (2, 3)]]).num_pairs
     5
     """
-    return _core.mask_from_row_ranges([[(int(begin), int(end)) for begin, end in row] for row in rows])
+    return _core.mask_from_row_ranges(
+        [[(int(begin), int(end)) for begin, end in row] for row in rows]
+    )
 
 
 def from_dense(dense: npt.ArrayLike) -> Mask:
@@ -602,9 +633,13 @@ def from_dense(dense: npt.ArrayLike) -> Mask:
     given = np.asarray(dense)
     array = np.ascontiguousarray(given != 0)
     if given.dtype.kind != "b" and not np.array_equal(given, array):
-        raise _core.InvalidArgument("dense mask: expected truth values, or numbers 0 and 1, found others")
+        raise _core.InvalidArgument(
+            "dense mask: expected truth values, or numbers 0 and 1, found others"
+        )
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
-        raise _core.InvalidArgument(f"dense mask: expected [tokens, tokens], found {list(array.shape)}")
+        raise _core.InvalidArgument(
+            f"dense mask: expected [tokens, tokens], found {list(array.shape)}"
+        )
     return _core.mask_from_dense(array.view(np.uint8))
 
 
@@ -672,18 +707,25 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
     try:
         ends = [_checks.whole("cu_seqlens", end) for end in cu_seqlens]
     except TypeError:
-        raise _core.InvalidArgument(f"cu_seqlens: expected ascending numbers from 0, found {cu_seqlens!r:.80}") from None
+        raise _core.InvalidArgument(
+            f"cu_seqlens: expected ascending numbers from 0, found {cu_seqlens!r:.80}"
+        ) from None
     if len(ends) < 2 or ends[0] != 0 or any(a >= b for a, b in zip(ends, ends[1:])):
         raise _core.InvalidArgument(
-            f"cu_seqlens: expected ascending numbers from 0, at least two, found {ends[:8]}{'…' if len(ends) > 8 else ''}"
+            "cu_seqlens: expected ascending numbers from 0, at least two, found "
+            f"{ends[:8]}{'…' if len(ends) > 8 else ''}"
         )
     if window is not None and not causal:
-        raise _core.InvalidArgument("cu_seqlens: expected a window with causal attention only, found it without")
+        raise _core.InvalidArgument(
+            "cu_seqlens: expected a window with causal attention only, found it without"
+        )
     rule = full() if not causal else parse("causal") if window is None else sliding_window(window)
     return _core.build_mask(rule, list(zip(ends, ends[1:])))
 
 
-def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | None = None) -> Mask | HeadMasks:
+def from_block_mask(
+    block_mask: Any, *, batch: int | None = None, head: int | None = None
+) -> Mask | HeadMasks:
     """Converts FlexAttention's BlockMask, exactly.
 
     Its ``mask_mod`` is evaluated only on partial blocks.
@@ -717,11 +759,18 @@ def from_block_mask(block_mask: Any, *, batch: int | None = None, head: int | No
     from contextile._flex.rows import rows_of_block_mask
 
     heads = range(int(block_mask.kv_num_blocks.shape[1])) if head is None else [head]
-    return _joined([_core.mask_from_ragged_rows(*rows_of_block_mask(block_mask, batch, h)) for h in heads])
+    return _joined(
+        [_core.mask_from_ragged_rows(*rows_of_block_mask(block_mask, batch, h)) for h in heads]
+    )
 
 
 def from_mask_mod(
-    mask_mod: Any, *, num_tokens: int, batch: int = 0, head: int | None = None, heads: int | None = None
+    mask_mod: Any,
+    *,
+    num_tokens: int,
+    batch: int = 0,
+    head: int | None = None,
+    heads: int | None = None,
 ) -> Mask | HeadMasks:
     """Converts FlexAttention's ``mask_mod(batch, head, q, k)``, exactly, without a dense array.
 
@@ -753,8 +802,8 @@ def from_mask_mod(
     Raises
     ------
     InvalidArgument
-        There is no token, a negative batch or head, no head, ``head`` and ``heads``, or the function
-        looks at the head and neither is given.
+        There is no token, a negative batch or head, no head, ``head`` and ``heads``, or the
+        function looks at the head and neither is given.
 
     Examples
     --------
@@ -767,4 +816,9 @@ def from_mask_mod(
     from contextile._flex.rows import heads_of_mask_mod, rows_of_mask_mod
 
     numbers = [head] if heads is None else heads_of_mask_mod(mask_mod, batch, head, heads)
-    return _joined([_core.mask_from_ragged_rows(*rows_of_mask_mod(mask_mod, num_tokens, batch, h)) for h in numbers])
+    return _joined(
+        [
+            _core.mask_from_ragged_rows(*rows_of_mask_mod(mask_mod, num_tokens, batch, h))
+            for h in numbers
+        ]
+    )

@@ -26,12 +26,31 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "device_colours", "loads", "tiles", "timeline"]
 
-ACTIVITY_COLOURS = {"attention": "#2f7fd0", "merge": "#b56fb0", "launch": "#d99a00", "exposed": "#e06a3a"}
+ACTIVITY_COLOURS = {
+    "attention": "#2f7fd0",
+    "merge": "#b56fb0",
+    "launch": "#d99a00",
+    "exposed": "#e06a3a",
+}
 MESSAGE_COLOURS = {"sent": "#0f9d77", "received": "#57b6e3"}
 DIRECTION_COLOURS = {"forward": "#2f7fd0", "backward": "#d99a00"}
-_ACTIVITY_NAMES = {"attention": "attention", "merge": "merging, copying", "launch": "launching", "exposed": "waiting"}
+_ACTIVITY_NAMES = {
+    "attention": "attention",
+    "merge": "merging, copying",
+    "launch": "launching",
+    "exposed": "waiting",
+}
 # Colors of Okabe and Ito, without black and yellow. More devices have shades of viridis.
-_FEW_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#a08000")
+_FEW_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#444444",
+    "#a08000",
+)
 _EMPTY = "#fbfbfc"
 _LINE = "#8d96a1"
 _MOST_IN_LEGEND = 16
@@ -44,7 +63,9 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("contextile.plot: expected matplotlib (pip install 'contextile[plot]'), found none") from error
+        raise ImportError(
+            "contextile.plot: expected matplotlib (pip install 'contextile[plot]'), found none"
+        ) from error
     return matplotlib
 
 
@@ -87,7 +108,9 @@ def _index_of_mask(plan: _core.Plan, mask: str | int | None) -> int:
     if isinstance(mask, int) and 0 <= mask < len(names):
         return mask
     if mask not in names:
-        raise _core.InvalidArgument(f"mask: expected one of the plan's ({', '.join(names)}), found {mask!r}")
+        raise _core.InvalidArgument(
+            f"mask: expected one of the plan's ({', '.join(names)}), found {mask!r}"
+        )
     return names.index(mask)  # type: ignore[arg-type]
 
 
@@ -95,13 +118,18 @@ def _check_direction(plan: _core.Plan, direction: str) -> None:
     if direction not in ("forward", "backward"):
         raise _core.InvalidArgument(f"direction: expected forward or backward, found '{direction}'")
     if direction == "backward" and not plan.has_backward:
-        raise _core.InvalidArgument("direction: expected forward, for the plan has no backward; found backward")
+        raise _core.InvalidArgument(
+            "direction: expected forward, for the plan has no backward; found backward"
+        )
 
 
-# ----------------------------------------------------------------------------------------------- tiles
+# -----------------------------------------------------------------------------------------------
+# tiles
 
 
-def _clipped(corners: list[tuple[float, float]], side: float, bound: float) -> list[tuple[float, float]]:
+def _clipped(
+    corners: list[tuple[float, float]], side: float, bound: float
+) -> list[tuple[float, float]]:
     """Returns the part of a convex polygon of (key, query) with side · (key - query) <= bound."""
     found = []
     for (k0, q0), (k1, q1) in zip(corners, corners[1:] + corners[:1]):
@@ -118,8 +146,11 @@ def _outline(band: Sequence[int | None]) -> list[tuple[float, float]]:
     """Returns the clipped rectangle around all pairs of a band, each a square of side 1."""
     q0, q1, k0, k1, low, high = band
     corners: list[tuple[float, float]] = [
-        (k0, q0), (k1, q0), (k1, q1), (k0, q1)  # type: ignore[list-item]
-    ]  # fmt: skip
+        (k0, q0),
+        (k1, q0),
+        (k1, q1),
+        (k0, q1),  # type: ignore[list-item]
+    ]
     if high is not None:
         corners = _clipped(corners, 1, high + 1)
     if low is not None:
@@ -133,9 +164,13 @@ def _draw_rectangles(ax: Axes, rows: np.ndarray, colours: list[str], boundaries:
     # Hulls of blocks of several ranges cover others, so larger ones are drawn first.
     rows = rows[np.argsort(-(rows[:, 1] - rows[:, 0]) * (rows[:, 3] - rows[:, 2]), kind="stable")]
     q0, q1, k0, k1, device = rows.T
-    corners = np.stack([np.stack(x, axis=1) for x in ((k0, q0), (k1, q0), (k1, q1), (k0, q1))], axis=1)
+    corners = np.stack(
+        [np.stack(x, axis=1) for x in ((k0, q0), (k1, q0), (k1, q1), (k0, q1))], axis=1
+    )
     edge = {"edgecolors": "white", "linewidths": 0.4} if boundaries else {"linewidths": 0}
-    ax.add_collection(PolyCollection(corners, facecolors=[colours[d] for d in device], label="tiles", **edge))
+    ax.add_collection(
+        PolyCollection(corners, facecolors=[colours[d] for d in device], label="tiles", **edge)
+    )
 
 
 def _owners_of_cells(rows: np.ndarray, num_tokens: int, cells: int) -> np.ndarray:
@@ -143,7 +178,10 @@ def _owners_of_cells(rows: np.ndarray, num_tokens: int, cells: int) -> np.ndarra
     size = num_tokens / cells
     q0, q1, k0, k1, device = rows.T
     first_q, first_k = (q0 // size).astype(np.int64), (k0 // size).astype(np.int64)
-    rows_of, columns_of = (np.ceil(q1 / size).astype(np.int64) - first_q), (np.ceil(k1 / size).astype(np.int64) - first_k)
+    rows_of, columns_of = (
+        (np.ceil(q1 / size).astype(np.int64) - first_q),
+        (np.ceil(k1 / size).astype(np.int64) - first_k),
+    )
     count = rows_of * columns_of
     tile = np.repeat(np.arange(len(rows)), count)
     place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -166,7 +204,12 @@ def _draw_cells(ax: Axes, rows: np.ndarray, num_tokens: int, colours: list[str])
 
     owners = _owners_of_cells(rows, num_tokens, min(_GRID, num_tokens))
     palette = np.array([to_rgb(colour) for colour in [*colours, _EMPTY]])
-    ax.imshow(palette[owners], extent=(0, num_tokens, num_tokens, 0), interpolation="nearest", aspect="equal")
+    ax.imshow(
+        palette[owners],
+        extent=(0, num_tokens, num_tokens, 0),
+        interpolation="nearest",
+        aspect="equal",
+    )
 
 
 def _device_legend(ax: Axes, colours: list[str]) -> None:
@@ -180,7 +223,13 @@ def _device_legend(ax: Axes, colours: list[str]) -> None:
         return
     edges = np.arange(len(colours) + 1) - 0.5
     scale = ScalarMappable(BoundaryNorm(edges, len(colours)), ListedColormap(colours))
-    ax.figure.colorbar(scale, ax=ax, label="device", ticks=np.linspace(0, len(colours) - 1, 5).astype(int), shrink=0.8)
+    ax.figure.colorbar(
+        scale,
+        ax=ax,
+        label="device",
+        ticks=np.linspace(0, len(colours) - 1, 5).astype(int),
+        shrink=0.8,
+    )
 
 
 def tiles(
@@ -245,7 +294,13 @@ def tiles(
     else:
         _draw_cells(ax, rows, num_tokens, colours)
     _draw_documents(ax, plan.sequences, num_tokens)
-    ax.set(xlim=(0, num_tokens), ylim=(num_tokens, 0), aspect="equal", xlabel="key (token)", ylabel="query (token)")
+    ax.set(
+        xlim=(0, num_tokens),
+        ylim=(num_tokens, 0),
+        aspect="equal",
+        xlabel="key (token)",
+        ylabel="query (token)",
+    )
     aggregated = "" if is_whole else f"; of {len(rows)} tiles, cells by who computes most"
     ax.set_title(f"{plan.strategy}: {plan.mask_names[index]}, {direction}{aggregated}", fontsize=10)
     _device_legend(ax, colours)
@@ -256,7 +311,11 @@ def _draw_mask(ax: Axes, bands: Sequence[Sequence[int | None]]) -> None:
     from matplotlib.collections import PolyCollection
 
     outlines = [corners for corners in map(_outline, bands) if len(corners) > 2]
-    ax.add_collection(PolyCollection(outlines, facecolors="none", edgecolors="black", linewidths=0.8, label="mask"))
+    ax.add_collection(
+        PolyCollection(
+            outlines, facecolors="none", edgecolors="black", linewidths=0.8, label="mask"
+        )
+    )
 
 
 def _draw_documents(ax: Axes, sequences: list[tuple[int, int]], num_tokens: int) -> None:
@@ -264,11 +323,16 @@ def _draw_documents(ax: Axes, sequences: list[tuple[int, int]], num_tokens: int)
     from matplotlib.collections import LineCollection
 
     begins = [begin for begin, _ in sequences[1:]] if len(sequences) <= 200 else []
-    lines = [line for b in begins for line in (((0, b), (num_tokens, b)), ((b, 0), (b, num_tokens)))]
-    ax.add_collection(LineCollection(lines, colors=_LINE, linewidths=0.6, linestyles="dotted", label="documents"))
+    lines = [
+        line for b in begins for line in (((0, b), (num_tokens, b)), ((b, 0), (b, num_tokens)))
+    ]
+    ax.add_collection(
+        LineCollection(lines, colors=_LINE, linewidths=0.6, linestyles="dotted", label="documents")
+    )
 
 
-# -------------------------------------------------------------------------------------------- timeline
+# --------------------------------------------------------------------------------------------
+# timeline
 
 
 def _simulated(
@@ -277,7 +341,9 @@ def _simulated(
     if isinstance(what, _core.Plan):
         return what.simulate(None if cluster is None else cluster_of(cluster), timeline=True)
     if not any(program.activities for program in what.forward.programs):
-        raise _core.InvalidArgument("simulation: expected one with spans (plan.simulate(timeline=True)), found none")
+        raise _core.InvalidArgument(
+            "simulation: expected one with spans (plan.simulate(timeline=True)), found none"
+        )
     return what
 
 
@@ -286,7 +352,9 @@ def _boxes(spans: np.ndarray, lane: str) -> np.ndarray:
     top, height = _LANES[lane]
     row, start, end = spans.T
     y0, y1 = row + top, row + top + height
-    return np.stack([np.stack(x, axis=1) for x in ((start, y0), (end, y0), (end, y1), (start, y1))], axis=1)
+    return np.stack(
+        [np.stack(x, axis=1) for x in ((start, y0), (end, y0), (end, y1), (start, y1))], axis=1
+    )
 
 
 def _spans_of(directions: list[Any]) -> dict[str, np.ndarray]:
@@ -294,7 +362,9 @@ def _spans_of(directions: list[Any]) -> dict[str, np.ndarray]:
 
     Every program begins when the previous one ends.
     """
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in [*ACTIVITY_COLOURS, *MESSAGE_COLOURS]}
+    found: dict[str, list[tuple[float, float, float]]] = {
+        name: [] for name in [*ACTIVITY_COLOURS, *MESSAGE_COLOURS]
+    }
     begin = 0.0
     for direction in directions:
         for program in direction.programs:
@@ -353,7 +423,9 @@ def timeline(
     names = [direction] if direction is not None else ["forward", "backward"]
     directions = {name: getattr(simulation, name, None) for name in names}
     if direction is not None and directions[direction] is None:
-        raise _core.InvalidArgument(f"direction: expected one of the simulation's, found '{direction}'")
+        raise _core.InvalidArgument(
+            f"direction: expected one of the simulation's, found '{direction}'"
+        )
     directions = {name: one for name, one in directions.items() if one is not None}
     num_devices = len(simulation.forward.devices)
     ax = _new_axes(ax, 10.0, min(12.0, 1.6 + 0.35 * num_devices))
@@ -364,7 +436,12 @@ def timeline(
             ax.axvline(end / 1e3, color=_LINE, linewidth=0.8)
         ax.text(end / 1e3, -0.55, f" {name}", fontsize=8, color="#5c6570", va="bottom")
         end += one.time_us
-    ax.set(xlim=(0, max(end / 1e3, 1e-9)), ylim=(num_devices - 0.5, -0.5), xlabel="time (ms)", ylabel="device")
+    ax.set(
+        xlim=(0, max(end / 1e3, 1e-9)),
+        ylim=(num_devices - 0.5, -0.5),
+        xlabel="time (ms)",
+        ylabel="device",
+    )
     ax.yaxis.get_major_locator().set_params(integer=True)
     _legend_beside(ax)
     return ax
@@ -378,10 +455,13 @@ def _draw_spans(ax: Axes, spans: dict[str, np.ndarray]) -> None:
         colour = MESSAGE_COLOURS[name] if is_message else ACTIVITY_COLOURS[name]
         boxes = _boxes(rows, name if is_message else "activity")
         label = f"{name} messages" if is_message else _ACTIVITY_NAMES[name]
-        ax.add_collection(PolyCollection(boxes, facecolors=colour, linewidths=0, label=label, gid=name))
+        ax.add_collection(
+            PolyCollection(boxes, facecolors=colour, linewidths=0, label=label, gid=name)
+        )
 
 
-# --------------------------------------------------------------------------------- strategies, devices
+# --------------------------------------------------------------------------------- strategies,
+# devices
 
 
 def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axes:
@@ -390,8 +470,8 @@ def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axe
     Parameters
     ----------
     rows : Comparisons
-        The result of ``contextile.compare``. Bars are in its order. The title names strategies that do
-        not apply or failed.
+        The result of ``contextile.compare``. Bars are in its order. The title names strategies that
+        do not apply or failed.
     ax : Axes, optional
         Axes to draw into. Default: those of a new figure.
 
@@ -424,8 +504,13 @@ def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axe
             heights = np.array([0.0 if one is None else one.time_us / 1e3 for one in times])
             ax.bar(places, heights, 0.7, bottom=below, color=colour, label=name)
             below += heights
-    bounds = [sum(one.time_us for one in (row.forward_bound, row.backward_bound) if one is not None) / 1e3 for row in shown]
-    ax.hlines(bounds, places - 0.4, places + 0.4, colors="black", linewidths=1.5, label="lower bound")
+    bounds = [
+        sum(one.time_us for one in (row.forward_bound, row.backward_bound) if one is not None) / 1e3
+        for row in shown
+    ]
+    ax.hlines(
+        bounds, places - 0.4, places + 0.4, colors="black", linewidths=1.5, label="lower bound"
+    )
     ax.set_xticks(places, [row.strategy for row in shown], rotation=30, ha="right")
     ax.set_ylabel("predicted time of one layer (ms)")
     left_out = [row.strategy for row in rows if not row.ok]
@@ -442,7 +527,15 @@ def _bars_of_bytes(ax: Axes, devices: list[Any]) -> None:
         whole = np.array([getattr(device, f"{name}_bytes") for device in devices]) / 1e6
         colour = MESSAGE_COLOURS[name]
         ax.bar(places, sign * inter, 0.8, color=colour, label=f"{name}, between nodes")
-        ax.bar(places, sign * (whole - inter), 0.8, bottom=sign * inter, color=colour, alpha=0.45, label=f"{name}, inside")
+        ax.bar(
+            places,
+            sign * (whole - inter),
+            0.8,
+            bottom=sign * inter,
+            color=colour,
+            alpha=0.45,
+            label=f"{name}, inside",
+        )
     ax.axhline(0, color="black", linewidth=0.8)
     ax.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     ax.set(xlabel="device", ylabel="received ↓, sent ↑ (MB)")
@@ -484,7 +577,9 @@ def loads(
     """
     _check_direction(plan, direction)
     if plan.slice_of is not None:
-        raise _core.InvalidArgument(f"plan: expected a whole plan, found the slice of rank {plan.slice_of}")
+        raise _core.InvalidArgument(
+            f"plan: expected a whole plan, found the slice of rank {plan.slice_of}"
+        )
     devices = getattr(plan.stats(), direction).devices
     compute, traffic = _new_axes(ax, 10.5, 3.4, 2)
     gflop = np.array([device.flops for device in devices]) / 1e9

@@ -44,17 +44,24 @@ def _annotation_of(option: _core.OptionSpec) -> str:
         return f"Literal[{', '.join(repr(value) for value in option.values)}]"
     # A whole default does not mean that only whole numbers are allowed; for checkers an int is a
     # float.
-    return "float | str" if isinstance(_value_of(option.default_value, option.values), str) else "float"
+    return (
+        "float | str"
+        if isinstance(_value_of(option.default_value, option.values), str)
+        else "float"
+    )
 
 
-def _function_of(name: str, summary: str, options: list[_core.OptionSpec]) -> Callable[..., StrategyChoice]:
+def _function_of(
+    name: str, summary: str, options: list[_core.OptionSpec]
+) -> Callable[..., StrategyChoice]:
     defaults = {option.name: _value_of(option.default_value, option.values) for option in options}
 
     def choose(**given: Any) -> StrategyChoice:
         unknown = sorted(set(given) - set(defaults))
         if unknown:
             raise _core.InvalidArgument(
-                f"strategy {name}: expected an option among {', '.join(defaults)}, found '{unknown[0]}'"
+                f"strategy {name}: expected an option among {', '.join(defaults)}, found "
+                f"'{unknown[0]}'"
                 if defaults
                 else f"strategy {name}: expected no options, found '{unknown[0]}'"
             )
@@ -63,7 +70,10 @@ def _function_of(name: str, summary: str, options: list[_core.OptionSpec]) -> Ca
 
     lines = [f"{summary}\n", "Parameters", "----------"] if options else [summary]
     for option in options:
-        lines += [f"{option.name} : {_annotation_of(option)}, default {option.default_value}", f"    {option.help}"]
+        lines += [
+            f"{option.name} : {_annotation_of(option)}, default {option.default_value}",
+            f"    {option.help}",
+        ]
     choose.__doc__ = "\n".join(lines)
     choose.__name__ = choose.__qualname__ = _identifier(name)
     choose.__module__ = __name__

@@ -7,7 +7,7 @@ import os
 # Before torch is imported: tests must not depend on what earlier runs compiled.
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 # The same examples in every run; `pytest --hypothesis-profile=default` draws new ones.
 settings.register_profile("repeatable", derandomize=True)

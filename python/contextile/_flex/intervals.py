@@ -45,7 +45,9 @@ class Interval:
         return Interval(tensor, tensor, is_narrow)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _call(function, args, kwargs or {})
 
     # Python's operators. Those with a tensor on the left arrive through __torch_function__.
@@ -166,7 +168,8 @@ def _constant_above_zero(value: Any, what: str) -> Tensor:
 def _floor_divide(a: Any, b: Any) -> Interval:
     (a,), divisor = _numbers(a), _constant_above_zero(b, "a division")
     return Interval(
-        torch.div(a.low, divisor, rounding_mode="floor"), torch.div(a.high, divisor, rounding_mode="floor")
+        torch.div(a.low, divisor, rounding_mode="floor"),
+        torch.div(a.high, divisor, rounding_mode="floor"),
     )
 
 
@@ -234,21 +237,27 @@ def _where(condition: Any, a: Any, b: Any) -> Interval:
     condition, a, b = _bits(condition), Interval.of(a), Interval.of(b)
     may_a, may_b = condition.high != 0, condition.low == 0
     low = torch.where(may_a & may_b, torch.minimum(a.low, b.low), torch.where(may_a, a.low, b.low))
-    high = torch.where(may_a & may_b, torch.maximum(a.high, b.high), torch.where(may_a, a.high, b.high))
+    high = torch.where(
+        may_a & may_b, torch.maximum(a.high, b.high), torch.where(may_a, a.high, b.high)
+    )
     return Interval(low, high, a.is_narrow or b.is_narrow)
 
 
 def _minimum(a: Any, b: Any) -> Interval:
     a, b = Interval.of(a), Interval.of(b)
-    return Interval(torch.minimum(a.low, b.low), torch.minimum(a.high, b.high), a.is_narrow or b.is_narrow)
+    return Interval(
+        torch.minimum(a.low, b.low), torch.minimum(a.high, b.high), a.is_narrow or b.is_narrow
+    )
 
 
 def _maximum(a: Any, b: Any) -> Interval:
     a, b = Interval.of(a), Interval.of(b)
-    return Interval(torch.maximum(a.low, b.low), torch.maximum(a.high, b.high), a.is_narrow or b.is_narrow)
+    return Interval(
+        torch.maximum(a.low, b.low), torch.maximum(a.high, b.high), a.is_narrow or b.is_narrow
+    )
 
 
-def _clamp(a: Any, min: Any = None, max: Any = None) -> Interval:  # noqa: A002
+def _clamp(a: Any, min: Any = None, max: Any = None) -> Interval:
     result = Interval.of(a)
     result = result if min is None else _maximum(result, min)
     return result if max is None else _minimum(result, max)
@@ -326,8 +335,16 @@ for _form, _names in {
             if hasattr(_owner, _name):
                 _FORMS[getattr(_owner, _name)] = _form
 for _owner in (torch, Tensor):
-    for _name, _swapped in {"gt": _less, "greater": _less, "__gt__": _less, "ge": _less_equal, "__ge__": _less_equal,
-                            "greater_equal": _less_equal, "rsub": _subtract, "__rsub__": _subtract}.items():
+    for _name, _swapped in {
+        "gt": _less,
+        "greater": _less,
+        "__gt__": _less,
+        "ge": _less_equal,
+        "__ge__": _less_equal,
+        "greater_equal": _less_equal,
+        "rsub": _subtract,
+        "__rsub__": _subtract,
+    }.items():
         if hasattr(_owner, _name):
             _FORMS[getattr(_owner, _name)] = lambda a, b, form=_swapped: form(b, a)
     for _name in ("ne", "not_equal", "__ne__"):
@@ -355,7 +372,9 @@ class _LookUps(TorchFunctionMode):
         super().__init__()
         self._tables: dict[Any, _Table] = {}
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is Tensor.__getitem__ and _has_interval(args[1]):
             with torch._C.DisableTorchFunction():
                 return _look_up(args[0], args[1], self._tables)

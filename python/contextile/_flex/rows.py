@@ -29,14 +29,22 @@ def _evaluate(mask_mod: Any, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) 
 
     Takes q [blocks, rows] and k [blocks, columns]; returns bool [blocks, rows, columns].
     """
-    of_pair = lambda q_index, k_index: mask_mod(batch, head, q_index, k_index)  # noqa: E731
+    of_pair = lambda q_index, k_index: mask_mod(batch, head, q_index, k_index)
     of_block = torch.vmap(torch.vmap(of_pair, (None, 0)), (0, None))
     found = torch.vmap(of_block)(q, k)
     return found.to(torch.bool).expand(q.shape[0], q.shape[1], k.shape[1])
 
 
 def _ranges_of_leaves(
-    mask_mod: Any, batch: int, head: int, q0: np.ndarray, k0: np.ndarray, rows: int, columns: int, num_q: int, num_k: int
+    mask_mod: Any,
+    batch: int,
+    head: int,
+    q0: np.ndarray,
+    k0: np.ndarray,
+    rows: int,
+    columns: int,
+    num_q: int,
+    num_k: int,
 ) -> Ranges:
     """Returns ranges inside blocks of rows x columns that begin at (q0, k0).
 
@@ -101,10 +109,13 @@ def _ragged(parts: list[Ranges], num_rows: int) -> Ranges:
     return splits, np.ascontiguousarray(begins), np.ascontiguousarray(ends)
 
 
-# ----------------------------------------------------------------------------------------- BlockMask
+# -----------------------------------------------------------------------------------------
+# BlockMask
 
 
-def _blocks(counts: Tensor | None, indices: Tensor | None, batch: int, head: int) -> tuple[np.ndarray, np.ndarray]:
+def _blocks(
+    counts: Tensor | None, indices: Tensor | None, batch: int, head: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns row and column of every listed block."""
     if counts is None or indices is None:
         empty = np.empty(0, dtype=np.int64)
@@ -124,9 +135,12 @@ def rows_of_block_mask(block_mask: Any, batch: int | None, head: int) -> Ranges:
     batches = range(int(block_mask.kv_num_blocks.shape[0])) if batch is None else [batch]
     first = _rows_of_block_mask(block_mask, batches[0], head)
     for b in batches[1:]:
-        if not all(np.array_equal(x, y) for x, y in zip(first, _rows_of_block_mask(block_mask, b, head))):
+        if not all(
+            np.array_equal(x, y) for x, y in zip(first, _rows_of_block_mask(block_mask, b, head))
+        ):
             raise _core.InvalidArgument(
-                f"BlockMask: expected one mask for all batches, found another for batch {b}, head {head}; batch= chooses one"
+                f"BlockMask: expected one mask for all batches, found another for batch {b}, head "
+                f"{head}; batch= chooses one"
             )
     return first
 
@@ -134,7 +148,9 @@ def rows_of_block_mask(block_mask: Any, batch: int | None, head: int) -> Ranges:
 def _rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
     num_q, num_k = (int(length) for length in block_mask.seq_lengths)
     if num_q != num_k:
-        raise _core.InvalidArgument(f"BlockMask: expected as many keys as queries, found {num_k} and {num_q}")
+        raise _core.InvalidArgument(
+            f"BlockMask: expected as many keys as queries, found {num_k} and {num_q}"
+        )
     q_size, k_size = (int(size) for size in block_mask.BLOCK_SIZE)
     for name, index, count in (
         ("batch", batch, block_mask.kv_num_blocks.shape[0]),
@@ -142,22 +158,37 @@ def _rows_of_block_mask(block_mask: Any, batch: int, head: int) -> Ranges:
     ):
         # A mask that is shared by all takes any index, like broadcasting.
         if index < 0 or (count > 1 and index >= count):
-            raise _core.InvalidArgument(f"BlockMask: expected a {name} of 0 to {count - 1}, found {index}")
+            raise _core.InvalidArgument(
+                f"BlockMask: expected a {name} of 0 to {count - 1}, found {index}"
+            )
     row, column = _blocks(block_mask.kv_num_blocks, block_mask.kv_indices, batch, head)
     parts = [
-        _ranges_of_leaves(block_mask.mask_mod, batch, head, row * q_size, column * k_size, q_size, k_size, num_q, num_k)
+        _ranges_of_leaves(
+            block_mask.mask_mod,
+            batch,
+            head,
+            row * q_size,
+            column * k_size,
+            q_size,
+            k_size,
+            num_q,
+            num_k,
+        )
     ]
     row, column = _blocks(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, batch, head)
     # Merge adjacent full blocks before expanding them to rows: there may be millions.
     row, begins, ends = _merged(row, column, column + 1)
     q0 = row * q_size
     parts.append(
-        _of_full_blocks(q0, np.minimum(q0 + q_size, num_q), begins * k_size, np.minimum(ends * k_size, num_k))
+        _of_full_blocks(
+            q0, np.minimum(q0 + q_size, num_q), begins * k_size, np.minimum(ends * k_size, num_k)
+        )
     )
     return _ragged(parts, num_q)
 
 
-# ------------------------------------------------------------------------------------------ mask_mod
+# ------------------------------------------------------------------------------------------
+# mask_mod
 
 
 class _LookedAt(Exception):
@@ -173,12 +204,44 @@ def _look(self: _Untouchable, *_: Any, **__: Any) -> Any:
 
 
 for _name in (
-    *(f"__{name}__" for name in ("lt", "le", "eq", "ne", "gt", "ge", "index", "int", "float", "bool", "getitem", "neg")),
-    *(f"__{name}__" for name in ("invert", "abs", "len", "iter", "torch_function", "hash", "getattr")),
+    *(
+        f"__{name}__"
+        for name in (
+            "lt",
+            "le",
+            "eq",
+            "ne",
+            "gt",
+            "ge",
+            "index",
+            "int",
+            "float",
+            "bool",
+            "getitem",
+            "neg",
+        )
+    ),
+    *(
+        f"__{name}__"
+        for name in ("invert", "abs", "len", "iter", "torch_function", "hash", "getattr")
+    ),
     *(
         f"__{side}{name}__"
         for side in ("", "r")
-        for name in ("add", "sub", "mul", "mod", "floordiv", "truediv", "and", "or", "xor", "lshift", "rshift", "pow")
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "mod",
+            "floordiv",
+            "truediv",
+            "and",
+            "or",
+            "xor",
+            "lshift",
+            "rshift",
+            "pow",
+        )
     ),
 ):
     setattr(_Untouchable, _name, classmethod(_look) if _name == "__torch_function__" else _look)
@@ -188,7 +251,7 @@ def looks_at_it(call: Any) -> bool:
     """Returns whether a function looks at its argument."""
     try:
         call(_Untouchable())
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         # Not for another reason; evaluation says what is wrong then.
         return isinstance(error, _LookedAt) or isinstance(error.__context__, _LookedAt)
     return False
@@ -216,13 +279,16 @@ def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | Non
         zero = torch.tensor(0)
         check_untouched(
             lambda untouchable: mask_mod(torch.tensor(batch), untouchable, zero, zero),
-            "mask_mod: expected heads=, or head= for one of them, for the function looks at the head; found neither",
+            "mask_mod: expected heads=, or head= for one of them, for the function looks at the "
+            "head; found neither",
         )
         head = 0
     if num_tokens < 1:
         raise _core.InvalidArgument(f"mask_mod: expected at least 1 token, found {num_tokens}")
     if batch < 0 or head < 0:
-        raise _core.InvalidArgument(f"mask_mod: expected a batch and a head of at least 0, found {batch} and {head}")
+        raise _core.InvalidArgument(
+            f"mask_mod: expected a batch and a head of at least 0, found {batch} and {head}"
+        )
     size = _LEAF
     while size < num_tokens:
         size *= 2
@@ -232,13 +298,23 @@ def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | Non
     while len(q0):
         all_of, any_of = _extremes(mask_mod, batch, head, q0, k0, size, num_tokens)
         q_full, k_full = q0[all_of].numpy(), k0[all_of].numpy()
-        most = lambda begin: np.minimum(begin + size, num_tokens)  # noqa: E731
+        most = lambda begin: np.minimum(begin + size, num_tokens)
         parts.append(_of_full_blocks(q_full, most(q_full), k_full, most(k_full)))
         open_blocks = any_of & ~all_of
         q0, k0 = q0[open_blocks], k0[open_blocks]
         if size == _LEAF:
             parts.append(
-                _ranges_of_leaves(mask_mod, batch, head, q0.numpy(), k0.numpy(), size, size, num_tokens, num_tokens)
+                _ranges_of_leaves(
+                    mask_mod,
+                    batch,
+                    head,
+                    q0.numpy(),
+                    k0.numpy(),
+                    size,
+                    size,
+                    num_tokens,
+                    num_tokens,
+                )
             )
             break
         size //= 2

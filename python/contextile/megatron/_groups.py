@@ -41,19 +41,24 @@ def group_field_of(params: PackedSeqParams | None) -> GroupField | None:
             size = 0
         if size < 1:
             raise _core.InvalidArgument(
-                f"packed_seq_params: local_cp_size: expected a number of ranks, found {params.local_cp_size!r:.40}"
+                "packed_seq_params: local_cp_size: expected a number of ranks, found "
+                f"{params.local_cp_size!r:.40}"
             )
     if group is None:
         if size != 1:
             raise _core.InvalidArgument(
-                f"packed_seq_params: expected cp_group, a group of local_cp_size {size} ranks, found none"
+                f"packed_seq_params: expected cp_group, a group of local_cp_size {size} ranks, "
+                "found none"
             )
         return GroupField(1, None)
     if not hasattr(group, "rank") or not hasattr(group, "size") or group.rank() < 0:
-        raise _core.InvalidArgument("packed_seq_params: cp_group: expected a group that this rank is in, found another")
+        raise _core.InvalidArgument(
+            "packed_seq_params: cp_group: expected a group that this rank is in, found another"
+        )
     if size is not None and group.size() != size:
         raise _core.InvalidArgument(
-            f"packed_seq_params: cp_group: expected a group of local_cp_size {size} ranks, found one of {group.size()}"
+            f"packed_seq_params: cp_group: expected a group of local_cp_size {size} ranks, found "
+            f"one of {group.size()}"
         )
     return GroupField(group.size(), group)
 
@@ -104,8 +109,8 @@ class Teams:
         self.static = Team(static, cluster or _core.Cluster.from_torch(static.group))
         if self.static.cluster.num_devices != static.size:
             raise _core.InvalidArgument(
-                f"cluster: expected {static.size} devices, as the context-parallel group has ranks, found "
-                f"{self.static.cluster.num_devices}"
+                f"cluster: expected {static.size} devices, as the context-parallel group has "
+                f"ranks, found {self.static.cluster.num_devices}"
             )
         self._lock = threading.Lock()  # planning ahead may make the team of one rank
         self._teams: dict[tuple[int, ...], Team] = {}
@@ -127,7 +132,11 @@ class Teams:
 
     def _make(self, ranks: tuple[int, ...], group: Any) -> Team:
         executor = self.static.executor.for_group(group if ranks else _core.inproc_group(1)[0])
-        shape = _core.Cluster.from_torch(group) if ranks else _core.Cluster.preset("local", nodes=1, devices_per_node=1)
+        shape = (
+            _core.Cluster.from_torch(group)
+            if ranks
+            else _core.Cluster.preset("local", nodes=1, devices_per_node=1)
+        )
         return Team(executor, shape if self._given is None else cluster_like(self._given, shape))
 
     def known(self, field: GroupField | None) -> Team:
@@ -137,8 +146,8 @@ class Teams:
         ranks = ranks_of(field.group)
         if ranks and ranks not in self._teams:
             raise _core.InvalidArgument(
-                "packed_seq_params: cp_group: expected a group that the planner knows, found a new one; call Planner.join on all "
-                "its ranks first"
+                "packed_seq_params: cp_group: expected a group that the planner knows, found a "
+                "new one; call Planner.join on all its ranks first"
             )
         return self.join(field.group)
 
@@ -149,10 +158,20 @@ class Teams:
             return self._group_of_size(operator.index(ranks), world.size())
         members = dist.get_process_group_ranks(world)
         wanted = [operator.index(rank) for rank in ranks]
-        if wanted != sorted(set(wanted)) or not wanted or wanted[0] < 0 or wanted[-1] >= len(members):
-            raise _core.InvalidArgument(f"ranks: expected ascending ranks of DP x CP, 0 to {len(members) - 1}, found {wanted}")
+        if (
+            wanted != sorted(set(wanted))
+            or not wanted
+            or wanted[0] < 0
+            or wanted[-1] >= len(members)
+        ):
+            raise _core.InvalidArgument(
+                f"ranks: expected ascending ranks of DP x CP, 0 to {len(members) - 1}, found "
+                f"{wanted}"
+            )
         if world.rank() not in wanted:
-            raise _core.InvalidArgument(f"ranks: expected a group that this rank, {world.rank()}, is in, found {wanted}")
+            raise _core.InvalidArgument(
+                f"ranks: expected a group that this rank, {world.rank()}, is in, found {wanted}"
+            )
         if is_megatrons(wanted, len(members)):
             return self._group_of_size(len(wanted), len(members))
         return self._own_group(tuple(members[rank] for rank in wanted))
@@ -166,15 +185,19 @@ class Teams:
         groups[num_ranks] = parallel_state.get_data_parallel_group(with_context_parallel=True)
         if size not in groups:
             raise _core.InvalidArgument(
-                f"ranks: expected one of Megatron's groups of 1, {', '.join(map(str, sorted(groups)))} ranks, found {size} "
-                "(initialize_model_parallel(hybrid_context_parallel=True) makes those of powers of two)"
+                "ranks: expected one of Megatron's groups of 1, "
+                f"{', '.join(map(str, sorted(groups)))} ranks, found {size} "
+                "(initialize_model_parallel(hybrid_context_parallel=True) makes those of powers "
+                "of two)"
             )
         return groups[size]
 
     def _own_group(self, ranks: tuple[int, ...]) -> Any:
         if ranks not in self._groups:
             timeout = datetime.timedelta(seconds=self.static.executor.timeout)
-            self._groups[ranks] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+            self._groups[ranks] = dist.new_group(
+                list(ranks), timeout=timeout, use_local_synchronization=True
+            )
         return self._groups[ranks]
 
 
@@ -186,7 +209,9 @@ def is_megatrons(ranks: Sequence[int], num_ranks: int) -> bool:
     size, first = len(ranks), ranks[0]
     if list(ranks) != list(range(first, first + size)):
         return False
-    return size == num_ranks or (size & (size - 1) == 0 and first % size == 0 and num_ranks % size == 0)
+    return size == num_ranks or (
+        size & (size - 1) == 0 and first % size == 0 and num_ranks % size == 0
+    )
 
 
 def _hybrid_groups() -> list[Any]:
@@ -197,7 +222,9 @@ def _hybrid_groups() -> list[Any]:
     groups, size = [], 2
     while size < whole.size():
         try:
-            group = parallel_state.get_hybrid_data_context_parallel_groups(check_initialized=False, group_size=size)
+            group = parallel_state.get_hybrid_data_context_parallel_groups(
+                check_initialized=False, group_size=size
+            )
         except KeyError:
             break
         if not set(ranks_of(group)) <= set(ranks_of(whole)):

@@ -54,12 +54,15 @@ def band_of(config: TransformerConfig, kind: AttnMaskType, layer_number: int) ->
             f"layer {layer_number}: attn_mask_type: expected one of {known}, found {kind.name}"
         )
     is_causal = kind in _CAUSAL
-    if not is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
+    if not is_layer_window_attention(
+        config.window_size, config.window_attn_skip_freq, layer_number
+    ):
         return (None, 0 if is_causal else None)
     left, right = config.window_size  # -1 is no bound
     if is_causal and right > 0:
         raise _core.InvalidArgument(
-            f"layer {layer_number}: window_size: expected no token ahead of a causal query, found {tuple(config.window_size)}"
+            f"layer {layer_number}: window_size: expected no token ahead of a causal query, found "
+            f"{tuple(config.window_size)}"
         )
     return (-left if left >= 0 else None, 0 if is_causal else right if right >= 0 else None)
 
@@ -91,13 +94,18 @@ def layer_of(
     """Returns the attention of a layer. Defaults are those of a plain layer of the model."""
     num_tp_ranks = num_tp_ranks or config.tensor_model_parallel_size
     if dtype is None:
-        dtype = torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else config.params_dtype
+        dtype = (
+            torch.bfloat16 if config.bf16 else torch.float16 if config.fp16 else config.params_dtype
+        )
     scale = softmax_scale if softmax_scale is not None else config.softmax_scale
     band = band_of(config, kind, layer_number)
     layers = Counter(band_of(config, kind, number) for number in range(1, config.num_layers + 1))
     layers.setdefault(band, 1)
     return Layer(
-        heads=(config.num_attention_heads // num_tp_ranks, max(config.num_query_groups // num_tp_ranks, 1)),
+        heads=(
+            config.num_attention_heads // num_tp_ranks,
+            max(config.num_query_groups // num_tp_ranks, 1),
+        ),
         head_dim=k_channels or config.kv_channels,
         value_dim=v_channels or config.kv_channels,
         dtype=dtype_name(dtype),
@@ -140,40 +148,59 @@ def _thd_of(params: PackedSeqParams) -> MicroBatch:
         q, kv = (getattr(params, f"cu_seqlens_{side}{ending}") for side in ("q", "kv"))
         if kv is not None and (q is None or _numbers_of(q) != _numbers_of(kv)):
             raise _core.InvalidArgument(
-                f"packed_seq_params: expected cu_seqlens_kv{ending} as cu_seqlens_q{ending}, found another"
+                f"packed_seq_params: expected cu_seqlens_kv{ending} as cu_seqlens_q{ending}, found "
+                "another"
             )
     pairs = [(padded, used) for padded, used in zip(lengths, num_used) if padded]
-    if len(lengths) != len(num_used) or any(used > padded for padded, used in pairs) or sum(num_used) > sum(lengths):
+    if (
+        len(lengths) != len(num_used)
+        or any(used > padded for padded, used in pairs)
+        or sum(num_used) > sum(lengths)
+    ):
         raise _core.InvalidArgument(
-            f"cu_seqlens_q_padded: expected room for every sequence of cu_seqlens_q ({num_used!r:.60}), found {lengths!r:.60}"
+            "cu_seqlens_q_padded: expected room for every sequence of cu_seqlens_q "
+            f"({num_used!r:.60}), found {lengths!r:.60}"
         )
-    return MicroBatch(tuple(padded for padded, _ in pairs), tuple(used for _, used in pairs), is_sbhd=False)
+    return MicroBatch(
+        tuple(padded for padded, _ in pairs), tuple(used for _, used in pairs), is_sbhd=False
+    )
 
 
-def _sbhd_of(params: PackedSeqParams | None, seq_length: int | None, micro_batch_size: int | None) -> MicroBatch:
+def _sbhd_of(
+    params: PackedSeqParams | None, seq_length: int | None, micro_batch_size: int | None
+) -> MicroBatch:
     """Returns the sequences of an sbhd micro-batch. Refuses fields that contradict its tensors."""
     if seq_length is None and params is not None:
         seq_length = params.max_seqlen_q
     if seq_length is None or micro_batch_size is None:
-        raise _core.InvalidArgument("micro-batch: expected seq_length and micro_batch_size, or packed_seq_params of thd")
+        raise _core.InvalidArgument(
+            "micro-batch: expected seq_length and micro_batch_size, or packed_seq_params of thd"
+        )
     lengths = (seq_length,) * micro_batch_size
     for name in ("max_seqlen_q", "max_seqlen_kv"):
         found = getattr(params, name, None)
         if found is not None and int(found) != seq_length:
             raise _core.InvalidArgument(
-                f"packed_seq_params: {name}: expected {seq_length}, the tokens of an sbhd sequence, found {found}"
+                f"packed_seq_params: {name}: expected {seq_length}, the tokens of an sbhd "
+                f"sequence, found {found}"
             )
     for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
         given = getattr(params, name, None)
-        if given is not None and (ends := _numbers_of(given)) != [seq_length * i for i in range(micro_batch_size + 1)]:
+        if given is not None and (ends := _numbers_of(given)) != [
+            seq_length * i for i in range(micro_batch_size + 1)
+        ]:
             raise _core.InvalidArgument(
-                f"packed_seq_params: {name}: expected {micro_batch_size} sbhd sequences of {seq_length} tokens, found {ends!r:.60}"
+                f"packed_seq_params: {name}: expected {micro_batch_size} sbhd sequences of "
+                f"{seq_length} tokens, found {ends!r:.60}"
             )
     return MicroBatch(lengths, lengths, is_sbhd=True)
 
 
 def micro_batch_of(
-    params: PackedSeqParams | None, num_ranks: int, seq_length: int | None, micro_batch_size: int | None
+    params: PackedSeqParams | None,
+    num_ranks: int,
+    seq_length: int | None,
+    micro_batch_size: int | None,
 ) -> MicroBatch:
     """Returns the sequences of a micro-batch; ``seq_length`` counts the whole sequence.
 
@@ -181,7 +208,9 @@ def micro_batch_of(
     """
     qkv_format = "sbhd" if params is None else params.qkv_format or "sbhd"
     if qkv_format not in ("sbhd", "thd"):
-        raise _core.InvalidArgument(f"packed_seq_params: expected qkv_format sbhd or thd, found {qkv_format}")
+        raise _core.InvalidArgument(
+            f"packed_seq_params: expected qkv_format sbhd or thd, found {qkv_format}"
+        )
     if qkv_format == "thd":
         micro_batch = _thd_of(params)  # type: ignore[arg-type]
     else:
@@ -190,8 +219,9 @@ def micro_batch_of(
     for number, length in enumerate(micro_batch.lengths):
         if num_ranks > 1 and length % chunks:
             raise _core.InvalidArgument(
-                f"sequence {number} of the micro-batch: expected a multiple of 2 x {num_ranks} tokens (ranks of its group), "
-                f"found {length}" + ("; pad it (cu_seqlens_q_padded)" if qkv_format == "thd" else "")
+                f"sequence {number} of the micro-batch: expected a multiple of 2 x {num_ranks} "
+                f"tokens (ranks of its group), found {length}"
+                + ("; pad it (cu_seqlens_q_padded)" if qkv_format == "thd" else "")
             )
     return micro_batch
 

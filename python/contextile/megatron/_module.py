@@ -67,7 +67,9 @@ class CoreAttention(MegatronModule):
         if pg_collection is None:
             pg_collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
         self.pg_collection = pg_collection
-        self.attention_dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.attention_dropout = (
+            config.attention_dropout if attention_dropout is None else attention_dropout
+        )
         self._cp_comm_type = cp_comm_type
         self._check_config(attention_type)
         self._layer_options = {
@@ -84,19 +86,28 @@ class CoreAttention(MegatronModule):
     def _check_config(self, attention_type: str) -> None:
         if attention_type != "self":
             raise _core.InvalidArgument(
-                f"layer {self.layer_number}: expected self attention, found attention_type {attention_type}"
+                f"layer {self.layer_number}: expected self attention, found attention_type "
+                f"{attention_type}"
             )
-        for name in ("qk_clip", "log_max_attention_logit", "fp8_dot_product_attention", "fp8_multi_head_attention"):
+        for name in (
+            "qk_clip",
+            "log_max_attention_logit",
+            "fp8_dot_product_attention",
+            "fp8_multi_head_attention",
+        ):
             if getattr(self.config, name, False):
-                raise _core.InvalidArgument(f"layer {self.layer_number}: {name}: expected off, found on")
+                raise _core.InvalidArgument(
+                    f"layer {self.layer_number}: {name}: expected off, found on"
+                )
         if self.config.softmax_type not in ("vanilla", "off-by-one", "learnable"):
             raise _core.InvalidArgument(
-                f"layer {self.layer_number}: softmax_type: expected vanilla, off-by-one or learnable, found "
-                f"{self.config.softmax_type}"
+                f"layer {self.layer_number}: softmax_type: expected vanilla, off-by-one or "
+                f"learnable, found {self.config.softmax_type}"
             )
         if self._cp_comm_type not in (None, "p2p", *_STRATEGIES):
             raise _core.InvalidArgument(
-                f"layer {self.layer_number}: cp_comm_type: expected p2p, {', '.join(_STRATEGIES)}, found {self._cp_comm_type!r:.40}"
+                f"layer {self.layer_number}: cp_comm_type: expected p2p, {', '.join(_STRATEGIES)}, "
+                f"found {self._cp_comm_type!r:.40}"
             )
 
     def _find_other_communication(self, planner: Planner) -> str | None:
@@ -105,12 +116,15 @@ class CoreAttention(MegatronModule):
         sizes = self.config.hierarchical_context_parallel_sizes
         if self._cp_comm_type in _STRATEGIES and name != _STRATEGIES[self._cp_comm_type]:
             wanted = _STRATEGIES[self._cp_comm_type]
-            found = f"cp_comm_type: expected p2p, or a type of the planner's strategy ({name}), found {self._cp_comm_type}"
+            found = (
+                f"cp_comm_type: expected p2p, or a type of the planner's strategy ({name}), found "
+                f"{self._cp_comm_type}"
+            )
         elif sizes and (name != "hybrid" or f"head_parallel={sizes[0]}" not in options.split(",")):
             wanted = f"hybrid:head_parallel={sizes[0]}"
             found = (
-                "hierarchical_context_parallel_sizes: expected none, or sizes of the planner's strategy "
-                f"({planner.strategy_text}), found {list(sizes)}"
+                "hierarchical_context_parallel_sizes: expected none, or sizes of the planner's "
+                f"strategy ({planner.strategy_text}), found {list(sizes)}"
             )
         else:
             return None
@@ -133,15 +147,19 @@ class CoreAttention(MegatronModule):
                 self.config.init_method(self.softmax_offset)
 
     def _check_call(
-        self, query: Tensor, key: Tensor, attention_mask: Tensor | None, attention_bias: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
     ) -> Planner:
         planner, found = planner_in_use(), None
         if planner is None:
             found = "expected a planner (with contextile.megatron.use(planner)), found none"
         elif attention_mask is not None:
             found = (
-                "expected no attention mask, for the plan has the micro-batch's; found one. Leave it out "
-                "(--no-create-attention-mask-in-dataloader)"
+                "expected no attention mask, for the plan has the micro-batch's; found one. Leave "
+                "it out (--no-create-attention-mask-in-dataloader)"
             )
         elif attention_bias is not None:
             found = "expected no attention bias, found one"
@@ -149,7 +167,8 @@ class CoreAttention(MegatronModule):
             found = f"expected attention_dropout 0, found {self.attention_dropout}"
         elif query.shape[:-2] != key.shape[:-2]:
             found = (
-                f"expected keys of the tokens that queries are of, {list(query.shape[:-2])}, found {list(key.shape[:-2])}"
+                f"expected keys of the tokens that queries are of, {list(query.shape[:-2])}, found "
+                f"{list(key.shape[:-2])}"
             )
         elif self.pg_collection.cp.size() > 1:
             found = self._find_other_communication(planner)
@@ -167,8 +186,8 @@ class CoreAttention(MegatronModule):
         team = planner._teams.static if field is None else planner._teams.join(field.group)
         if field is None and (team.size, team.rank) != (static.size(), static.rank()):
             found = (
-                f"expected an executor of the context-parallel group, rank {static.rank()} of {static.size()}, found rank "
-                f"{team.rank} of {team.size}"
+                f"expected an executor of the context-parallel group, rank {static.rank()} of "
+                f"{static.size()}, found rank {team.rank} of {team.size}"
             )
         elif field is not None and params.qkv_format == "thd":  # type: ignore[union-attr]
             # Megatron's RoPE cuts thd for the static group: with PyTorch's operations it fails if
@@ -176,8 +195,9 @@ class CoreAttention(MegatronModule):
             is_fused = self.config.apply_rope_fusion and team.size != static.size()
             if is_fused or (team.size == static.size() and team.rank != static.rank()):
                 found = (
-                    f"expected thd on the static context-parallel group, rank {static.rank()} of {static.size()}, as Megatron's "
-                    f"RoPE does, found rank {team.rank} of {team.size} (cp_group); use sbhd"
+                    f"expected thd on the static context-parallel group, rank {static.rank()} of "
+                    f"{static.size()}, as Megatron's RoPE does, found rank {team.rank} of "
+                    f"{team.size} (cp_group); use sbhd"
                 )
         if found is not None:
             raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
@@ -201,7 +221,8 @@ class CoreAttention(MegatronModule):
         Parameters
         ----------
         query : Tensor
-            sbhd [sequence/ranks, batch, q_heads, head_dim] or thd [tokens/ranks, q_heads, head_dim].
+            sbhd [sequence/ranks, batch, q_heads, head_dim] or thd [tokens/ranks, q_heads,
+            head_dim].
         key, value : Tensor
             Likewise with the KV heads; the value has value_dim.
         attention_mask, attention_bias : None
@@ -214,15 +235,16 @@ class CoreAttention(MegatronModule):
         Returns
         -------
         Tensor
-            sbhd [sequence/ranks, batch, q_heads * value_dim] or thd [tokens/ranks, q_heads * value_dim].
+            sbhd [sequence/ranks, batch, q_heads * value_dim] or thd [tokens/ranks, q_heads *
+            value_dim].
 
         Raises
         ------
         InvalidArgument
-            No planner is in use; there is an attention mask, a bias, or dropout in training; the mask
-            type is not causal, padding_causal, no_mask or padding; keys have other tokens than the
-            queries (an inference cache); sequences are not multiples of 2 x ranks of the group; or
-            fields of ``packed_seq_params`` contradict each other or the tensors.
+            No planner is in use; there is an attention mask, a bias, or dropout in training; the
+            mask type is not causal, padding_causal, no_mask or padding; keys have other tokens than
+            the queries (an inference cache); sequences are not multiples of 2 x ranks of the group;
+            or fields of ``packed_seq_params`` contradict each other or the tensors.
         TransportError
             A peer failed.
         """
@@ -232,27 +254,40 @@ class CoreAttention(MegatronModule):
         leading = query.shape[:-2]
         num_rows = leading.numel()
         batch_size = leading[1] if len(leading) > 1 else 1
-        micro_batch = micro_batch_of(packed_seq_params, num_ranks, leading[0] * num_ranks, batch_size)
+        micro_batch = micro_batch_of(
+            packed_seq_params, num_ranks, leading[0] * num_ranks, batch_size
+        )
         if sum(micro_batch.lengths) != num_rows * num_ranks:
             raise _core.InvalidArgument(
-                f"layer {self.layer_number}: expected {sum(micro_batch.lengths)} tokens of packed sequences on {num_ranks} "
-                f"ranks, found {num_rows} on this one"
+                f"layer {self.layer_number}: expected {sum(micro_batch.lengths)} tokens of packed "
+                f"sequences on {num_ranks} ranks, found {num_rows} on this one"
             )
         kind = attn_mask_type or self.attn_mask_type
         layer = self._layers.get((kind, query.dtype))
         if layer is None:
             layer = layer_of(self.config, kind, dtype=query.dtype, **self._layer_options)
             self._layers[kind, query.dtype] = layer
-        sink = None if self.softmax_offset is None else self.softmax_offset.to(query.device, torch.float32)
+        sink = (
+            None
+            if self.softmax_offset is None
+            else self.softmax_offset.to(query.device, torch.float32)
+        )
         q, k, v = (x.flatten(0, -3) for x in (query, key, value))
         out = planner._attend(team, layer, self.layer_number, micro_batch, q, k, v, sink)
         return out.reshape(*leading, -1)
 
     def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
+        self,
+        prefix: str = "",
+        sharded_offsets: tuple[tuple[int, int, int], ...] = (),
+        metadata: dict | None = None,
     ) -> Any:
         """Returns the sharded state of ``softmax_offset``, cut over tensor-parallel ranks."""
-        state = self.state_dict(prefix="", keep_vars=True) if self.config.softmax_type == "learnable" else {}
+        state = (
+            self.state_dict(prefix="", keep_vars=True)
+            if self.config.softmax_type == "learnable"
+            else {}
+        )
         return make_sharded_tensors_for_checkpoint(
             state,
             prefix,

@@ -59,7 +59,8 @@ def planned_of(plan: _core.Plan, micro_batch: MicroBatch, rank: int) -> Planned:
     order_of_rows, order_of_local = np.argsort(rows), np.argsort(local)
     if not np.array_equal(rows[order_of_rows], local[order_of_local]):
         raise _core.InvalidArgument(
-            f"plan: expected the tokens that Megatron gives rank {rank} (home='zigzag'), found others ({plan.strategy})"
+            f"plan: expected the tokens that Megatron gives rank {rank} (home='zigzag'), found "
+            f"others ({plan.strategy})"
         )
     if np.array_equal(rows, local):
         return Planned(plan, None, None)
@@ -77,7 +78,9 @@ def quick_strategy(num_ranks: int) -> str:
     return f"auto:steps={max(5_000, 100_000 * 64 // max(num_ranks, 8) ** 2)}"
 
 
-def _alone(workload: _core.Workload, cluster: _core.Cluster, choice: _core.StrategyChoice) -> _core.StrategyChoice | str:
+def _alone(
+    workload: _core.Workload, cluster: _core.Cluster, choice: _core.StrategyChoice
+) -> _core.StrategyChoice | str:
     """Returns the strategy for one rank: another if it has to split heads or tokens."""
     reason = _core.unsupported_reason(workload, cluster, choice, _core.PlanOptions())
     return choice if reason is None else "zigzag"
@@ -96,8 +99,8 @@ class Planner:
     executor : Executor, optional
         An executor of the context-parallel group. Default: one for
         ``parallel_state.get_context_parallel_group()``, on the GPU if PyTorch has one. Its
-        ``plans_kept`` must be at least the number of micro-batches with different lengths in flight.
-        Executors of other groups have its options.
+        ``plans_kept`` must be at least the number of micro-batches with different lengths in
+        flight. Executors of other groups have its options.
     strategy, optional
         As for ``contextile.plan``, without a time budget: all ranks must find the same plan.
         Default: a search that takes about 0.2 seconds. A group of one rank has nothing to split, so
@@ -111,9 +114,9 @@ class Planner:
         Number of plans that are cached, or more if a batch of ``prepare_batch`` has more.
     pool : str, optional
         ``"dp_cp"``: one plan balances the attention of all data-parallel replicas over the ranks of
-        DP x CP (``contextile.torch.Pool``), on the CPU. The executor, the cluster and the strategy are
-        then those of DP x CP, and the strategy is by default the pool's. All replicas run the same
-        layers at the same time.
+        DP x CP (``contextile.torch.Pool``), on the CPU. The executor, the cluster and the strategy
+        are then those of DP x CP, and the strategy is by default the pool's. All replicas run the
+        same layers at the same time.
 
     Raises
     ------
@@ -151,7 +154,8 @@ class Planner:
         self._static_teams: Teams | None = None
         if pool is None:
             executor = executor or Executor(
-                parallel_state.get_context_parallel_group(), device="cuda" if torch.cuda.is_available() else "cpu"
+                parallel_state.get_context_parallel_group(),
+                device="cuda" if torch.cuda.is_available() else "cpu",
             )
             self._static_teams = Teams(executor, given)
             return
@@ -160,7 +164,9 @@ class Planner:
         for name, value in self._options.items():
             if value is not None:
                 raise _core.InvalidArgument(f"pool dp_cp: expected no {name}, found {value}")
-        self._pool = ReplicaPool(executor, strategy=strategy, cluster=given, plans_cached=plans_cached)
+        self._pool = ReplicaPool(
+            executor, strategy=strategy, cluster=given, plans_cached=plans_cached
+        )
 
     @property
     def executor(self) -> Executor:
@@ -182,7 +188,8 @@ class Planner:
     def _refuse_pool(self, call: str) -> None:
         if self._pool is not None:
             raise _core.InvalidArgument(
-                f"{call}: expected a planner without a pool, found dp_cp; plan_of plans its micro-batches ahead, on all ranks"
+                f"{call}: expected a planner without a pool, found dp_cp; plan_of plans its "
+                "micro-batches ahead, on all ranks"
             )
 
     def group_of(self, ranks: int | Sequence[int]) -> Any:
@@ -253,9 +260,13 @@ class Planner:
         if self._pool is not None:
             own = parallel_state.get_context_parallel_group()
             self._pool.check_call(1, config, own, group_field_of(packed_seq_params))
-            micro_batch = micro_batch_of(packed_seq_params, self._pool.size, seq_length, micro_batch_size)
+            micro_batch = micro_batch_of(
+                packed_seq_params, self._pool.size, seq_length, micro_batch_size
+            )
             return self._pool.plan_of(layer_of(config, attn_mask_type), micro_batch)
-        key, make = self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type)
+        key, make = self._job_of(
+            config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type
+        )
         return self._plans.find(key, make)[0].plan
 
     def prepare(
@@ -284,7 +295,9 @@ class Planner:
             planner.prepare(config, packed_seq_params)         # of the next micro-batch
         """
         self._refuse_pool("prepare")
-        return self._plans.begin(*self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type))
+        return self._plans.begin(
+            *self._job_of(config, packed_seq_params, seq_length, micro_batch_size, attn_mask_type)
+        )
 
     def prepare_batch(
         self,
@@ -334,7 +347,11 @@ class Planner:
                 self.join(group)
                 params = PackedSeqParams(qkv_format="sbhd", local_cp_size=size, cp_group=group)
                 seq_length = len(sample["tokens"])
-                futures.append(self.prepare(config, params, seq_length=seq_length, attn_mask_type=attn_mask_type))
+                futures.append(
+                    self.prepare(
+                        config, params, seq_length=seq_length, attn_mask_type=attn_mask_type
+                    )
+                )
         return futures
 
     def _job_of(
@@ -349,7 +366,9 @@ class Planner:
         micro_batch = micro_batch_of(params, team.size, seq_length, micro_batch_size)
         return self._job(team, layer_of(config, kind), micro_batch)
 
-    def _job(self, team: Team, layer: Layer, micro_batch: MicroBatch) -> tuple[Any, Callable[[], Planned]]:
+    def _job(
+        self, team: Team, layer: Layer, micro_batch: MicroBatch
+    ) -> tuple[Any, Callable[[], Planned]]:
         """Returns the key of a plan, which layers of all bands share, and what makes the plan."""
 
         def make() -> Planned:
@@ -362,7 +381,9 @@ class Planner:
 
         return (id(team.executor), layer._replace(band=(None, None)), micro_batch), make
 
-    def _find(self, team: Team, layer: Layer, micro_batch: MicroBatch, layer_number: int) -> Planned:
+    def _find(
+        self, team: Team, layer: Layer, micro_batch: MicroBatch, layer_number: int
+    ) -> Planned:
         began = time.perf_counter()
         planned, was_there = self._plans.find(*self._job(team, layer, micro_batch))
         if not was_there:
@@ -395,7 +416,11 @@ class Planner:
         if planned.to_local is not None:
             q, k, v = (x.index_select(0, planned.to_local.to(x.device)) for x in (q, k, v))
         out = attention(q, k, v, executor=executor, mask=name_of(layer.band), sink=sink)
-        return out if planned.from_local is None else out.index_select(0, planned.from_local.to(out.device))
+        return (
+            out
+            if planned.from_local is None
+            else out.index_select(0, planned.from_local.to(out.device))
+        )
 
 
 @contextlib.contextmanager

@@ -21,12 +21,14 @@ _log = logging.getLogger("contextile")
 _LONG_WAIT = 0.05  # seconds of a wait for a plan that is logged as a warning
 
 
-def log_wait(layer_number: int, seconds: float, lengths: Sequence[int], num_ranks: int, ahead: str) -> None:
+def log_wait(
+    layer_number: int, seconds: float, lengths: Sequence[int], num_ranks: int, ahead: str
+) -> None:
     """Logs that a layer waited for the plan of a micro-batch, which ``ahead`` could have made."""
     _log.log(
         logging.WARNING if seconds >= _LONG_WAIT else logging.INFO,
-        "layer %d waited %.3f s for the plan of a micro-batch (%d sequences, %d tokens, %d ranks); plan it ahead with "
-        "%s, or choose a quicker strategy (Planner(strategy=...))",
+        "layer %d waited %.3f s for the plan of a micro-batch (%d sequences, %d tokens, %d "
+        "ranks); plan it ahead with %s, or choose a quicker strategy (Planner(strategy=...))",
         layer_number,
         seconds,
         len(lengths),
@@ -140,4 +142,3 @@ class PlanCache(Generic[T]):
             while len(self._jobs) > self._most:
                 self._jobs.popitem(last=False)
             return job
-

@@ -37,7 +37,9 @@ def _check_layer(layer: Layer, layer_number: int) -> None:
     name, found = name_of(layer.band), None
     if len(layer.layers) > 1:
         names = ", ".join(name_of(band) for band, _ in layer.layers)
-        found = f"window_size: expected one mask for all layers, found {names} (window_attn_skip_freq)"
+        found = (
+            f"window_size: expected one mask for all layers, found {names} (window_attn_skip_freq)"
+        )
     elif name.startswith("window:"):
         found = f"window_size: expected a window without tokens ahead of a query, found {name}"
     elif layer.sink:
@@ -50,7 +52,8 @@ def _check_padding(layer: Layer, layer_number: int, micro_batch: MicroBatch) -> 
     """Raises InvalidArgument if tokens would attend padding, which comes after them."""
     if micro_batch.num_used != micro_batch.lengths and layer.band[1] != 0:
         raise _core.InvalidArgument(
-            f"layer {layer_number}, pool dp_cp: expected a causal mask with padded sequences, found {name_of(layer.band)}"
+            f"layer {layer_number}, pool dp_cp: expected a causal mask with padded sequences, "
+            f"found {name_of(layer.band)}"
         )
 
 
@@ -60,13 +63,14 @@ def _check_groups(executor: Executor, whole: Any, own: Any) -> None:
     found = dist.get_process_group_ranks(executor.group)
     if (found, executor.size) != (members, len(members)):
         raise _core.InvalidArgument(
-            f"pool dp_cp: expected an executor of DP x CP, ranks {members}, found one of {executor.size} ranks of {found}"
+            f"pool dp_cp: expected an executor of DP x CP, ranks {members}, found one of "
+            f"{executor.size} ranks of {found}"
         )
     begin = whole.rank() - own.rank()
     if begin % len(ranks) != 0 or members[begin : begin + len(ranks)] != ranks:
         raise _core.InvalidArgument(
-            f"pool dp_cp: expected a context-parallel group side by side in DP x CP, {members}, found {ranks} "
-            "(order of initialize_model_parallel)"
+            f"pool dp_cp: expected a context-parallel group side by side in DP x CP, {members}, "
+            f"found {ranks} (order of initialize_model_parallel)"
         )
 
 
@@ -90,11 +94,19 @@ class ReplicaPool:
     """
 
     def __init__(
-        self, executor: Executor | None, *, strategy: AnyStrategy | None, cluster: _core.Cluster | None, plans_cached: int
+        self,
+        executor: Executor | None,
+        *,
+        strategy: AnyStrategy | None,
+        cluster: _core.Cluster | None,
+        plans_cached: int,
     ) -> None:
         if executor is None and torch.cuda.is_available():
             raise _core.InvalidArgument("pool dp_cp: expected PyTorch on the CPU, found a GPU")
-        _check_chunks(parallel_state.get_virtual_pipeline_model_parallel_world_size(), "virtual_pipeline_model_parallel_size")
+        _check_chunks(
+            parallel_state.get_virtual_pipeline_model_parallel_world_size(),
+            "virtual_pipeline_model_parallel_size",
+        )
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         own = parallel_state.get_context_parallel_group()
         self.executor = executor or Executor(self._group)
@@ -103,7 +115,8 @@ class ReplicaPool:
         cluster = cluster or _core.Cluster.from_torch(self._group)
         if cluster.num_devices != self.executor.size:
             raise _core.InvalidArgument(
-                f"cluster: expected {self.executor.size} devices, as DP x CP has ranks, found {cluster.num_devices}"
+                f"cluster: expected {self.executor.size} devices, as DP x CP has ranks, found "
+                f"{cluster.num_devices}"
             )
         self._options: dict[str, Any] = {"cluster": cluster, "plans_cached": plans_cached}
         if strategy is not None:
@@ -119,16 +132,20 @@ class ReplicaPool:
     ) -> None:
         """Raises InvalidArgument if a micro-batch has a group of its own, the layer another, or the
         pipeline is interleaved."""
-        _check_chunks(config.virtual_pipeline_model_parallel_size, "virtual_pipeline_model_parallel_size")
+        _check_chunks(
+            config.virtual_pipeline_model_parallel_size, "virtual_pipeline_model_parallel_size"
+        )
         if field is not None:
             raise _core.InvalidArgument(
-                f"layer {layer_number}, pool dp_cp: expected micro-batches of the static context-parallel group, found one of "
-                f"a group of {field.size} ranks (cp_group, local_cp_size)"
+                f"layer {layer_number}, pool dp_cp: expected micro-batches of the static "
+                f"context-parallel group, found one of a group of {field.size} ranks (cp_group, "
+                "local_cp_size)"
             )
         if (self.size, self.rank) != (static.size(), static.rank()):
             raise _core.InvalidArgument(
-                f"layer {layer_number}, pool dp_cp: expected a layer of rank {self.rank} of {self.size}, as the "
-                f"context-parallel group, found rank {static.rank()} of {static.size()}"
+                f"layer {layer_number}, pool dp_cp: expected a layer of rank {self.rank} of "
+                f"{self.size}, as the context-parallel group, found rank {static.rank()} of "
+                f"{static.size()}"
             )
 
     def plan_of(self, layer: Layer, micro_batch: MicroBatch) -> _core.Plan:
@@ -137,7 +154,13 @@ class ReplicaPool:
         return self._find(layer, micro_batch)[0].batch.plans[0]
 
     def attend(
-        self, layer: Layer, layer_number: int, micro_batch: MicroBatch, q: Tensor, k: Tensor, v: Tensor
+        self,
+        layer: Layer,
+        layer_number: int,
+        micro_batch: MicroBatch,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
     ) -> Tensor:
         """Attends with rows in Megatron's order, and returns them in the same order. Collective."""
         _check_layer(layer, layer_number)
@@ -167,7 +190,9 @@ class ReplicaPool:
         # Plans are compared by value: the executor may have forgotten one that is cached here.
         if entry is None or self.executor.plan != entry.batch.plans[0]:
             lengths = gather_lengths(micro_batch.lengths, pool) if entry is None else entry.lengths
-            entry = _Entry(lengths, pool.prepare(lengths, nano_batches=1, rows=_rows_of(pool, micro_batch)))
+            entry = _Entry(
+                lengths, pool.prepare(lengths, nano_batches=1, rows=_rows_of(pool, micro_batch))
+            )
         self._entries[key] = entry
         while len(self._entries) > self._plans_cached:
             self._entries.popitem(last=False)
@@ -189,7 +214,9 @@ class ReplicaPool:
     def _digests_of(self, micro_batch: MicroBatch) -> tuple[int, ...]:
         """Returns a digest of the micro-batch of every rank. Collective."""
         text = repr((micro_batch.lengths, micro_batch.is_sbhd)).encode()
-        digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        digest = int.from_bytes(
+            hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True
+        )
         return tuple(found for (found,) in peers_of(self.executor).numbers("pool dp_cp", [digest]))
 
 

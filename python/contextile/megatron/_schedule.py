@@ -53,11 +53,15 @@ def sample_ids_of(schedule: AnySchedule, num_ranks: int) -> list[list[list[int]]
         for part in one.micro_batches:
             if not part.ranks or min(part.ranks) < 0 or max(part.ranks) >= num_ranks:
                 raise _core.InvalidArgument(
-                    f"schedule: round {number}: expected ranks of DP x CP, 0 to {num_ranks - 1}, found {tuple(part.ranks)}"
+                    f"schedule: round {number}: expected ranks of DP x CP, 0 to {num_ranks - 1}, "
+                    f"found {tuple(part.ranks)}"
                 )
             for sequence in part.sequences:
                 if sequence in seen:
-                    raise _core.InvalidArgument(f"schedule: round {number}: expected sequence {sequence} once, found it again")
+                    raise _core.InvalidArgument(
+                        f"schedule: round {number}: expected sequence {sequence} once, found it "
+                        "again"
+                    )
                 seen.add(sequence)
                 for rank in part.ranks:
                     of_ranks[rank].append(sequence)
@@ -75,8 +79,9 @@ def _check_groups(rounds: list[list[list[int]]], num_ranks: int) -> None:
         for sequence, ranks in _ranks_by_sequence(of_ranks).items():
             if not is_megatrons(ranks, num_ranks):
                 raise _core.InvalidArgument(
-                    f"schedule: round {number}: sequence {sequence}: expected ranks that Megatron has a group of (a power of two of "
-                    f"ranks from a multiple of it), found {ranks}; with_ranks=True gives the forward step the ranks"
+                    f"schedule: round {number}: sequence {sequence}: expected ranks that Megatron "
+                    "has a group of (a power of two of ranks from a multiple of it), found "
+                    f"{ranks}; with_ranks=True gives the forward step the ranks"
                 )
 
 
@@ -92,10 +97,12 @@ def _idle_like(sample: Sample) -> dict[str, Tensor]:
     """Returns one token without a share in the loss, for a rank that Megatron's loop wants busy."""
     if "loss_mask" not in sample:
         raise _core.InvalidArgument(
-            "samples: expected loss_mask, for ranks without work in the last round, found " + ", ".join(sample)
+            "samples: expected loss_mask, for ranks without work in the last round, found "
+            + ", ".join(sample)
         )
     return {
-        name: torch.zeros_like(field[:1]) if name == "loss_mask" else field[:1].clone() for name, field in sample.items()
+        name: torch.zeros_like(field[:1]) if name == "loss_mask" else field[:1].clone()
+        for name, field in sample.items()
     }
 
 
@@ -130,8 +137,8 @@ def hybrid_batch(
     Raises
     ------
     InvalidArgument
-        The schedule has a sequence twice or ranks that are not there, Megatron has no such group, or
-        a sample has another number of tokens.
+        The schedule has a sequence twice or ranks that are not there, Megatron has no such group,
+        or a sample has another number of tokens.
 
     Examples
     --------
@@ -171,7 +178,9 @@ def _fill_last_round(
             continue
         ids.append(first_free + rank)
         if rank == this_rank:
-            here[ids[0]] = _idle_like(next(iter(here.values())) if here else _checked(a_sequence, get(a_sequence), 1))
+            here[ids[0]] = _idle_like(
+                next(iter(here.values())) if here else _checked(a_sequence, get(a_sequence), 1)
+            )
             if with_ranks:
                 here[ids[0]]["cp_ranks"] = torch.tensor([rank], dtype=torch.int32)
 
@@ -180,9 +189,13 @@ def _checked(sequence: int, sample: Sample, num_ranks: int) -> dict[str, Tensor]
     lengths = {name: len(field) for name, field in sample.items()}
     length = next(iter(lengths.values()), 0)
     if length == 0 or any(one != length for one in lengths.values()):
-        raise _core.InvalidArgument(f"samples: sequence {sequence}: expected tensors of equally many tokens, found {lengths}")
+        raise _core.InvalidArgument(
+            f"samples: sequence {sequence}: expected tensors of equally many tokens, found "
+            f"{lengths}"
+        )
     if num_ranks > 1 and length % (2 * num_ranks):
         raise _core.InvalidArgument(
-            f"samples: sequence {sequence}: expected a multiple of 2 x {num_ranks} tokens (ranks of its group), found {length}"
+            f"samples: sequence {sequence}: expected a multiple of 2 x {num_ranks} tokens (ranks "
+            f"of its group), found {length}"
         )
     return dict(sample)

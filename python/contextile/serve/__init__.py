@@ -15,7 +15,9 @@ try:
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"contextile.serve: expected the packages of contextile[serve], found none: {error}") from error
+    raise ImportError(
+        f"contextile.serve: expected the packages of contextile[serve], found none: {error}"
+    ) from error
 
 from contextile.serve._app import make_app
 from contextile.serve._engine import EngineThread

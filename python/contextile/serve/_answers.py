@@ -20,7 +20,9 @@ class Piece:
     index: int
     text: str = ""
     tokens: list[int] = dataclasses.field(default_factory=list)
-    scored: list[tuple[int, float | None, list[tuple[int, float]]]] = dataclasses.field(default_factory=list)
+    scored: list[tuple[int, float | None, list[tuple[int, float]]]] = dataclasses.field(
+        default_factory=list
+    )
     offsets: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
 
@@ -77,7 +79,9 @@ class Completion:
             some = [its for its in top[i * num_top : (i + 1) * num_top] if its[0] >= 0]
             self._score(piece, self._prompt[i + 1], logprob, some)
 
-    def _score(self, piece: Piece, token: int, logprob: float | None, top: list[tuple[int, float]]) -> None:
+    def _score(
+        self, piece: Piece, token: int, logprob: float | None, top: list[tuple[int, float]]
+    ) -> None:
         piece.scored.append((token, logprob, top))
         piece.offsets.append(self._offset)
         self._offset += self._texts.length(token)
@@ -87,7 +91,9 @@ def _number(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LEAST_LOGPROB
 
 
-def _with_chosen(token: int, logprob: float, top: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _with_chosen(
+    token: int, logprob: float, top: list[tuple[int, float]]
+) -> list[tuple[int, float]]:
     return top if any(one == token for one, _ in top) else [*top, (token, logprob)]
 
 
@@ -104,7 +110,9 @@ def _completion_logprobs(piece: Piece, num_top: int, texts: Texts) -> dict[str, 
         tops.append(names)
     return {
         "tokens": [texts.name(token) for token, _, _ in piece.scored],
-        "token_logprobs": [None if logprob is None else _number(logprob) for _, logprob, _ in piece.scored],
+        "token_logprobs": [
+            None if logprob is None else _number(logprob) for _, logprob, _ in piece.scored
+        ],
         "top_logprobs": tops if num_top else None,
         "text_offset": piece.offsets,
     }
@@ -114,7 +122,11 @@ def _chat_logprobs(piece: Piece, texts: Texts) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         name = texts.name(token)
         has_text = name != id_name(token)
-        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_text else None}
+        return {
+            "token": name,
+            "logprob": _number(logprob),
+            "bytes": list(name.encode()) if has_text else None,
+        }
 
     content = [
         {**entry(token, logprob or 0.0), "top_logprobs": [entry(*its) for its in top]}
@@ -126,10 +138,14 @@ def _chat_logprobs(piece: Piece, texts: Texts) -> dict[str, Any]:
 class Answers:
     """The JSON of a call's answers."""
 
-    def __init__(self, asked: Asked, texts: Texts, *, number: str, model: str, created: int) -> None:
+    def __init__(
+        self, asked: Asked, texts: Texts, *, number: str, model: str, created: int
+    ) -> None:
         self._asked, self._texts = asked, texts
         self._held: dict[int, Piece] = {}  # of answers that are lists of calls
-        prefix, kind = ("chatcmpl-", "chat.completion") if asked.is_chat else ("cmpl-", "text_completion")
+        prefix, kind = (
+            ("chatcmpl-", "chat.completion") if asked.is_chat else ("cmpl-", "text_completion")
+        )
         self._head = {"id": prefix + number, "object": kind, "created": created, "model": model}
 
     def whole(self, pieces: list[Piece], usage: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +181,9 @@ class Answers:
             choice["finish_reason"] = "tool_calls"
         return calls
 
-    def _call_delta(self, choice: dict[str, Any], piece: Piece, *, is_first: bool) -> dict[str, Any]:
+    def _call_delta(
+        self, choice: dict[str, Any], piece: Piece, *, is_first: bool
+    ) -> dict[str, Any]:
         """Arguments of a function that was named come as they are written, other calls at last."""
         asked = self._asked.tool_choice
         if asked is None:
@@ -187,10 +205,16 @@ class Answers:
         return {**self._chunk_head(), "choices": [], "usage": usage}
 
     def _chunk_head(self) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk"} if self._asked.is_chat else self._head
+        return (
+            {**self._head, "object": "chat.completion.chunk"} if self._asked.is_chat else self._head
+        )
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": piece.index, "finish_reason": piece.finish, "logprobs": None}
+        choice: dict[str, Any] = {
+            "index": piece.index,
+            "finish_reason": piece.finish,
+            "logprobs": None,
+        }
         if self._asked.logprobs:
             choice["logprobs"] = (
                 _chat_logprobs(piece, self._texts)

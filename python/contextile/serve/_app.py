@@ -70,7 +70,9 @@ def make_app(
     host : str
         Name or address that the server listens on.
     """
-    server = _Server(engine, Texts(tokenizer, limits.max_length), limits, max_connections, max_body_bytes)
+    server = _Server(
+        engine, Texts(tokenizer, limits.max_length), limits, max_connections, max_body_bytes
+    )
 
     def of_pages(handler: Handler) -> Handler:
         """Refuses pages that may not call the server."""
@@ -96,10 +98,17 @@ def make_app(
 
     origins = [allow_origin] if allow_origin else []
     cors = Middleware(
-        CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[_ID]
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[_ID],
     )
     return Starlette(
-        routes=[Route(path, _named(of_pages(handler)), methods=[method]) for method, path, handler in server.routes()],
+        routes=[
+            Route(path, _named(of_pages(handler)), methods=[method])
+            for method, path, handler in server.routes()
+        ],
         middleware=[cors] if origins else [],
         exception_handlers={HTTPException: _not_found, Exception: _failed},
         lifespan=lifespan,
@@ -120,7 +129,7 @@ def _named(handler: Handler) -> Handler:
             response = Response(status_code=400)  # read by no client
         except HTTPException:
             raise
-        except Exception as error:  # noqa: BLE001 (a bug, whose text may quote the request)
+        except Exception as error:
             log_bug(error)
             response = await _failed(request, error)
         response.headers[_ID] = request.state.number
@@ -137,8 +146,9 @@ def _refused(refusal: Refusal) -> JSONResponse:
 async def _not_found(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = (
-        "expected POST /v1/completions, /v1/chat/completions, /tokenize or /detokenize, GET /v1/models, /version, "
-        f"/health or /metrics, found {request.method} {request.url.path[:200]}"
+        "expected POST /v1/completions, /v1/chat/completions, /tokenize or /detokenize, GET "
+        f"/v1/models, /version, /health or /metrics, found {request.method} "
+        f"{request.url.path[:200]}"
     )
     return _refused(Refusal(message, status=status))
 
@@ -159,7 +169,7 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         except (OSError, ClientDisconnect):
             raise
-        except Exception as error:  # noqa: BLE001 (a bug, whose text may quote the request)
+        except Exception as error:
             log_bug(error)
         finally:
             self._call.cancel()
@@ -171,7 +181,12 @@ def _event(data: Any) -> str:
 
 class _Server:
     def __init__(
-        self, engine: EngineThread, texts: Texts, limits: Limits, max_connections: int, max_body_bytes: int
+        self,
+        engine: EngineThread,
+        texts: Texts,
+        limits: Limits,
+        max_connections: int,
+        max_body_bytes: int,
     ) -> None:
         self._engine, self._texts, self._limits = engine, texts, limits
         self._turns = asyncio.Semaphore(max_connections)
@@ -196,7 +211,9 @@ class _Server:
             body = bytearray()
             async for some in request.stream():
                 if len(body) + len(some) > self._max_body_bytes:
-                    raise Refusal(f"request: expected at most {self._max_body_bytes} bytes", status=413)
+                    raise Refusal(
+                        f"request: expected at most {self._max_body_bytes} bytes", status=413
+                    )
                 body += some
             return bytes(body)
 
@@ -222,7 +239,11 @@ class _Server:
     async def _answer_now(self, request: Request, found: dict[str, Any], read: Read) -> Response:
         asked = await run_in_threadpool(read, found, self._texts, self._limits)
         answers = Answers(
-            asked, self._texts, number=request.state.number, model=self._limits.model, created=int(time.time())
+            asked,
+            self._texts,
+            number=request.state.number,
+            model=self._limits.model,
+            created=int(time.time()),
         )
         call = _Call(self._engine, asked, self._texts)
         if not asked.stream:
@@ -248,7 +269,9 @@ class _Server:
             work.cancel()
             call.cancel()
 
-    async def _pieces(self, call: _Call, answers: Answers, first: Piece | None) -> AsyncIterator[str]:
+    async def _pieces(
+        self, call: _Call, answers: Answers, first: Piece | None
+    ) -> AsyncIterator[str]:
         begun: set[int] = set()
         try:
             piece = first
@@ -263,7 +286,8 @@ class _Server:
         except Refusal as refusal:
             yield _event(refusal.body)
 
-    # ---------------------------------------------------------------------------------- other answers
+    # ---------------------------------------------------------------------------------- other
+    # answers
 
     async def tokenize(self, request: Request) -> Response:
         fields = Fields(await self._object(request))
@@ -272,10 +296,16 @@ class _Server:
         if not isinstance(prompt, str):
             fail("prompt", "a text", shown(prompt))
         if self._texts.is_too_long(prompt):
-            fail("prompt", f"a text that may have {self._limits.max_length} tokens", f"{len(prompt)} characters")
+            fail(
+                "prompt",
+                f"a text that may have {self._limits.max_length} tokens",
+                f"{len(prompt)} characters",
+            )
         special = fields.flag("add_special_tokens", unless=True)
         tokens = await run_in_threadpool(self._texts.encode, prompt, add_special_tokens=special)
-        return JSONResponse({"count": len(tokens), "max_model_len": self._limits.max_length, "tokens": tokens})
+        return JSONResponse(
+            {"count": len(tokens), "max_model_len": self._limits.max_length, "tokens": tokens}
+        )
 
     async def detokenize(self, request: Request) -> Response:
         fields = Fields(await self._object(request))
@@ -310,12 +340,15 @@ class _Server:
         return JSONResponse({"version": _core.__version__})
 
     async def health(self, _: Request) -> Response:
-        return PlainTextResponse("ok\n") if self._engine.is_well else PlainTextResponse("lost\n", 503)
+        return (
+            PlainTextResponse("ok\n") if self._engine.is_well else PlainTextResponse("lost\n", 503)
+        )
 
     async def metrics(self, _: Request) -> Response:
         metrics = self._engine.engine.metrics if self._engine.engine is not None else []
         lines = [
-            f"# TYPE contextile_{name} {'counter' if name.endswith('_total') else 'gauge'}\ncontextile_{name} {value}\n"
+            f"# TYPE contextile_{name} "
+            f"{'counter' if name.endswith('_total') else 'gauge'}\ncontextile_{name} {value}\n"
             for name, value in metrics
         ]
         return PlainTextResponse("".join(lines))
@@ -327,7 +360,9 @@ class _Call:
     def __init__(self, engine: EngineThread, asked: Asked, texts: Texts) -> None:
         self.asked = asked
         self._streams: list[Stream] = []
-        self._completions = [Completion(asked, texts, i) for i in range(len(asked.prompts) * asked.n)]
+        self._completions = [
+            Completion(asked, texts, i) for i in range(len(asked.prompts) * asked.n)
+        ]
         self._num_tokens = 0
         self._events: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         for i, arguments in enumerate(asked.engine_requests()):

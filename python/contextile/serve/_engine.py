@@ -16,7 +16,9 @@ from contextile.serve._guides import Guide, GuideError
 class Stream:
     """A request whose events go to a queue as (index, event), or at last (index, Refusal)."""
 
-    def __init__(self, owner: EngineThread, number: int, index: int, events: asyncio.Queue[tuple[int, Any]]) -> None:
+    def __init__(
+        self, owner: EngineThread, number: int, index: int, events: asyncio.Queue[tuple[int, Any]]
+    ) -> None:
         self._owner, self.number = owner, number
         self._index, self._events = index, events
 
@@ -39,7 +41,9 @@ class EngineThread:
         Seconds after which ranks hear from each other though there is nothing to compute.
     """
 
-    def __init__(self, make: Callable[[], _serving.ServingEngine], *, patience: float = 2.0) -> None:
+    def __init__(
+        self, make: Callable[[], _serving.ServingEngine], *, patience: float = 2.0
+    ) -> None:
         self._make, self._patience = make, patience
         self._streams: dict[int, Stream] = {}  # used by the event loop alone
         self._guides: dict[int, Guide] = {}
@@ -69,7 +73,12 @@ class EngineThread:
         return self.error is None and not self._stopped
 
     def submit(
-        self, *, index: int, events: asyncio.Queue[tuple[int, Any]], guide: Guide | None = None, **asked: Any
+        self,
+        *,
+        index: int,
+        events: asyncio.Queue[tuple[int, Any]],
+        guide: Guide | None = None,
+        **asked: Any,
     ) -> Stream:
         """Starts a request with the arguments of ``ServingEngine.submit``. In the event loop.
 
@@ -117,7 +126,9 @@ class EngineThread:
             engine.allow(event.request, guide.allowed())
         except GuideError as error:
             engine.cancel(event.request)
-            refusal = Refusal(f"the grammar's library gave up: {error}", status=500, kind="server_error")
+            refusal = Refusal(
+                f"the grammar's library gave up: {error}", status=500, kind="server_error"
+            )
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._end, event.request, refusal)
 
@@ -135,14 +146,16 @@ class EngineThread:
                     self._guide(engine, event)
                 if self._loop is not None and (events or rejections):
                     self._loop.call_soon_threadsafe(self._deliver, events, rejections)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             self.error = error
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._note_lost)
         finally:
             self._ready.set()
 
-    def _deliver(self, events: list[_serving.EngineEvent], rejections: list[_serving.EngineRejection]) -> None:
+    def _deliver(
+        self, events: list[_serving.EngineEvent], rejections: list[_serving.EngineRejection]
+    ) -> None:
         for rejection in rejections:
             self._end(rejection.request, _refusal_of(rejection))
         for event in events:
@@ -176,4 +189,8 @@ def _refusal_of(rejection: _serving.EngineRejection) -> Refusal:
 
 
 def _unavailable() -> Refusal:
-    return Refusal("the engines are lost or stop; the request may be sent again", status=503, kind="server_error")
+    return Refusal(
+        "the engines are lost or stop; the request may be sent again",
+        status=503,
+        kind="server_error",
+    )

@@ -47,7 +47,9 @@ class _Nodes:
     def add(self, count: int) -> None:
         self._count += count
         if self._count > _MOST_NODES:
-            raise ValueError(f"expected at most {_MOST_NODES} objects, arrays, keys and texts, found more")
+            raise ValueError(
+                f"expected at most {_MOST_NODES} objects, arrays, keys and texts, found more"
+            )
 
     def object_of(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self.add(1 + len(pairs))
@@ -59,7 +61,9 @@ class _Nodes:
 
 def _integer(text: str) -> int:
     if len(text) > _LONGEST_INTEGER:
-        raise ValueError(f"expected integers of at most {_LONGEST_INTEGER} digits, found {len(text)}")
+        raise ValueError(
+            f"expected integers of at most {_LONGEST_INTEGER} digits, found {len(text)}"
+        )
     return int(text)
 
 
@@ -155,13 +159,16 @@ class Fields:
             fail(key, "true or false", shown(value))
         return value
 
-    def check_keys(self, known: set[str], neutral: dict[str, Any], where: str = "parameters") -> None:
+    def check_keys(
+        self, known: set[str], neutral: dict[str, Any], where: str = "parameters"
+    ) -> None:
         """Refuses other keys, except with null or the value that changes nothing."""
         for key, value in self._found.items():
             if key in known or value is None or (key in neutral and _equal(value, neutral[key])):
                 continue
             raise Refusal(
-                f"{key[:_MOST_SHOWN]}: expected {where} of {', '.join(sorted(known))}, found another",
+                f"{key[:_MOST_SHOWN]}: expected {where} of {', '.join(sorted(known))}, found "
+                "another",
                 param=key[:_MOST_SHOWN],
                 code="unsupported_parameter",
             )

@@ -71,7 +71,11 @@ class Guides:
             fail(param, "a grammar that llguidance takes", str(error))
         warnings = matcher.get_grammar_warnings()
         if warnings:
-            fail(param, "a grammar that llguidance takes without a warning", _line_of("; ".join(warnings)))
+            fail(
+                param,
+                "a grammar that llguidance takes without a warning",
+                _line_of("; ".join(warnings)),
+            )
         return guide
 
     def _words_of(self, param: str, vocab_size: int, end_tokens: list[int]) -> Any:
@@ -83,10 +87,10 @@ class Guides:
                     self._words = llguidance.hf.from_tokenizer(
                         self._tokenizer, n_vocab=vocab_size, eos_token=end_tokens
                     )
-                except Exception as error:  # noqa: BLE001 (it raises what it likes)
+                except Exception as error:
                     raise Refusal(
-                        f"{param}: expected none, because llguidance does not take the model's tokenizer: "
-                        f"{_line_of(str(error))}",
+                        f"{param}: expected none, because llguidance does not take the model's "
+                        f"tokenizer: {_line_of(str(error))}",
                         param=param,
                     ) from None
             return self._words
@@ -120,7 +124,9 @@ def _of_response_format(form: Any) -> tuple[str, Any] | None:
     kind = form.get("type") if isinstance(form, dict) else None
     if kind not in ("text", "json_object", "json_schema"):
         fail("response_format", "type text, json_object or json_schema", shown(form))
-    Fields(form).check_keys({"type", "json_schema"} if kind == "json_schema" else {"type"}, {}, "response_format")
+    Fields(form).check_keys(
+        {"type", "json_schema"} if kind == "json_schema" else {"type"}, {}, "response_format"
+    )
     if kind == "text":
         return None
     if kind == "json_object":
@@ -129,7 +135,9 @@ def _of_response_format(form: Any) -> tuple[str, Any] | None:
     if not isinstance(given, dict) or not isinstance(given.get("schema"), dict):
         fail("response_format", "json_schema with an object schema", shown(form))
     # Answers keep to the schema, strict or not.
-    Fields(given).check_keys({"name", "description", "schema", "strict"}, {}, "response_format.json_schema")
+    Fields(given).check_keys(
+        {"name", "description", "schema", "strict"}, {}, "response_format.json_schema"
+    )
     return "json", given["schema"]
 
 
@@ -153,7 +161,9 @@ def _grammar(param: str, kind: str, given: Any) -> str:
             given = parse_json(given)
         except ValueError:
             fail(param, "a JSON schema", shown(given))
-    expected = {"json": dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}[kind]
+    expected = {"json": dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}[
+        kind
+    ]
     if not isinstance(given, expected):
         fail(param, f"{kind} as {_FORMS[kind]}", shown(given))
     size = len(json.dumps(given))
@@ -164,9 +174,13 @@ def _grammar(param: str, kind: str, given: Any) -> str:
             fail(param, "json_object true", shown(given))
         given = {"type": "object"}
     if kind == "choice":
-        if not 1 <= len(given) <= _MOST_CHOICES or not all(isinstance(one, str) and one for one in given):
+        if not 1 <= len(given) <= _MOST_CHOICES or not all(
+            isinstance(one, str) and one for one in given
+        ):
             fail(param, f"choice of 1 to {_MOST_CHOICES} texts that are not empty", shown(given))
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in given)))
+        return str(
+            LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one) for one in given))
+        )
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(given))
     try:

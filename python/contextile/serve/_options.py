@@ -50,9 +50,15 @@ def _at_least(least: int) -> Any:
 _ENGINE: dict[str, tuple[Any, str]] = {
     "kv_tokens": (_at_least(1), "tokens the KV cache holds, over all ranks (default: 65536)"),
     "page_size": (_at_least(1), "tokens of a page of a rank (default: 16)"),
-    "interleave": (_at_least(1), "tokens that go to a rank before the next one's turn (default: 1)"),
+    "interleave": (
+        _at_least(1),
+        "tokens that go to a rank before the next one's turn (default: 1)",
+    ),
     "kv_dtype": (["f32", "bf16", "f16"], "of cached keys and values (default: f32)"),
-    "mode": (["auto", "ag_rs", "a2a", "q_replicated"], "how ranks come to attention over all tokens"),
+    "mode": (
+        ["auto", "ag_rs", "a2a", "q_replicated"],
+        "how ranks come to attention over all tokens",
+    ),
     "wire": (["f32", "bf16", "f16"], "of queries and outputs between ranks (default: f32)"),
     "hop_b_groups": (_at_least(1), "groups of requests whose exchanges and attention overlap"),
     "hop_b": (["off", "attention", "feed_forward"], "what overlaps with --hop-b-groups"),
@@ -62,11 +68,20 @@ _ENGINE: dict[str, tuple[Any, str]] = {
     "pace": (float, "length of steps with prompts, in steps without (default: 3)"),
     "tensor_parallel": (_at_least(1), "ranks that split heads and feed-forward"),
     "context_parallel": (_at_least(1), "ranks that share the tokens of prompts"),
-    "decode_context_parallel": (_at_least(1), "tensor-parallel ranks that share the cache's tokens"),
-    "prefill": (["auto", "off", "pass_kv", "pass_q", "all_gather", "ulysses"], "with --context-parallel"),
+    "decode_context_parallel": (
+        _at_least(1),
+        "tensor-parallel ranks that share the cache's tokens",
+    ),
+    "prefill": (
+        ["auto", "off", "pass_kv", "pass_q", "all_gather", "ulysses"],
+        "with --context-parallel",
+    ),
     "prefill_tokens": (_at_least(1), "shorter parts of prompts are computed as decoding does"),
     "draft_model": (str, "folder of a smaller model of the same vocabulary that chooses drafts"),
-    "draft_tokens": (_at_least(1), "most drafts of a request and step by --draft-model (default: 4)"),
+    "draft_tokens": (
+        _at_least(1),
+        "most drafts of a request and step by --draft-model (default: 4)",
+    ),
 }
 
 
@@ -80,22 +95,38 @@ def _port(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m contextile.serve",
-        description="Serves a model to clients of OpenAI's protocols. `contextile serve --help` explains the options.",
+        description=(
+            "Serves a model to clients of OpenAI's protocols. `contextile serve --help` explains "
+            "the options."
+        ),
         allow_abbrev=False,
     )
     unless = ServeOptions("")
     parser.add_argument("model", metavar="MODEL", help="a folder of Hugging Face's format")
     parser.add_argument("--name", help="what clients call the model (default: the folder's name)")
-    parser.add_argument("--host", default=unless.host, help="where to listen (default: %(default)s)")
-    parser.add_argument("--port", type=_port, default=unless.port, help="0: a free one (default: %(default)s)")
     parser.add_argument(
-        "--ranks", type=_at_least(1), default=unless.ranks, help="threads that share the model, without torchrun"
+        "--host", default=unless.host, help="where to listen (default: %(default)s)"
     )
-    parser.add_argument("--timeout", type=float, default=unless.timeout, help="seconds until a silent rank is lost")
-    parser.add_argument("--generation-config", choices=["model", "none"], default=unless.generation_config)
+    parser.add_argument(
+        "--port", type=_port, default=unless.port, help="0: a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_at_least(1),
+        default=unless.ranks,
+        help="threads that share the model, without torchrun",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=unless.timeout, help="seconds until a silent rank is lost"
+    )
+    parser.add_argument(
+        "--generation-config", choices=["model", "none"], default=unless.generation_config
+    )
     parser.add_argument("--max-connections", type=_at_least(1), default=unless.max_connections)
     parser.add_argument("--max-body-bytes", type=_at_least(1), default=unless.max_body_bytes)
-    parser.add_argument("--allow-origin", help="pages of this origin may call the server from scripts")
+    parser.add_argument(
+        "--allow-origin", help="pages of this origin may call the server from scripts"
+    )
     engine = parser.add_argument_group("engine")
     for name, (kind, text) in _ENGINE.items():
         metavar = "FOLDER" if kind is str else "N"
@@ -109,4 +140,6 @@ def parse_options(arguments: list[str] | None = None) -> ServeOptions:
     """Returns the options of a command line. Exits on wrong ones."""
     found = vars(_parser().parse_args(arguments))
     engine = {name: found.pop(name) for name in [*_ENGINE, "share_prefixes"]}
-    return ServeOptions(**found, engine={name: value for name, value in engine.items() if value is not None})
+    return ServeOptions(
+        **found, engine={name: value for name, value in engine.items() if value is not None}
+    )

@@ -77,7 +77,9 @@ class _Front:
         from transformers import AutoTokenizer
 
         if not (Path(options.model) / "config.json").is_file():
-            raise _core.InvalidArgument(f"{options.model}: expected a folder with a config.json, found none")
+            raise _core.InvalidArgument(
+                f"{options.model}: expected a folder with a config.json, found none"
+            )
         for path in sorted(Path(options.model).iterdir()):
             # Reading a pipe or a device could wait for ever.
             if path.exists() and not path.is_file() and not path.is_dir():
@@ -87,7 +89,7 @@ class _Front:
             self.tokenizer = AutoTokenizer.from_pretrained(
                 options.model, local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:  # noqa: BLE001 (transformers raises what it likes)
+        except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise _core.InvalidArgument(
                 f"{options.model}: expected a tokenizer that transformers reads, found {reason}"
@@ -97,7 +99,9 @@ class _Front:
             self.sampling, self.ignored = default_sampling(options.model)
 
     def sampling_text(self) -> str:
-        said = [f"{name} {value:g}" for name, value in self.sampling.items() if value != _SAMPLING[name]]
+        said = [
+            f"{name} {value:g}" for name, value in self.sampling.items() if value != _SAMPLING[name]
+        ]
         text = f"sampling  {', '.join(said) or 'temperature 1'}, unless a request says otherwise"
         if self.ignored:
             text += f"\nignored   of generation_config.json: {', '.join(self.ignored)}"
@@ -175,7 +179,9 @@ def _follow_in_thread(transport: _core.Transport, options: ServeOptions) -> thre
     return thread
 
 
-def _server_of(app: Any, options: ServeOptions, front: _Front, engine: EngineThread, end: _End) -> Any:
+def _server_of(
+    app: Any, options: ServeOptions, front: _Front, engine: EngineThread, end: _End
+) -> Any:
     """Returns a server that prints its address when it listens."""
     import uvicorn
 

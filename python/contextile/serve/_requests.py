@@ -22,8 +22,25 @@ _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_TOKENS = 16, 1000, 128
 _MOST_BIASES = 1024
 
 _COMMON = {
-    *("model", "max_tokens", "max_completion_tokens", "n", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "stop_token_ids"),
+    *(
+        "model",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+    ),
+    *(
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "stop",
+        "stop_token_ids",
+    ),
     *("stream", "stream_options", "logprobs", "ignore_eos", "return_token_ids", "user"),
     *("response_format", "structured_outputs"),
 }
@@ -123,7 +140,11 @@ def read_completion(found: dict[str, Any], texts: Texts, limits: Limits) -> Aske
         asked.num_top = fields.integer("logprobs", 0, 0, min(MOST_LOGPROBS, limits.vocab_size))
     count = sum(map(len, asked.prompts)) * asked.n * (1 + asked.num_top)
     if asked.echo and asked.logprobs and count > MOST_PROMPT_LOGPROBS:
-        fail("logprobs", f"at most {MOST_PROMPT_LOGPROBS} of a call's prompts, alternatives included", str(count))
+        fail(
+            "logprobs",
+            f"at most {MOST_PROMPT_LOGPROBS} of a call's prompts, alternatives included",
+            str(count),
+        )
     return asked
 
 
@@ -184,9 +205,17 @@ def _read_prompts(fields: Fields, texts: Texts, limits: Limits, asked: Asked) ->
     prompt = fields.get("prompt")
     if not isinstance(prompt, (str, list)):
         fail("prompt", "a text or token ids", "none" if prompt is None else shown(prompt))
-    several = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
+    several = (
+        prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+        else [prompt]
+    )
     if len(several) * asked.n > MOST_COMPLETIONS:
-        fail("prompt", f"at most {MOST_COMPLETIONS} completions", f"{len(several)} prompts of {asked.n}")
+        fail(
+            "prompt",
+            f"at most {MOST_COMPLETIONS} completions",
+            f"{len(several)} prompts of {asked.n}",
+        )
     special = fields.flag("add_special_tokens", unless=True)
     for one in several:
         if isinstance(one, str):
@@ -203,7 +232,9 @@ def _read_prompts(fields: Fields, texts: Texts, limits: Limits, asked: Asked) ->
         asked.prompt_texts.append(text)
 
 
-def _read_common(fields: Fields, texts: Texts, limits: Limits, asked: Asked, *, unless: int) -> None:
+def _read_common(
+    fields: Fields, texts: Texts, limits: Limits, asked: Asked, *, unless: int
+) -> None:
     _read_length(fields, limits, asked, unless)
     given = limits.sampling
     asked.sampling = {
@@ -211,7 +242,9 @@ def _read_common(fields: Fields, texts: Texts, limits: Limits, asked: Asked, *, 
         "top_p": fields.number("top_p", given["top_p"], 1e-6, 1),
         "top_k": max(fields.integer("top_k", int(given["top_k"]), -1, 2**31 - 1), 0),
         "min_p": fields.number("min_p", given["min_p"], 0, 1),
-        "repetition_penalty": fields.number("repetition_penalty", given["repetition_penalty"], 0.01, 100),
+        "repetition_penalty": fields.number(
+            "repetition_penalty", given["repetition_penalty"], 0.01, 100
+        ),
         "presence_penalty": fields.number("presence_penalty", 0, -2, 2),
         "frequency_penalty": fields.number("frequency_penalty", 0, -2, 2),
         "logit_bias": _logit_bias(fields, limits),
@@ -286,14 +319,20 @@ def _read_stops(fields: Fields, texts: Texts, limits: Limits, asked: Asked) -> N
     asked.stop_tokens += token_ids(tokens, limits.vocab_size, "stop_token_ids")
 
 
-def _read_guide(fields: Fields, texts: Texts, limits: Limits, asked: Asked, found: tuple[str, str] | None) -> None:
+def _read_guide(
+    fields: Fields, texts: Texts, limits: Limits, asked: Asked, found: tuple[str, str] | None
+) -> None:
     if found is None:
         return
     param, grammar = found
     if asked.guide is not None:
         fail(param, "no response_format and no structured_outputs next to it", "one")
     if fields.get("ignore_eos"):
-        fail("ignore_eos", f"false next to {param}, after which the end of the text is all that is left", "true")
+        fail(
+            "ignore_eos",
+            f"false next to {param}, after which the end of the text is all that is left",
+            "true",
+        )
     if not limits.end_tokens:
         fail(param, "a model that has a token for the end of a text", "none")
     asked.guide = texts.guides.make(param, grammar, limits.vocab_size, limits.end_tokens)
@@ -305,8 +344,12 @@ def _read_guide(fields: Fields, texts: Texts, limits: Limits, asked: Asked, foun
 def _chat_prompt(fields: Fields, texts: Texts, limits: Limits) -> list[int]:
     template = texts.tokenizer.chat_template
     if not template:
-        raise Refusal("messages: expected a model with a chat template, found one without", param="messages")
-    given: dict[str, Any] = {"add_generation_prompt": fields.flag("add_generation_prompt", unless=True)}
+        raise Refusal(
+            "messages: expected a model with a chat template, found one without", param="messages"
+        )
+    given: dict[str, Any] = {
+        "add_generation_prompt": fields.flag("add_generation_prompt", unless=True)
+    }
     given.update(_template_arguments(fields, texts))
     tools = _tools(fields, str(template))
     if tools:
@@ -315,10 +358,14 @@ def _chat_prompt(fields: Fields, texts: Texts, limits: Limits) -> list[int]:
     try:
         text = texts.rendered(messages, given)
     except TooSlow:
-        fail("messages", "a chat that the model's template renders in 10 s", "one that takes longer")
-    except Exception as error:  # noqa: BLE001 (templates raise what they like)
+        fail(
+            "messages", "a chat that the model's template renders in 10 s", "one that takes longer"
+        )
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:300]
-        raise Refusal(f"messages: expected what the model's template takes, found {reason}", param="messages") from None
+        raise Refusal(
+            f"messages: expected what the model's template takes, found {reason}", param="messages"
+        ) from None
     _check_text(text, texts, limits)
     return texts.encode(text, add_special_tokens=False)
 
@@ -354,7 +401,9 @@ def _messages(fields: Fields, template: str) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         fail("messages", "a list of messages", shown(messages))
     # Once for each key, because templates are long.
-    has_place = functools.cache(lambda key: re.search(rf"\b{re.escape(key)}\b", template) is not None)
+    has_place = functools.cache(
+        lambda key: re.search(rf"\b{re.escape(key)}\b", template) is not None
+    )
     return [_message(one, has_place) for one in messages]
 
 
@@ -366,7 +415,11 @@ def _message(found: Any, has_place: Callable[[str], bool]) -> dict[str, Any]:
     known = {"role", "content"} | ({"name", "tool_call_id"} if message["role"] == "tool" else set())
     for key in message:
         if key not in known and not has_place(key):
-            fail("messages", f"keys that the model's template has a place for, {', '.join(sorted(known))}", shown(key))
+            fail(
+                "messages",
+                f"keys that the model's template has a place for, {', '.join(sorted(known))}",
+                shown(key),
+            )
     content = message.get("content", "" if "tool_calls" in message else None)
     if isinstance(content, list):
         content = "\n".join(_part(part) for part in content)
@@ -379,7 +432,11 @@ def _message(found: Any, has_place: Callable[[str], bool]) -> dict[str, Any]:
 
 
 def _part(found: Any) -> str:
-    if not isinstance(found, dict) or found.get("type") != "text" or not isinstance(found.get("text"), str):
+    if (
+        not isinstance(found, dict)
+        or found.get("type") != "text"
+        or not isinstance(found.get("text"), str)
+    ):
         fail("messages", "parts of type text", shown(found))
     for key, value in found.items():
         if key not in ("type", "text") and value is not None:

@@ -86,7 +86,9 @@ class Texts:
         with self._decoder_lock:
             return str(
                 self._decoder.decode(
-                    tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                    tokens,
+                    skip_special_tokens=skip_special_tokens,
+                    clean_up_tokenization_spaces=False,
                 )
             )
 
@@ -97,7 +99,10 @@ class Texts:
 
     def special(self, text: str) -> int | None:
         """Returns the special token that is written as `text`, if there is one."""
-        if text not in self.tokenizer.all_special_tokens and text not in self.tokenizer.get_added_vocab():
+        if (
+            text not in self.tokenizer.all_special_tokens
+            and text not in self.tokenizer.get_added_vocab()
+        ):
             return None
         return int(self.tokenizer.convert_tokens_to_ids(text))
 

@@ -37,7 +37,9 @@ class ToolChoice:
             for name, parameters in self.functions.items()
         ]
         most = {} if self.is_parallel else {"maxItems": 1}
-        return json_grammar("tool_choice", {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most})
+        return json_grammar(
+            "tool_choice", {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most}
+        )
 
     def calls(self, text: str, *, is_whole: bool) -> list[dict[str, Any]] | None:
         """Returns the calls of what a model wrote; None if none can be read."""
@@ -63,23 +65,39 @@ def read_tool_choice(fields: Fields) -> ToolChoice | None:
     is_parallel = fields.flag("parallel_tool_calls", unless=True)
     if choice in (None, "none", "auto"):
         if not is_parallel and tools and choice != "none":
-            fail("parallel_tool_calls", "true, except with a tool_choice that insists on calls", "false")
+            fail(
+                "parallel_tool_calls",
+                "true, except with a tool_choice that insists on calls",
+                "false",
+            )
         return None
     functions = {}
     for tool in tools:
         function = tool.get("function")
-        name = function.get("name") if isinstance(function, dict) and tool.get("type") == "function" else None
+        name = (
+            function.get("name")
+            if isinstance(function, dict) and tool.get("type") == "function"
+            else None
+        )
         if not isinstance(name, str) or not name or name in functions:
             fail("tools", "functions with different names", shown(tool))
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             fail("tools", "parameters as a JSON schema", shown(parameters))
-        functions[name] = parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        functions[name] = parameters or {
+            "type": "object",
+            "properties": {},
+            "additionalProperties": False,
+        }
     if choice == "required":
         if not functions:
             fail("tool_choice", "tools next to required", "none")
         return ToolChoice(functions, is_named=False, is_parallel=is_parallel)
-    named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    named = (
+        choice.get("function")
+        if isinstance(choice, dict) and choice.get("type") == "function"
+        else None
+    )
     name = named.get("name") if isinstance(named, dict) else None
     if not isinstance(name, str):
         fail("tool_choice", "none, auto, required or a function by name", shown(choice))

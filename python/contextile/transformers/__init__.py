@@ -9,7 +9,8 @@
     executor.prepare(plan)
     local = local_batch(tokens, plan=plan, rank=executor.rank)
     with cth.use(executor):
-        logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits
+        logits = model(local.tokens[None], position_ids=local.positions[None],
+        use_cache=False).logits
 
 Documents are packed without padding, and the plan keeps them apart. Every rank holds its own
 tokens, with their positions in their documents. Gradients of parameters are summed over the group,
@@ -26,4 +27,14 @@ from contextile.transformers._images import image_masks, local_images
 from contextile.transformers._probe import check_model
 from contextile.transformers._trainer import TrainerMixin
 
-__all__ = ["ShardedCache", "TrainerMixin", "batch_of", "check_model", "generate", "image_masks", "local_images", "register", "use"]
+__all__ = [
+    "ShardedCache",
+    "TrainerMixin",
+    "batch_of",
+    "check_model",
+    "generate",
+    "image_masks",
+    "local_images",
+    "register",
+    "use",
+]

@@ -60,11 +60,15 @@ class _Given(NamedTuple):
 
 
 class _Layers:
-    """The layers that were called, in order to know the first of a forward and those that are missing."""
+    """The layers that were called, in order to know the first of a forward and those that are
+    missing.
+    """
 
     def __init__(self) -> None:
         self.calls = 0  # since the process began
-        self.kinds: set[str] = set()  # of layers that were called with sides: encoder, decoder, cross
+        self.kinds: set[str] = (
+            set()
+        )  # of layers that were called with sides: encoder, decoder, cross
         self.last: tuple[float, type] = (math.inf, object)  # number and type of the one called last
 
 
@@ -103,15 +107,20 @@ def register(name: str = "contextile") -> str:
 
 def _check_form(form: Form) -> None:
     """Refuses masks that the plan's would not replace, and keeps the others for the layers."""
-    prepared = None if _given.executor is None or _given.executor._current is None else _given.executor.prepared_of(None)
+    prepared = (
+        None
+        if _given.executor is None or _given.executor._current is None
+        else _given.executor.prepared_of(None)
+    )
     odd = list(form.odd)
     if form.blocks is not None and prepared is None and bool((form.blocks >= 0).any()):
         odd.append("blockwise_overlay")
     if odd:
         raise _core.InvalidArgument(
-            f"attention: expected a model whose masks are causal, full or sliding windows, found {', '.join(odd)} (tokens that attend "
-            "each other both ways, such as an image's, or a prefix); plan the batch with that mask, and let the plan's masks "
-            "count: use(executor, check_masks=False)"
+            "attention: expected a model whose masks are causal, full or sliding windows, found "
+            f"{', '.join(odd)} (tokens that attend each other both ways, such as an image's, or a "
+            "prefix); plan the batch with that mask, and let the plan's masks count: "
+            "use(executor, check_masks=False)"
         )
     if prepared is None:
         return
@@ -122,7 +131,9 @@ def _check_form(form: Form) -> None:
                 check_blocks(prepared, part, form)
 
 
-def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function: Any = None, **others: Any) -> None:
+def _check_mask(
+    *args: Any, attention_mask: Tensor | None = None, mask_function: Any = None, **others: Any
+) -> None:
     """Replaces the function that makes a model's mask. Refuses what the plan's masks would drop."""
     # Compiled code cannot look into functions; a model that is compiled is checked where it runs
     # eagerly.
@@ -130,8 +141,9 @@ def _check_mask(*args: Any, attention_mask: Tensor | None = None, mask_function:
         _check_form(form_of(mask_function))
     if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
         raise _core.InvalidArgument(
-            f"attention_mask: expected none, or ones, for documents are packed without padding and the plan has their masks; "
-            f"found {list(attention_mask.shape)} with {int((attention_mask == 0).sum())} zeros"
+            "attention_mask: expected none, or ones, for documents are packed without padding and "
+            f"the plan has their masks; found {list(attention_mask.shape)} with "
+            f"{int((attention_mask == 0).sum())} zeros"
         )
 
 
@@ -157,11 +169,22 @@ def _running(given: _Given) -> Iterator[None]:
 @contextlib.contextmanager
 def _patches_of(given: _Given) -> Iterator[None]:
     sides, executor = given.sides, cast(Executor, given.executor)
-    by_side = (sides.target_positions, sides.source_positions) if sides is not None else (given.positions, None)
+    by_side = (
+        (sides.target_positions, sides.source_positions)
+        if sides is not None
+        else (given.positions, None)
+    )
     local = contextlib.nullcontext() if sides is None else local_layers(_attend_local)
     older = adapted(_attend, _check_mask)
     whole = extent_of_batch(executor, are_given=not given.check_positions or sides is not None)
-    with pooling(executor), counted(*by_side), _linear.run_in_order(_begin_ordered), older, local, whole:
+    with (
+        pooling(executor),
+        counted(*by_side),
+        _linear.run_in_order(_begin_ordered),
+        older,
+        local,
+        whole,
+    ):
         yield
 
 
@@ -201,21 +224,21 @@ def use(
         Whether the plan's masks must reach as far as the layers' own: causal, sliding layers within
         their window. False lets the plan's masks replace them, such as prefix LM.
     check_positions : bool
-        Whether position ids must be those of the plan's documents, from 0, or from the first position
-        that the model's embeddings have (2 in RoBERTa). False leaves them to the caller: for models
-        with positions of their own kind, or with none at all.
+        Whether position ids must be those of the plan's documents, from 0, or from the first
+        position that the model's embeddings have (2 in RoBERTa). False leaves them to the caller:
+        for models with positions of their own kind, or with none at all.
     check_model : bool
-        Whether a small copy of the model is tried once, as ``contextile.transformers.check_model`` does:
-        attention alone may let tokens see each other. If none can be built, a warning says that
-        nothing was checked. False is for a model whose other parts you answer for.
+        Whether a small copy of the model is tried once, as ``contextile.transformers.check_model``
+        does: attention alone may let tokens see each other. If none can be built, a warning says
+        that nothing was checked. False is for a model whose other parts you answer for.
     positions : int64 Tensor [local tokens], optional
         Positions for models that count them and take none, such as BART's: ``local.positions``.
     sides : Sides, optional
-        Which of this rank's tokens are sources, for models of an encoder and a decoder. The model is
-        given this rank's sources and targets; both have the positions of the sides.
+        Which of this rank's tokens are sources, for models of an encoder and a decoder. The model
+        is given this rank's sources and targets; both have the positions of the sides.
     dropout_seed : int, optional
-        Needed if layers drop attention weights: the same on every rank, another in every step. Seed,
-        layer, head and tokens decide about a weight, so no plan changes a result.
+        Needed if layers drop attention weights: the same on every rank, another in every step.
+        Seed, layer, head and tokens decide about a weight, so no plan changes a result.
 
     Yields
     ------
@@ -225,12 +248,12 @@ def use(
     ------
     InvalidArgument
         In the first layer, if the model computes something outside attention that depends on the
-        order of tokens: recurrent or convolutional layers that pass no states between ranks, another
-        pooling head, its own loss of ``labels``, or another part of which a small copy gives other
-        rows for a part of a document. In a layer, if it does not fit the plan: another
+        order of tokens: recurrent or convolutional layers that pass no states between ranks,
+        another pooling head, its own loss of ``labels``, or another part of which a small copy
+        gives other rows for a part of a document. In a layer, if it does not fit the plan: another
         shape, scale, softcap or mask, an attention mask, dropout without a seed, a batch above 1,
-        positions other than this rank's, or an argument that would be dropped. On leaving, if no layer attended: the
-        model then attended on each rank alone.
+        positions other than this rank's, or an argument that would be dropped. On leaving, if no
+        layer attended: the model then attended on each rank alone.
 
     Examples
     --------
@@ -239,50 +262,77 @@ def use(
         with contextile.transformers.use(executor):
             logits = model(local.tokens[None], position_ids=local.positions[None]).logits
     """
-    seed = None if dropout_seed is None else torch.tensor(_checks.whole("dropout_seed", dropout_seed), dtype=torch.int64)
+    seed = (
+        None
+        if dropout_seed is None
+        else torch.tensor(_checks.whole("dropout_seed", dropout_seed), dtype=torch.int64)
+    )
     before_calls = _layers.calls
     if sides is not None:
         check_sides(_prepared(executor), sides)
     _layers.last = math.inf, object
     _layers.kinds.clear()
-    with _running(_Given(executor, check_masks, check_positions, check_model, positions, sides, seed)):
+    with _running(
+        _Given(executor, check_masks, check_positions, check_model, positions, sides, seed)
+    ):
         yield executor
     if sides is not None and 0 < len(_layers.kinds) < 3:
         missing = sorted({"encoder", "decoder", "cross"} - _layers.kinds)
         raise _core.InvalidArgument(
-            f"attention: expected layers of the encoder and the decoder that attend through contextile, found none of kind "
-            f"{' and '.join(missing)}: such layers attended on each rank alone"
+            "attention: expected layers of the encoder and the decoder that attend through "
+            f"contextile, found none of kind {' and '.join(missing)}: such layers attended on each "
+            "rank alone"
         )
     if _layers.calls == before_calls:
         raise _core.InvalidArgument(
-            "attention: expected a model that attends through contextile (model.set_attn_implementation(register()), and a "
-            "model that uses the attention interface), found no call of a layer"
+            "attention: expected a model that attends through contextile "
+            "(model.set_attn_implementation(register()), and a model that uses the attention "
+            "interface), found no call of a layer"
         )
 
 
 def _prepared(executor: Executor | None) -> Prepared:
     if executor is None or executor._current is None:
         raise _core.InvalidArgument(
-            "attention: expected an executor prepared for the batch (with contextile.transformers.use(executor)), found none"
+            "attention: expected an executor prepared for the batch (with "
+            "contextile.transformers.use(executor)), found none"
         )
     return executor.prepared_of(None)
 
 
-def _check(rules: Rules, query: Tensor, attention_mask: Any, dropout: float, scaling: float | None, softcap: float | None) -> None:
+def _check(
+    rules: Rules,
+    query: Tensor,
+    attention_mask: Any,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+) -> None:
     if attention_mask is not None:
         raise _core.InvalidArgument(
-            "attention: expected no attention mask, for the plan has the batch's masks; found one. Pack documents without "
-            "padding and leave attention_mask out"
+            "attention: expected no attention mask, for the plan has the batch's masks; found "
+            "one. Pack documents without padding and leave attention_mask out"
         )
     if dropout and (_given.dropout_seed is None or _given.sides is not None):
-        remedy = "which layers of encoders and decoders have not" if _given.sides is not None else "use(executor, dropout_seed=…) draws it"
+        remedy = (
+            "which layers of encoders and decoders have not"
+            if _given.sides is not None
+            else "use(executor, dropout_seed=…) draws it"
+        )
         raise _core.InvalidArgument(f"attention: expected dropout 0, found {dropout}; {remedy}")
     if query.shape[0] != 1:
-        raise _core.InvalidArgument(f"attention: expected a batch of 1, documents packed; found {query.shape[0]}")
+        raise _core.InvalidArgument(
+            f"attention: expected a batch of 1, documents packed; found {query.shape[0]}"
+        )
     if scaling is not None and not math.isclose(scaling, rules.scale, rel_tol=1e-6):
-        raise _core.InvalidArgument(f"attention: expected the plan's scale {rules.scale:.6g}, found the layer's {scaling:.6g}")
+        raise _core.InvalidArgument(
+            f"attention: expected the plan's scale {rules.scale:.6g}, found the layer's "
+            f"{scaling:.6g}"
+        )
     if not math.isclose(softcap or 0.0, rules.softcap, rel_tol=1e-6):
-        raise _core.InvalidArgument(f"attention: expected the plan's softcap {rules.softcap:g}, found the layer's {softcap}")
+        raise _core.InvalidArgument(
+            f"attention: expected the plan's softcap {rules.softcap:g}, found the layer's {softcap}"
+        )
 
 
 def _seed_of(module: Any, name: str) -> Tensor:
@@ -290,11 +340,13 @@ def _seed_of(module: Any, name: str) -> Tensor:
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise _core.InvalidArgument(
-            f"attention: expected layers with numbers (layer_idx), each of which draws its own dropout, found {type(module).__name__} "
-            "without; set dropout 0"
+            "attention: expected layers with numbers (layer_idx), each of which draws its own "
+            f"dropout, found {type(module).__name__} without; set dropout 0"
         )
     digest = hashlib.blake2b(f"{name} {layer}".encode(), digest_size=8).digest()
-    return cast(Tensor, _given.dropout_seed) * 0x5851F42D4C957F2D + int.from_bytes(digest, "little", signed=True)
+    return cast(Tensor, _given.dropout_seed) * 0x5851F42D4C957F2D + int.from_bytes(
+        digest, "little", signed=True
+    )
 
 
 def _first_position() -> int:
@@ -316,7 +368,11 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
     # All layers receive the same tensor. Reading it on a GPU waits for the device, so it is read
     # once.
     is_on_gpu = position_ids.device.type != "cpu"
-    if is_on_gpu and prepared.positions_checked is not None and prepared.positions_checked() is position_ids:
+    if (
+        is_on_gpu
+        and prepared.positions_checked is not None
+        and prepared.positions_checked() is position_ids
+    ):
         return
     if position_ids.dim() == 3:  # of M-RoPE, by axis; of text all are equal
         if not bool((position_ids == position_ids[:1]).all()):
@@ -328,13 +384,16 @@ def _compare_positions(prepared: Prepared, position_ids: Any) -> None:
     if len(expected) == 0:
         return  # this rank has only a filler
     found = rows[0]
-    is_same = found.shape == expected.shape and bool(torch.equal(found, expected) or torch.equal(found, expected + _first_position()))
+    is_same = found.shape == expected.shape and bool(
+        torch.equal(found, expected) or torch.equal(found, expected + _first_position())
+    )
     if not is_same:
         raise _core.InvalidArgument(
-            "position_ids: expected those of this rank's tokens in the documents of the plan that the executor is prepared for "
-            f"(local_batch(…).positions[None]), which begin {expected[:4].tolist()}, found {list(rows.shape)} that begin "
-            f"{found[:4].tolist()}; models count 0, 1, 2, … where none are given (use(executor, check_positions=False) leaves "
-            "positions to you)"
+            "position_ids: expected those of this rank's tokens in the documents of the plan that "
+            "the executor is prepared for (local_batch(…).positions[None]), which begin "
+            f"{expected[:4].tolist()}, found {list(rows.shape)} that begin {found[:4].tolist()}; "
+            "models count 0, 1, 2, … where none are given (use(executor, check_positions=False) "
+            "leaves positions to you)"
         )
     if is_on_gpu:
         prepared.positions_checked = weakref.ref(position_ids)
@@ -353,10 +412,16 @@ def _check_tower(layer: Any) -> None:
 
     model, _ = model_in_call(PreTrainedModel) or (None, None)
     own, text = getattr(layer, "config", None), text_config(model)
-    if text is not getattr(model, "config", None) and own is not None and type(own) is not type(text):
+    if (
+        text is not getattr(model, "config", None)
+        and own is not None
+        and type(own) is not type(text)
+    ):
         raise _core.InvalidArgument(
-            f"attention: expected a layer of the text model, found {type(layer).__name__} of another part, whose tokens are not the "
-            'plan\'s; leave it its own attention: set_attn_implementation({"text_config": register()})'
+            f"attention: expected a layer of the text model, found {type(layer).__name__} of "
+            "another part, whose tokens are not the "
+            "plan's; leave it its own attention: "
+            'set_attn_implementation({"text_config": register()})'
         )
 
 
@@ -370,8 +435,8 @@ def _check_parts() -> None:
     dropping = dropping_part(model)
     if dropping is not None:
         raise _core.InvalidArgument(
-            f"model: expected experts without a capacity, found {type(model).__name__} with {dropping}, which would drop tokens by "
-            "how many this rank holds"
+            f"model: expected experts without a capacity, found {type(model).__name__} with "
+            f"{dropping}, which would drop tokens by how many this rank holds"
         )
     if _given.sides is not None:
         refuse_own_attention(model)
@@ -389,21 +454,23 @@ def check_call(prepared: Prepared) -> None:
     ordered = ordered_part(model, _linear.covered_types())
     if ordered is not None:
         raise _core.InvalidArgument(
-            f"model: expected one in which attention alone mixes tokens, found {name} with {ordered}, which would run over this "
-            "rank's tokens in the order in which it holds them (contextile.torch.gather_layers gives it whole documents)"
+            f"model: expected one in which attention alone mixes tokens, found {name} with "
+            f"{ordered}, which would run over this rank's tokens in the order in which it holds "
+            "them (contextile.torch.gather_layers gives it whole documents)"
         )
     pools = pools_by_plan(model)
     if name.endswith(_POOLS) and not pools:
         raise _core.InvalidArgument(
-            f"model: expected one with an output for every token, or transformers' generic head of classification inside "
-            f"contextile.transformers.use, found {name}, which pools those of this rank alone; run the model below its head and "
-            "pool by gather_last or collect"
+            "model: expected one with an output for every token, or transformers' generic head of "
+            f"classification inside contextile.transformers.use, found {name}, which pools those "
+            "of this rank alone; run the model below its head and pool by gather_last or collect"
         )
     pooled = pooled_part(model)
     if pooled is not None:
         raise _core.InvalidArgument(
-            f"model: expected one with an output for every token, found {name} with {pooled}, which takes one token of this rank for "
-            "the whole document; leave it out (add_pooling_layer=False) and pool what collect returns"
+            f"model: expected one with an output for every token, found {name} with {pooled}, "
+            "which takes one token of this rank for the whole document; leave it out "
+            "(add_pooling_layer=False) and pool what collect returns"
         )
     check_loss(model, arguments, pools)
     refuse_noise(model)
@@ -413,17 +480,27 @@ def check_call(prepared: Prepared) -> None:
     pixels = [key for key in _PIXELS if arguments.get(key) is not None]
     if pixels:
         raise _core.InvalidArgument(
-            f"{pixels[0]}: expected none inside use, for the model would merge the features of all images into this rank's tokens; "
+            f"{pixels[0]}: expected none inside use, for the model would merge the features of all "
+            "images into this rank's tokens; "
             'found some. Give mm_encoder_outputs={"image": local_images(…)}'
         )
     is_given = _given.positions is not None or _given.sides is not None
-    counting = counting_part(model, is_given) if _given.check_positions and not prepared.counts_from_zero else None
+    counting = (
+        counting_part(model, is_given)
+        if _given.check_positions and not prepared.counts_from_zero
+        else None
+    )
     if counting is not None:
         raise _core.InvalidArgument(
-            f"model: expected one whose positions can be given, found {name} with {counting}, which counts them from this rank's "
-            "input_ids"
+            f"model: expected one whose positions can be given, found {name} with {counting}, "
+            "which counts them from this rank's input_ids"
         )
-    if not _given.check_positions or prepared.counts_from_zero or _given.sides is not None or has_no_positions(model):
+    if (
+        not _given.check_positions
+        or prepared.counts_from_zero
+        or _given.sides is not None
+        or has_no_positions(model)
+    ):
         return
     if _given.positions is not None:
         _compare_positions(prepared, _given.positions[None])
@@ -431,10 +508,15 @@ def check_call(prepared: Prepared) -> None:
         _compare_positions(prepared, arguments["position_ids"])
     else:
         accepts = "position_ids" in inspect.signature(type(model).forward).parameters
-        hint = "give position_ids=local.positions[None]" if accepts else "use(executor, positions=local.positions) gives it them"
+        hint = (
+            "give position_ids=local.positions[None]"
+            if accepts
+            else "use(executor, positions=local.positions) gives it them"
+        )
         raise _core.InvalidArgument(
-            f"position_ids: expected those of this rank's tokens, found none: {name} would count 0, 1, 2, … on every rank; {hint} "
-            "(use(executor, check_positions=False) is for models without positions)"
+            f"position_ids: expected those of this rank's tokens, found none: {name} would count "
+            f"0, 1, 2, … on every rank; {hint} (use(executor, check_positions=False) is for models "
+            "without positions)"
         )
 
 
@@ -464,19 +546,29 @@ def _check_others(others: dict[str, Any]) -> None:
             continue
         raise _core.InvalidArgument(
             f"attention: expected no {name}, for attention by a plan has no such thing, found "
-            + (f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.40}")
+            + (
+                f"a tensor of {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else f"{value!r:.40}"
+            )
         )
 
 
 def _name_for(
-    prepared: Prepared, kind: str, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, s_aux: Tensor | None
+    prepared: Prepared,
+    kind: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    s_aux: Tensor | None,
 ) -> str:
     """Returns the name of the plan's mask for a layer: its kind, or kind_2, … of another shape."""
     names = prepared.mask_names
     if kind in ("encoder", "decoder", "cross") and _given.sides is None:
         raise _core.InvalidArgument(
-            "attention: expected use(executor, sides=…) with a plan for masks.encoder_decoder, for the model has an encoder and a "
-            "decoder, found none"
+            "attention: expected use(executor, sides=…) with a plan for masks.encoder_decoder, "
+            "for the model has an encoder and a decoder, found none"
         )
     if kind not in names and len(names) == 1 and names[0] not in (SLIDING, FULL, CHUNKED):
         return names[0]
@@ -487,7 +579,10 @@ def _name_for(
         rules = prepared.rules[name]
         if name == kind or name.startswith(f"{kind}_"):
             is_scale = scaling is None or math.isclose(scaling, rules.scale, rel_tol=1e-6)
-            if (rules.heads, rules.dims, rules.has_sink) == (*shape, s_aux is not None) and is_scale:
+            if (rules.heads, rules.dims, rules.has_sink) == (
+                *shape,
+                s_aux is not None,
+            ) and is_scale:
                 return name
     return kind
 
@@ -518,19 +613,39 @@ def _begin_ordered(module: Any) -> tuple[Executor, Prepared]:
 
 
 def _attend_by_side(
-    prepared: Prepared, kind: str, query: Tensor, key: Tensor, value: Tensor, bias: RelativeBias | None, window: int | None
+    prepared: Prepared,
+    kind: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: RelativeBias | None,
+    window: int | None,
 ) -> Tensor:
     """Attends for a layer of an encoder or a decoder, with tensors [1, tokens, heads, …]."""
     sides, executor = cast(Sides, _given.sides), cast(Executor, _given.executor)
     if _given.check_masks and kind == "encoder":
         check_encoder_reach(prepared, sides, window)
     elif _given.check_masks and window is not None:
-        raise _core.InvalidArgument(f"attention: expected a {kind} that attends all its tokens, found a window of {window + 1}")
+        raise _core.InvalidArgument(
+            f"attention: expected a {kind} that attends all its tokens, found a window of "
+            f"{window + 1}"
+        )
     _layers.kinds.add(kind)
-    return cross_attention(query[0], key[0], value[0], sides=sides, executor=executor, plan=prepared, mask=kind, bias=bias)[None]
+    return cross_attention(
+        query[0],
+        key[0],
+        value[0],
+        sides=sides,
+        executor=executor,
+        plan=prepared,
+        mask=kind,
+        bias=bias,
+    )[None]
 
 
-def _attend_local(module: Any, query: Tensor, key: Tensor, value: Tensor, bias: RelativeBias, window: int) -> Tensor:
+def _attend_local(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, bias: RelativeBias, window: int
+) -> Tensor:
     """Attends for a local layer of LongT5's encoder."""
     prepared, _ = _begin(module)
     _check_parts()
@@ -572,17 +687,21 @@ def _attend(
     kind = kind_of(module, sliding_window, is_causal)
     if _given.sides is not None and kind not in ("encoder", "decoder", "cross"):
         raise _core.InvalidArgument(
-            f"attention: expected a layer of an encoder or a decoder, by its configuration (is_encoder_decoder), with sides, found "
-            f"{type(module).__name__} of kind {kind}"
+            "attention: expected a layer of an encoder or a decoder, by its configuration "
+            f"(is_encoder_decoder), with sides, found {type(module).__name__} of kind {kind}"
         )
     name = _name_for(prepared, kind, query, key, value, scaling, s_aux)
     rules = prepared.rules[name]
     _check(rules, query, attention_mask, dropout, scaling, softcap)
     if (s_aux is not None) != rules.has_sink:
         raise _core.InvalidArgument(
-            "attention: expected a plan with sinks, as the layer has (batch_of(model, sink=True)), found one without"
+            "attention: expected a plan with sinks, as the layer has (batch_of(model, "
+            "sink=True)), found one without"
             if s_aux is not None
-            else "attention: expected a layer with sinks, as the plan has (sink=False leaves them out), found one without"
+            else (
+                "attention: expected a layer with sinks, as the plan has (sink=False leaves them "
+                "out), found one without"
+            )
         )
     if _given.check_masks and not is_compiling and _given.sides is None:
         for part in prepared.parts_of(name):
@@ -593,7 +712,9 @@ def _attend(
     if _given.sides is not None:
         bias = bias_of_layer(module, position_bias, is_cross=kind == "cross")
         window = sliding_window if sliding_window is None else sliding_window - 1
-        return _attend_by_side(prepared, kind, *(x.transpose(1, 2) for x in (query, key, value)), bias, window), None
+        return _attend_by_side(
+            prepared, kind, *(x.transpose(1, 2) for x in (query, key, value)), bias, window
+        ), None
     if _given.check_positions and not is_compiling:
         _compare_positions(prepared, other.get("position_ids"))
     out = attention(

@@ -33,19 +33,26 @@ def _windows(model: Any, config: Any) -> dict[str, tuple[str, int]]:
         masks = {**masks, **_MASKS_IN_ORDER}
     unknown = sorted(set(kinds or []) - masks.keys())
     if unknown:
-        remedy = "; give a model whose linear layers compute on whole documents (contextile.torch.gather_layers)"
+        remedy = (
+            "; give a model whose linear layers compute on whole documents "
+            "(contextile.torch.gather_layers)"
+        )
         raise _core.InvalidArgument(
-            f"model: expected layers of full_attention and sliding_attention, found {', '.join(unknown)}"
-            + (remedy if _MASKS_IN_ORDER.keys() & unknown else "")
+            "model: expected layers of full_attention and sliding_attention, found "
+            f"{', '.join(unknown)}" + (remedy if _MASKS_IN_ORDER.keys() & unknown else "")
         )
     window = getattr(config, "sliding_window", None)
     has_window = bool(window) and getattr(config, "use_sliding_window", True) is not False
     if kinds is None:
         chosen = [SLIDING if has_window else FULL] * config.num_hidden_layers
     else:
-        chosen = [FULL if masks[kind] == SLIDING and not has_window else masks[kind] for kind in kinds]
+        chosen = [
+            FULL if masks[kind] == SLIDING and not has_window else masks[kind] for kind in kinds
+        ]
     if not any(chosen):
-        raise _core.InvalidArgument(f"model: expected layers that attend, found only {', '.join(sorted(set(kinds or [])))}")
+        raise _core.InvalidArgument(
+            f"model: expected layers that attend, found only {', '.join(sorted(set(kinds or [])))}"
+        )
     rules = {FULL: "causal", SLIDING: f"sliding_window:{window}", CHUNKED: f"chunked:{chunk}"}
     return {name: (rule, chosen.count(name)) for name, rule in rules.items() if name in chosen}
 
@@ -56,7 +63,8 @@ def _check_attention_of(config: Any) -> None:
     for name in ("num_attention_heads", "hidden_size", "num_hidden_layers"):
         if not isinstance(getattr(config, name, None), int):
             raise _core.InvalidArgument(
-                f"model: expected a decoder of attention layers, found {kind}, whose configuration has no whole number {name}"
+                f"model: expected a decoder of attention layers, found {kind}, whose configuration "
+                f"has no whole number {name}"
             )
     # Layers of two shapes need two plans; these are the names under which configurations keep the
     # second.
@@ -71,7 +79,8 @@ def _check_attention_of(config: Any) -> None:
         other = getattr(config, name, None)
         if other is not None and other != getattr(config, first, other):
             raise _core.InvalidArgument(
-                f"model: expected layers of one shape, found {kind} with {first} {getattr(config, first)} and {name} {other}"
+                f"model: expected layers of one shape, found {kind} with {first} "
+                f"{getattr(config, first)} and {name} {other}"
             )
 
 
@@ -115,7 +124,8 @@ def batch_of(model: Any, **changes: Any) -> dict[str, Any]:
     except Exception as error:  # configurations raise what they like where layers differ
         kind = getattr(config, "model_type", type(config).__name__)
         raise _core.InvalidArgument(
-            f"model: expected a decoder whose layers have one shape of attention, found {kind}: {error}"
+            f"model: expected a decoder whose layers have one shape of attention, found {kind}: "
+            f"{error}"
         ) from error
 
 
@@ -126,14 +136,19 @@ def _found_in(model: Any, config: Any, changes: dict[str, Any]) -> dict[str, Any
     if layers is not None:
         if "mask" not in changes and any(layer.kind == "cross" for layer in layers):
             raise _core.InvalidArgument(
-                "model: expected mask=, for the model has an encoder and a decoder: batch_of(model, **masks.encoder_decoder(…))"
+                "model: expected mask=, for the model has an encoder and a decoder: "
+                "batch_of(model, **masks.encoder_decoder(…))"
             )
         if "mask" not in changes:
             _windows(model, config)  # refuses layers that attend in another way
         return {**described(layers), "dtype": getattr(model, "dtype", torch.float32)}
     _check_attention_of(config)
     heads = config.num_attention_heads
-    head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_dim = (
+        getattr(config, "qk_head_dim", None)
+        or getattr(config, "head_dim", None)
+        or config.hidden_size // heads
+    )
     dtype = getattr(model, "dtype", None) or getattr(config, "dtype", None) or torch.float32
     found = {
         "mask": changes["mask"] if "mask" in changes else _windows(model, config),

@@ -45,14 +45,17 @@ def documents_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
     ids, labels = inputs["input_ids"].cpu(), inputs["labels"].cpu()
     if ids.dim() != 2 or labels.shape != ids.shape:
         raise _core.InvalidArgument(
-            f"batch: expected input_ids and labels [rows, tokens], found {list(ids.shape)} and {list(labels.shape)}"
+            f"batch: expected input_ids and labels [rows, tokens], found {list(ids.shape)} and "
+            f"{list(labels.shape)}"
         )
     given = inputs.get("attention_mask")
     is_token = torch.ones_like(ids, dtype=torch.bool) if given is None else given.cpu() != 0
-    if is_token.shape != ids.shape or bool((is_token[:, 1:] & ~is_token[:, :-1]).sum(1).add(is_token[:, 0]).gt(1).any()):
+    if is_token.shape != ids.shape or bool(
+        (is_token[:, 1:] & ~is_token[:, :-1]).sum(1).add(is_token[:, 0]).gt(1).any()
+    ):
         raise _core.InvalidArgument(
-            f"attention_mask: expected {list(ids.shape)} with the tokens of a row side by side, found {list(is_token.shape)}"
-            + (" with a gap" if is_token.shape == ids.shape else "")
+            f"attention_mask: expected {list(ids.shape)} with the tokens of a row side by side, "
+            f"found {list(is_token.shape)}" + (" with a gap" if is_token.shape == ids.shape else "")
         )
     if not bool(is_token.any()):
         raise _core.InvalidArgument("batch: expected tokens, found padding alone")
@@ -66,11 +69,15 @@ def documents_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def _check_names(inputs: Mapping[str, Any]) -> None:
-    odd = [name for name, value in inputs.items() if value is not None and name not in (*_TAKEN, *_REPEATED)]
+    odd = [
+        name
+        for name, value in inputs.items()
+        if value is not None and name not in (*_TAKEN, *_REPEATED)
+    ]
     if odd:
         raise _core.InvalidArgument(
-            f"batch: expected {', '.join(_TAKEN)}, found {', '.join(odd)}, which no rank would get its part of; leave it out in "
-            "the collator"
+            f"batch: expected {', '.join(_TAKEN)}, found {', '.join(odd)}, which no rank would get "
+            "its part of; leave it out in the collator"
         )
     missing = [name for name in ("input_ids", "labels") if inputs.get(name) is None]
     if missing:
@@ -80,7 +87,9 @@ def _check_names(inputs: Mapping[str, Any]) -> None:
 def _begins(positions: Tensor, is_token: Tensor, rows_begin: Tensor) -> Tensor:
     """Returns true at the first token of every document, [tokens]."""
     if positions.shape != is_token.shape:
-        raise _core.InvalidArgument(f"position_ids: expected {list(is_token.shape)}, found {list(positions.shape)}")
+        raise _core.InvalidArgument(
+            f"position_ids: expected {list(is_token.shape)}, found {list(positions.shape)}"
+        )
     found = positions[is_token]
     begins = found == 0
     index = torch.arange(len(found))
@@ -88,7 +97,8 @@ def _begins(positions: Tensor, is_token: Tensor, rows_begin: Tensor) -> Tensor:
     if not bool(begins[rows_begin].all()) or not torch.equal(found, counted):
         wrong = int(((found != counted) | (rows_begin & ~begins)).nonzero()[0])
         raise _core.InvalidArgument(
-            f"position_ids: expected 0, 1, 2, … in every document of a row, found {found[wrong]} at token {wrong} of the batch"
+            f"position_ids: expected 0, 1, 2, … in every document of a row, found {found[wrong]} "
+            f"at token {wrong} of the batch"
         )
     return begins
 
@@ -107,7 +117,8 @@ def _check_repeated(inputs: Mapping[str, Any], lengths: list[int]) -> None:
         found = torch.as_tensor(inputs[name]).cpu().to(torch.int64).flatten()
         if not torch.equal(found, expected[name.removesuffix("_q").removesuffix("_k")].flatten()):
             raise _core.InvalidArgument(
-                f"{name}: expected documents of {lengths[:8]} tokens, as position_ids have them, found {found[:8].tolist()}"
+                f"{name}: expected documents of {lengths[:8]} tokens, as position_ids have them, "
+                f"found {found[:8].tolist()}"
             )
 
 
@@ -124,7 +135,9 @@ class Shares:
         tokens, labels, lengths = documents_of(inputs)
         self._check_same(tokens, labels, lengths)
         plan = self._plan_of(tuple(lengths), model)
-        local = local_batch(tokens, plan=plan, rank=self._executor.rank, labels=labels, ignore_index=IGNORED)
+        local = local_batch(
+            tokens, plan=plan, rank=self._executor.rank, labels=labels, ignore_index=IGNORED
+        )
         share = Share(
             input_ids=local.tokens[None],
             position_ids=local.positions[None],
@@ -138,7 +151,9 @@ class Shares:
 
     def _plan_of(self, lengths: tuple[int, ...], model: Any) -> _core.Plan:
         if "cluster" not in self._options:
-            self._options["cluster"] = cluster_of(self._executor.group) if self._executor.size > 1 else "local:1x1"
+            self._options["cluster"] = (
+                cluster_of(self._executor.group) if self._executor.size > 1 else "local:1x1"
+            )
         if lengths not in self._plans:
             self._plans[lengths] = make_plan(list(lengths), **batch_of(model, **self._options))
             if len(self._plans) > _PLANS_KEPT:
@@ -157,7 +172,8 @@ class Shares:
         odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if odd:
             raise _core.InvalidArgument(
-                "batch: expected the same batch on every rank of the context-parallel group, found another than rank 0's on "
-                f"rank {odd[0]} of {len(digests)}; the data loader must deal to groups (TrainerMixin before the trainer in the "
-                "list of bases, the same seed and dataset on all ranks)"
+                "batch: expected the same batch on every rank of the context-parallel group, "
+                f"found another than rank 0's on rank {odd[0]} of {len(digests)}; the data loader "
+                "must deal to groups (TrainerMixin before the trainer in the list of bases, the "
+                "same seed and dataset on all ranks)"
             )

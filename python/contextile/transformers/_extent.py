@@ -75,7 +75,8 @@ class _OfExecutor:
 _extent: Extent | None = None
 
 
-# ------------------------------------------------------------------------------- frequencies of RoPE
+# ------------------------------------------------------------------------------- frequencies of
+# RoPE
 
 
 def _follows_longest(module: Any, layer_type: str | None) -> bool:
@@ -97,7 +98,9 @@ def _of_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a forward of RoPE whose frequencies are those of the batch's longest position."""
 
     @functools.wraps(forward)
-    def method(self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: str | None = None) -> Any:
+    def method(
+        self: Any, x: Tensor, position_ids: Tensor | None = None, layer_type: str | None = None
+    ) -> Any:
         named = {} if layer_type is None else {"layer_type": layer_type}
         extent = _extent if _follows_longest(self, layer_type) else None
         if extent is None or position_ids is None:
@@ -106,7 +109,11 @@ def _of_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
         # One token more, at the longest position, whose angles are left out.
         longer = torch.cat([position_ids, longest.expand(*position_ids.shape[:-1], 1)], dim=-1)
         angles = forward(self, x, longer, **named)
-        return angles[..., :-1, :] if isinstance(angles, Tensor) else tuple(part[..., :-1, :] for part in angles)
+        return (
+            angles[..., :-1, :]
+            if isinstance(angles, Tensor)
+            else tuple(part[..., :-1, :] for part in angles)
+        )
 
     return method
 
@@ -114,7 +121,10 @@ def _of_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _follows_call(forward: Any) -> bool:
     """Returns whether a forward is one that transformers' ``dynamic_rope_update`` made."""
     while forward is not None:
-        if getattr(forward, "__globals__", {}).get("__name__") == "transformers.modeling_rope_utils":
+        if (
+            getattr(forward, "__globals__", {}).get("__name__")
+            == "transformers.modeling_rope_utils"
+        ):
             return True
         forward = getattr(forward, "__wrapped__", None)
     return False
@@ -126,7 +136,8 @@ def _ropes() -> Iterator[tuple[Any, str, Any]]:
             yield kind, "forward", _of_batch(kind.forward)
 
 
-# --------------------------------------------------------------------------------- losses of routers
+# --------------------------------------------------------------------------------- losses of
+# routers
 
 _LOSS = "load_balancing_loss_func"
 
@@ -136,7 +147,10 @@ def _is_whole(mask: Tensor | None) -> bool:
 
 
 def _balancing_loss(
-    gate_logits: Any, num_experts: int | None = None, top_k: int = 2, attention_mask: Tensor | None = None
+    gate_logits: Any,
+    num_experts: int | None = None,
+    top_k: int = 2,
+    attention_mask: Tensor | None = None,
 ) -> Any:
     """Returns this rank's part of the batch's load balancing loss. Collective.
 
@@ -148,7 +162,9 @@ def _balancing_loss(
     if gate_logits is None or not isinstance(gate_logits, tuple):
         return 0
     if not _is_whole(attention_mask):
-        raise _core.InvalidArgument("attention_mask: expected none, or ones, for the loss of routers, found one with zeros")
+        raise _core.InvalidArgument(
+            "attention_mask: expected none, or ones, for the loss of routers, found one with zeros"
+        )
     has_tokens = _extent is None or _extent.has_tokens()
     device = gate_logits[0].device
     chosen = torch.zeros(num_experts, device=device)  # type: ignore[arg-type]
@@ -169,20 +185,25 @@ def _balancing_loss(
 
 def _unknown_loss(*_: Any, **__: Any) -> Any:
     raise _core.InvalidArgument(
-        "output_router_logits: expected a model whose load balancing loss is that of Switch Transformer (equations 4 to 6), found "
-        "another, which would be taken of this rank's tokens alone; leave it out (output_router_logits=False)"
+        "output_router_logits: expected a model whose load balancing loss is that of Switch "
+        "Transformer (equations 4 to 6), found another, which would be taken of this rank's "
+        "tokens alone; leave it out (output_router_logits=False)"
     )
 
 
 @functools.cache
 def _is_known(loss: Callable[..., Any]) -> bool:
     """Returns whether a function computes the loss as ``_balancing_loss`` does."""
-    if list(inspect.signature(loss).parameters) != list(inspect.signature(_balancing_loss).parameters):
+    if list(inspect.signature(loss).parameters) != list(
+        inspect.signature(_balancing_loss).parameters
+    ):
         return False
     generator = torch.Generator().manual_seed(0)
     logits = tuple(torch.randn(13, 5, generator=generator, device="cpu") for _ in range(2))
     with torch.no_grad(), _running(None):
-        return torch.allclose(torch.as_tensor(loss(logits, 5, 2)), _balancing_loss(logits, 5, 2), rtol=1e-5)
+        return torch.allclose(
+            torch.as_tensor(loss(logits, 5, 2)), _balancing_loss(logits, 5, 2), rtol=1e-5
+        )
 
 
 def _losses() -> Iterator[tuple[Any, str, Any]]:
@@ -193,7 +214,8 @@ def _losses() -> Iterator[tuple[Any, str, Any]]:
                 yield module, _LOSS, _balancing_loss if _is_known(loss) else _unknown_loss
 
 
-# ----------------------------------------------------------------------------------- scales by place
+# ----------------------------------------------------------------------------------- scales by
+# place
 
 
 @functools.cache
@@ -208,7 +230,9 @@ def _by_position(forward: Callable[..., Any]) -> Callable[..., Any]:
         if _extent is None or self.use_rope or not self.attn_temperature_tuning:
             return forward(self, *arguments, **named)
         hidden = named["hidden_states"] if "hidden_states" in named else arguments[0]
-        steps = torch.floor((_extent.positions().to(hidden.device).float() + 1.0) / self.floor_scale)
+        steps = torch.floor(
+            (_extent.positions().to(hidden.device).float() + 1.0) / self.floor_scale
+        )
         scale = (torch.log1p(steps) * self.attn_scale + 1.0).view(1, 1, -1, 1)
         self.attn_temperature_tuning = False
         try:
@@ -220,12 +244,15 @@ def _by_position(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scales() -> Iterator[tuple[Any, str, Any]]:
-    kind = getattr(sys.modules.get("transformers.models.llama4.modeling_llama4"), "Llama4TextAttention", None)
+    kind = getattr(
+        sys.modules.get("transformers.models.llama4.modeling_llama4"), "Llama4TextAttention", None
+    )
     if kind is not None:
         yield kind, "forward", _by_position(kind.forward)
 
 
-# ------------------------------------------------------------------------------------ noise by length
+# ------------------------------------------------------------------------------------ noise by
+# length
 
 _ALPHA = "neftune_noise_alpha"
 _fitted: list[Any] = []  # embeddings whose noise is that of the whole batch
@@ -256,8 +283,8 @@ def refuse_noise(model: Any) -> None:
     alpha = getattr(embeddings, _ALPHA, None)
     if alpha is not None and embeddings.training and all(one is not embeddings for one in _fitted):
         raise _core.InvalidArgument(
-            f"{_ALPHA}: expected none inside use, for noise would scale with this rank's tokens (NEFTune), found {alpha:g}; "
-            "TrainerMixin scales it with the tokens of a row"
+            f"{_ALPHA}: expected none inside use, for noise would scale with this rank's tokens "
+            f"(NEFTune), found {alpha:g}; TrainerMixin scales it with the tokens of a row"
         )
 
 
@@ -270,9 +297,16 @@ def _part_of_extent(model: weakref.ref[Any]) -> str | None:
         kind = getattr(module, "rope_type", None)
         layers = kind.keys() if isinstance(kind, dict) else [None]
         if any(_follows_longest(module, layer) for layer in layers):
-            return f"{name} ({type(module).__name__}), whose frequencies follow the longest position of a call"
-        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
-            return f"{name} ({type(module).__name__}), which scales queries by their place in the call"
+            return (
+                f"{name} ({type(module).__name__}), whose frequencies follow the longest position "
+                "of a call"
+            )
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(
+            module, "use_rope", True
+        ):
+            return (
+                f"{name} ({type(module).__name__}), which scales queries by their place in the call"
+            )
     return None
 
 
@@ -282,16 +316,20 @@ def refuse_extent(model: Any, arguments: dict[str, Any]) -> None:
         return
     found = _part_of_extent(weakref.ref(model))
     asked = {**arguments.get("kwargs", {}), **arguments}.get("output_router_logits")
-    if found is None and (getattr(model.config, "output_router_logits", False) if asked is None else asked):
+    if found is None and (
+        getattr(model.config, "output_router_logits", False) if asked is None else asked
+    ):
         found = "output_router_logits, which makes a loss of means over the tokens of a call"
     if found is not None:
         raise _core.InvalidArgument(
-            "model: expected contextile.transformers.use, which gives models the extent of the batch, for "
-            f"{type(model).__name__} has {found}; found attention by contextile.torch alone"
+            "model: expected contextile.transformers.use, which gives models the extent of the "
+            f"batch, for {type(model).__name__} has {found}; found attention by contextile.torch "
+            "alone"
         )
 
 
-# ------------------------------------------------------------------------------------------ together
+# ------------------------------------------------------------------------------------------
+# together
 
 
 @contextlib.contextmanager

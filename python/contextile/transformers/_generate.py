@@ -31,7 +31,8 @@ _NAME = "contextile_generate"
 _ROWS = 128
 _MOST_SHOWN = 400  # characters of an argument in messages
 _ATTENDS_BY_ITSELF = (
-    "attention: expected a model that uses the attention interface, found a layer that attends by itself"
+    "attention: expected a model that uses the attention interface, found a layer that attends by "
+    "itself"
 )
 _sharing: ContextVar[ShardedCache | None] = ContextVar("_sharing", default=None)
 
@@ -45,7 +46,9 @@ class _Shard:
     def __init__(self, group: ProcessGroup | None, interleave: int) -> None:
         check_initialized()
         if interleave < 1:
-            raise _core.InvalidArgument(f"interleave: expected at least 1 token, found {interleave}")
+            raise _core.InvalidArgument(
+                f"interleave: expected at least 1 token, found {interleave}"
+            )
         self.group, self.interleave = group, interleave
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
@@ -84,7 +87,9 @@ class _ShardedLayer(DynamicLayer):
         super().lazy_initialization(key_states, value_states)
         self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
 
-    def update(self, key_states: Tensor, value_states: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *others: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
         """Keeps this rank's new tokens; returns all its keys and values for the queries."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -95,7 +100,9 @@ class _ShardedLayer(DynamicLayer):
         values = torch.cat([self.values, value_states[:, :, mine]], dim=-2)
         self._num_tokens = end
         num_behind = self._shard.positions(before, self._begin(), "cpu").numel()
-        self.keys, self.values = (x[:, :, num_behind:].clone() if num_behind else x for x in (keys, values))
+        self.keys, self.values = (
+            x[:, :, num_behind:].clone() if num_behind else x for x in (keys, values)
+        )
         return keys, values
 
     def get_seq_length(self, *others: Any) -> int:
@@ -111,7 +118,9 @@ class _ShardedLayer(DynamicLayer):
         self._num_tokens = 0
 
     def crop(self, *others: Any) -> None:
-        raise _core.InvalidArgument("cache: expected tokens that stay, found a way of generating that takes some back")
+        raise _core.InvalidArgument(
+            "cache: expected tokens that stay, found a way of generating that takes some back"
+        )
 
 
 class ShardedCache(Cache):
@@ -132,8 +141,8 @@ class ShardedCache(Cache):
     Raises
     ------
     InvalidArgument
-        ``torch.distributed`` is not initialized, the group is without this rank, or layers do not keep
-        keys and values of every token (linear attention, state spaces).
+        ``torch.distributed`` is not initialized, the group is without this rank, or layers do not
+        keep keys and values of every token (linear attention, state spaces).
 
     Examples
     --------
@@ -144,15 +153,17 @@ class ShardedCache(Cache):
         cache.get_seq_length(), cache.local_bytes
     """
 
-    def __init__(self, model: Any, *, group: ProcessGroup | None = None, interleave: int = 1) -> None:
+    def __init__(
+        self, model: Any, *, group: ProcessGroup | None = None, interleave: int = 1
+    ) -> None:
         self.shard = _Shard(group, interleave)
         self._attended = True
         layers = []
         for layer in DynamicCache(config=getattr(model, "config", model)).layers:
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise _core.InvalidArgument(
-                    f"cache: expected layers with keys and values of full or sliding attention, found "
-                    f"{type(layer).__name__}"
+                    "cache: expected layers with keys and values of full or sliding attention, "
+                    f"found {type(layer).__name__}"
                 )
             layers.append(_ShardedLayer(self.shard, getattr(layer, "sliding_window", None)))
         super().__init__(layers=layers)
@@ -160,9 +171,16 @@ class ShardedCache(Cache):
     @property
     def local_bytes(self) -> int:
         """Bytes of keys and values that this rank holds."""
-        return sum(x.nbytes for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values))
+        return sum(
+            x.nbytes
+            for layer in self.layers
+            if layer.is_initialized
+            for x in (layer.keys, layer.values)
+        )
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *others: Any, **named: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *others: Any, **named: Any
+    ) -> Any:
         """Adds new tokens, for layers inside ``contextile.transformers.generate`` only.
 
         Raises InvalidArgument elsewhere.
@@ -170,7 +188,8 @@ class ShardedCache(Cache):
         self._expect_attended()
         if _sharing.get() is not self:
             raise _core.InvalidArgument(
-                "past_key_values: expected a ShardedCache in contextile.transformers.generate alone, found one outside"
+                "past_key_values: expected a ShardedCache in contextile.transformers.generate "
+                "alone, found one outside"
             )
         self._attended = False
         return super().update(key_states, value_states, layer_idx, *others, **named)
@@ -184,7 +203,12 @@ class ShardedCache(Cache):
 
 
 def _mask(
-    *, kv_length: int, kv_offset: int = 0, mask_function: Any, attention_mask: Tensor | None = None, **others: Any
+    *,
+    kv_length: int,
+    kv_offset: int = 0,
+    mask_function: Any,
+    attention_mask: Tensor | None = None,
+    **others: Any,
 ) -> Tensor:
     """Returns the columns of a layer's mask that are this rank's tokens.
 
@@ -198,7 +222,9 @@ def _mask(
     return sdpa_mask(
         kv_length=positions.numel(),
         kv_offset=0,
-        mask_function=lambda batch, head, query, key: mask_function(batch, head, query, positions[key]),
+        mask_function=lambda batch, head, query, key: mask_function(
+            batch, head, query, positions[key]
+        ),
         attention_mask=attention_mask,
         **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
     )
@@ -214,7 +240,12 @@ def _current() -> ShardedCache:
 
 
 def _attend_local(
-    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor, scale: float, softcap: float | None
+    q_BHTD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSD: Tensor,
+    mask: Tensor,
+    scale: float,
+    softcap: float | None,
 ) -> Tensor:
     """Computes attention to this rank's keys in fp32.
 
@@ -222,11 +253,18 @@ def _attend_local(
     """
     B, H, T, _ = q_BHTD.shape
     K, S = k_BKSD.shape[1:3]
-    scores = torch.einsum("bkgtd,bksd->bkgts", q_BHTD.unflatten(1, (K, H // K)).float(), k_BKSD.float()) * scale
+    scores = (
+        torch.einsum("bkgtd,bksd->bkgts", q_BHTD.unflatten(1, (K, H // K)).float(), k_BKSD.float())
+        * scale
+    )
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask[:, :, None], -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1, keepdim=True) if S else scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    lse = (
+        torch.logsumexp(scores, dim=-1, keepdim=True)
+        if S
+        else scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    )
     weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0))
     out = torch.einsum("bkgts,bksd->bkgtd", weights, v_BKSD.float())
     return torch.cat([out, lse], dim=-1).reshape(B, H, T, -1)
@@ -268,17 +306,30 @@ def _attend(
     cache = _current()
     cache._attended = True
     if dropout:
-        raise _core.InvalidArgument(f"attention: expected dropout 0 (model.eval()), found {dropout}")
-    if attention_mask is None or attention_mask.shape[-1] != key.shape[-2] or attention_mask.dtype != torch.bool:
-        found = None if attention_mask is None else f"{attention_mask.dtype} of {list(attention_mask.shape)}"
         raise _core.InvalidArgument(
-            f"attention: expected a causal layer's mask of this rank's {key.shape[-2]} keys, found {found} in {type(module).__name__}"
+            f"attention: expected dropout 0 (model.eval()), found {dropout}"
+        )
+    if (
+        attention_mask is None
+        or attention_mask.shape[-1] != key.shape[-2]
+        or attention_mask.dtype != torch.bool
+    ):
+        found = (
+            None
+            if attention_mask is None
+            else f"{attention_mask.dtype} of {list(attention_mask.shape)}"
+        )
+        raise _core.InvalidArgument(
+            f"attention: expected a causal layer's mask of this rank's {key.shape[-2]} keys, found "
+            f"{found} in {type(module).__name__}"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.empty(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
     for begin in range(0, query.shape[2], _ROWS):
         rows = slice(begin, begin + _ROWS)
-        part = _attend_local(query[:, :, rows], key, value, attention_mask[:, :, rows], scale, softcap)
+        part = _attend_local(
+            query[:, :, rows], key, value, attention_mask[:, :, rows], scale, softcap
+        )
         out[:, :, rows] = _merge(part, cache.shard, s_aux)
     return out.transpose(1, 2), None
 
@@ -301,8 +352,9 @@ class _Agreement(StoppingCriteria):
         for rank, other in enumerate(of_ranks):
             if not torch.equal(other, of_ranks[0]):
                 raise _core.InvalidArgument(
-                    f"tokens: expected the same on every rank (the same weights, arguments and seed), found "
-                    f"{of_ranks[0].tolist()} on rank 0 and {other.tolist()} on rank {rank} at position {input_ids.shape[1] - 1}"
+                    "tokens: expected the same on every rank (the same weights, arguments and "
+                    f"seed), found {of_ranks[0].tolist()} on rank 0 and {other.tolist()} on rank "
+                    f"{rank} at position {input_ids.shape[1] - 1}"
                 )
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
@@ -313,7 +365,10 @@ def _described(x: Any) -> list[str]:
     The text is the shape of a tensor, the text of simple values, and the type of others.
     """
     if isinstance(x, Tensor):
-        return [str(list(x.shape)), _digest(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())]
+        return [
+            str(list(x.shape)),
+            _digest(x.detach().cpu().flatten().contiguous().view(torch.uint8).numpy()),
+        ]
     if isinstance(x, GenerationConfig):
         text = str(x.to_dict())
     elif isinstance(x, (list, tuple)):
@@ -337,7 +392,9 @@ def _check_described(value: Any) -> dict[str, list[str]]:
     for name, described in value.items():
         parts = messages.items(described, messages.text)
         if len(parts) != 2:
-            raise _core.InvalidArgument(f"expected a text and a digest, found {messages.shown(described)}")
+            raise _core.InvalidArgument(
+                f"expected a text and a digest, found {messages.shown(described)}"
+            )
         found[messages.text(name)] = parts
     return found
 
@@ -351,14 +408,18 @@ def _check_same(arguments: dict[str, Any], shard: _Shard) -> None:
             first, found = (described.get(name, ["none", ""]) for described in (of_ranks[0], other))
             if first != found:
                 raise _core.InvalidArgument(
-                    f"{name}: expected the same on every rank, found {first[0]} on rank 0 and {found[0]}"
-                    f"{' of other values' if first[0] == found[0] else ''} on rank {rank}"
+                    f"{name}: expected the same on every rank, found {first[0]} on rank 0 and "
+                    f"{found[0]}{' of other values' if first[0] == found[0] else ''} on rank {rank}"
                 )
 
 
 def _implementations(config: Any) -> Any:
     """Returns a model's attention implementation, by part if parts have configurations."""
-    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs if hasattr(config, name)}
+    parts = {
+        name: getattr(config, name)._attn_implementation
+        for name in config.sub_configs
+        if hasattr(config, name)
+    }
     return {"": config._attn_implementation, **parts} if parts else config._attn_implementation
 
 
@@ -399,16 +460,16 @@ def generate(
     Parameters
     ----------
     model
-        A decoder that uses the attention interface: full and sliding layers, grouped heads, softcap,
-        sinks.
+        A decoder that uses the attention interface: full and sliding layers, grouped heads,
+        softcap, sinks.
     input_ids : int Tensor [batch, tokens]
         Prompts, as ``model.generate`` takes them. Several are padded on the left, with
         ``attention_mask``.
     group, interleave
         As for ``ShardedCache``. Left out with ``past_key_values``.
     **arguments
-        Arguments of ``model.generate``. ``past_key_values`` may be the ``ShardedCache`` of an earlier
-        call, to continue from it.
+        Arguments of ``model.generate``. ``past_key_values`` may be the ``ShardedCache`` of an
+        earlier call, to continue from it.
 
     Returns
     -------
@@ -419,9 +480,9 @@ def generate(
     ------
     InvalidArgument
         Arguments or chosen tokens differ between ranks; the cache is not a ``ShardedCache`` or is
-        switched off; ``max_time`` or dropout is set; the model does not use the attention interface;
-        the method takes tokens back (assistant models, prompt look-up); or ``ShardedCache`` refuses
-        the model.
+        switched off; ``max_time`` or dropout is set; the model does not use the attention
+        interface; the method takes tokens back (assistant models, prompt look-up); or
+        ``ShardedCache`` refuses the model.
 
     Examples
     --------
@@ -432,10 +493,13 @@ def generate(
     config = arguments.get("generation_config") or model.generation_config
     if arguments.get("use_cache") is False or arguments.get("cache_implementation") is not None:
         raise _core.InvalidArgument(
-            "use_cache, cache_implementation: expected none, for ranks share the cache; found one of them"
+            "use_cache, cache_implementation: expected none, for ranks share the cache; found one "
+            "of them"
         )
     if arguments.get("max_time", config.max_time) is not None:
-        raise _core.InvalidArgument("max_time: expected none, for clocks of ranks differ; found one")
+        raise _core.InvalidArgument(
+            "max_time: expected none, for clocks of ranks differ; found one"
+        )
     for name in ("assistant_model", "prompt_lookup_num_tokens"):
         if arguments.get(name, getattr(config, name, None)) is not None:
             raise _core.InvalidArgument(
@@ -445,17 +509,29 @@ def generate(
     if cache is None:
         cache = ShardedCache(model, group=group, interleave=1 if interleave is None else interleave)
     elif not isinstance(cache, ShardedCache):
-        raise _core.InvalidArgument(f"past_key_values: expected a ShardedCache, found {type(cache).__name__}")
+        raise _core.InvalidArgument(
+            f"past_key_values: expected a ShardedCache, found {type(cache).__name__}"
+        )
     elif group is not None or interleave is not None:
         raise _core.InvalidArgument(
-            "group, interleave: expected none beside past_key_values, which has its own; found one of them"
+            "group, interleave: expected none beside past_key_values, which has its own; found "
+            "one of them"
         )
     given = {"input_ids": input_ids, "generation_config": config, **arguments}
-    shared = {"interleave": cache.shard.interleave, "past_key_values, tokens": cache.get_seq_length()}
+    shared = {
+        "interleave": cache.shard.interleave,
+        "past_key_values, tokens": cache.get_seq_length(),
+    }
     _check_same({**given, **shared}, cache.shard)
     arguments["cache_implementation"] = None  # whatever the configuration says
     criteria = [*(arguments.pop("stopping_criteria", None) or []), _Agreement(cache.shard)]
     with _shared(model, cache):
         return model.generate(
-            input_ids, **{**arguments, "past_key_values": cache, "use_cache": True, "stopping_criteria": criteria}
+            input_ids,
+            **{
+                **arguments,
+                "past_key_values": cache,
+                "use_cache": True,
+                "stopping_criteria": criteria,
+            },
         )

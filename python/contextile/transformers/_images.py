@@ -26,7 +26,12 @@ def _blocks_of(model: Any, document: Tensor) -> Tensor:
         (
             found
             for base in type(model).__mro__
-            if (found := getattr(sys.modules.get(base.__module__), "get_block_sequence_ids_for_mask", None)) is not None
+            if (
+                found := getattr(
+                    sys.modules.get(base.__module__), "get_block_sequence_ids_for_mask", None
+                )
+            )
+            is not None
         ),
         None,
     )
@@ -35,7 +40,8 @@ def _blocks_of(model: Any, document: Tensor) -> Tensor:
     if kind == "paligemma":
         return torch.where(document == 0, 0, -1)
     raise _core.InvalidArgument(
-        f"model: expected one in which the tokens of an image or of a prefix attend both ways, found {kind}; give block_ids"
+        "model: expected one in which the tokens of an image or of a prefix attend both ways, "
+        f"found {kind}; give block_ids"
     )
 
 
@@ -78,7 +84,9 @@ def image_masks(
         plan = ct.plan(lengths, cluster=cluster, **batch_of(model, mask=masks))
     """
     if (token_type_ids is None) == (block_ids is None):
-        raise _core.InvalidArgument("image_masks: expected token_type_ids or block_ids, found both or none")
+        raise _core.InvalidArgument(
+            "image_masks: expected token_type_ids or block_ids, found both or none"
+        )
     given = torch.as_tensor(token_type_ids if block_ids is None else block_ids).reshape(-1).cpu()
     name = "token_type_ids" if block_ids is None else "block_ids"
     if len(given) != sum(lengths):
@@ -88,20 +96,29 @@ def image_masks(
     layers = layers_of(model, with_types=True)
     if layers is None:
         raise _core.InvalidArgument(
-            f"model: expected one whose layers can be found out, found {type(model).__name__}; masks.with_blocks makes their masks"
+            f"model: expected one whose layers can be found out, found {type(model).__name__}; "
+            "masks.with_blocks makes their masks"
         )
     asks = any(layer.has_blocks for layer in layers)
     if block_ids is None and not asks:
-        raise _core.InvalidArgument("model: expected one in which the tokens of an image attend both ways, found causal layers")
+        raise _core.InvalidArgument(
+            "model: expected one in which the tokens of an image attend both ways, found causal "
+            "layers"
+        )
     found: dict[str, tuple[Any, int]] = {}
     for kind in sorted({layer.kind for layer in layers}):
         same = [layer for layer in layers if layer.kind == kind]
         form, has_blocks = same[0].form, same[0].has_blocks if asks else same[0].form.is_causal
         if any((layer.form, layer.has_blocks) != (form, same[0].has_blocks) for layer in same):
-            raise _core.InvalidArgument(f"model: expected {kind} layers of one mask, found several; masks.with_blocks makes their masks")
+            raise _core.InvalidArgument(
+                f"model: expected {kind} layers of one mask, found several; masks.with_blocks "
+                "makes their masks"
+            )
         mask = rule_of(form)
         if has_blocks:
-            mask = masks.with_blocks(lengths, given.numpy(), window=form.window, whole_blocks=form.whole_blocks)
+            mask = masks.with_blocks(
+                lengths, given.numpy(), window=form.window, whole_blocks=form.whole_blocks
+            )
         found[kind] = mask, len(same)
     return found
 
@@ -116,8 +133,8 @@ def local_images(outputs: Any, image_mask: Any, *, plan: _core.Plan, rank: int) 
     Parameters
     ----------
     outputs
-        What ``model.get_image_features`` (or ``get_video_features``) returned for all images, in the
-        order of their tokens.
+        What ``model.get_image_features`` (or ``get_video_features``) returned for all images, in
+        the order of their tokens.
     image_mask : bool array or Tensor [tokens of the batch]
         True for the tokens that the features replace.
     plan : Plan
@@ -144,11 +161,15 @@ def local_images(outputs: Any, image_mask: Any, *, plan: _core.Plan, rank: int) 
     """
     is_image = torch.as_tensor(image_mask).reshape(-1).to(torch.bool)
     if len(is_image) != plan.num_tokens:
-        raise _core.InvalidArgument(f"image_mask: expected {plan.num_tokens} truth values, found {len(is_image)}")
+        raise _core.InvalidArgument(
+            f"image_mask: expected {plan.num_tokens} truth values, found {len(is_image)}"
+        )
     rows = dispatch(torch.where(is_image, is_image.cumsum(0) - 1, -1), plan=plan, rank=rank)
     rows = rows[rows >= 0]
     if getattr(outputs, "pooler_output", None) is None:
-        raise _core.InvalidArgument(f"outputs: expected some with pooler_output, found {type(outputs).__name__}")
+        raise _core.InvalidArgument(
+            f"outputs: expected some with pooler_output, found {type(outputs).__name__}"
+        )
     local = copy.copy(outputs)
     for name in _FIELDS:
         given = getattr(outputs, name, None)
@@ -165,6 +186,8 @@ def _rows_of(features: Any, rows: Tensor, count: int) -> Any:
     """Returns rows of features of [images, tokens, width], or of a list of [tokens, width]."""
     whole = features.flatten(0, -2) if isinstance(features, Tensor) else torch.cat(list(features))
     if len(whole) != count:
-        raise _core.InvalidArgument(f"outputs: expected the features of {count} tokens, found {len(whole)}")
+        raise _core.InvalidArgument(
+            f"outputs: expected the features of {count} tokens, found {len(whole)}"
+        )
     found = whole[rows.to(whole.device)]
     return found if isinstance(features, Tensor) else (found,)

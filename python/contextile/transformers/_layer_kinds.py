@@ -54,7 +54,12 @@ def _is_cross(module: Any) -> bool:
 @functools.cache
 def _uses_interface(kind: type) -> bool:
     """Returns whether a layer attends by the implementation that is set for its model."""
-    functions = [inspect.unwrap(value) for base in kind.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
+    functions = [
+        inspect.unwrap(value)
+        for base in kind.__mro__
+        for value in vars(base).values()
+        if inspect.isfunction(value)
+    ]
     return any("ALL_ATTENTION_FUNCTIONS" in function.__code__.co_names for function in functions)
 
 
@@ -62,8 +67,14 @@ def _uses_interface(kind: type) -> bool:
 def _own_attention(model: weakref.ref[Any]) -> str | None:
     for name, module in model().named_modules():
         inner = [type(part).__name__ for part in module.modules() if part is not module]
-        is_layer = "Attention" in type(module).__name__ and not any("Attention" in part for part in inner)
-        if is_layer and type(module).__name__ not in _TAKEN_OVER and not _uses_interface(type(module)):
+        is_layer = "Attention" in type(module).__name__ and not any(
+            "Attention" in part for part in inner
+        )
+        if (
+            is_layer
+            and type(module).__name__ not in _TAKEN_OVER
+            and not _uses_interface(type(module))
+        ):
             return f"{name} ({type(module).__name__})"
     return None
 
@@ -73,8 +84,9 @@ def refuse_own_attention(model: torch.nn.Module) -> None:
     part = _own_attention(weakref.ref(model))
     if part is not None:
         raise _core.InvalidArgument(
-            f"model: expected layers that attend by the attention interface of transformers, found {type(model).__name__} with "
-            f"{part}, which attends by code of its own on each rank alone"
+            "model: expected layers that attend by the attention interface of transformers, found "
+            f"{type(model).__name__} with {part}, which attends by code of its own on each rank "
+            "alone"
         )
 
 
@@ -91,7 +103,11 @@ def kind_of(module: Any, window: int | None, is_causal: bool) -> str:
         return "sliding"
     kinds = getattr(config, "layer_types", None)
     index = getattr(module, "layer_idx", None)
-    kind = kinds[index] if kinds and isinstance(index, int) and index < len(kinds) else "full_attention"
+    kind = (
+        kinds[index]
+        if kinds and isinstance(index, int) and index < len(kinds)
+        else "full_attention"
+    )
     return {"chunked_attention": "chunked", "sliding_attention": "sliding"}.get(kind, "full")
 
 
@@ -180,7 +196,10 @@ def layers_of(model: Any, *, with_types: bool = False) -> list[Layer] | None:
 def _with_plain_rope(config: Any) -> Any:
     """Returns a copy of a configuration whose frequencies of RoPE do not follow a call."""
     config = copy.deepcopy(config)
-    for part in [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]:
+    for part in [
+        config,
+        *(getattr(config, name, None) for name in getattr(config, "sub_configs", {})),
+    ]:
         ropes = getattr(part, "rope_parameters", None)
         nested = [one for one in (ropes or {}).values() if isinstance(one, dict)]
         for rope in nested or ([ropes] if isinstance(ropes, dict) else []):
@@ -198,8 +217,10 @@ def _layers_with(kind: type, config: Any, with_types: bool) -> list[Layer]:
             with adapted(_record, _note_mask):
                 twin(**_arguments_of(twin, with_types))
         return list(_found)
-    except Exception as error:  # noqa: BLE001
-        logging.getLogger(__name__).info("no copy of %s without weights runs: %s", kind.__name__, error)
+    except Exception as error:
+        logging.getLogger(__name__).info(
+            "no copy of %s without weights runs: %s", kind.__name__, error
+        )
         return []
     finally:
         _found.clear()
@@ -240,7 +261,10 @@ def described(layers: list[Layer]) -> dict[str, Any]:
         "value_dim": one(lambda layer: layer.dims[1]),
         "scale": one(lambda layer: layer.scale),
     }
-    for key, value in (("softcap", one(lambda layer: layer.softcap)), ("sink", one(lambda layer: layer.has_sink))):
+    for key, value in (
+        ("softcap", one(lambda layer: layer.softcap)),
+        ("sink", one(lambda layer: layer.has_sink)),
+    ):
         if value:
             found[key] = value
     return found

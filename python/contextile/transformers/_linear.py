@@ -42,7 +42,9 @@ FAMILIES = {
     "bamba": _Family("bamba", "BambaMixer", _SSD),
     "falcon_h1": _Family("falcon_h1", "FalconH1Mixer", _SSD),
     "granitemoehybrid": _Family("granitemoehybrid", "GraniteMoeHybridMambaLayer", _SSD),
-    "kimi_linear": _Family("kimi_linear", "KimiLinearDeltaAttention", _KDA, ("KimiLinearAttention",)),
+    "kimi_linear": _Family(
+        "kimi_linear", "KimiLinearDeltaAttention", _KDA, ("KimiLinearAttention",)
+    ),
     "lara_mini": _Family("lara_mini", "LaraMiniGatedDeltaNet", _DELTA),
     "lfm2": _Family("lfm2", "Lfm2ShortConv", _CONV),
     "lfm2_moe": _Family("lfm2_moe", "Lfm2MoeShortConv", _CONV),
@@ -77,7 +79,11 @@ def _modules() -> Iterator[tuple[_Family, Any]]:
 
 
 def _layer_types() -> frozenset[type]:
-    return frozenset(getattr(module, name) for family, module in _modules() for name in (family.layer, *family.others))
+    return frozenset(
+        getattr(module, name)
+        for family, module in _modules()
+        for name in (family.layer, *family.others)
+    )
 
 
 def layers_in_order() -> frozenset[type]:
@@ -104,27 +110,42 @@ def _check_documents(options: dict[str, Any]) -> None:
     for name in ("seq_idx", "cu_seqlens", "cu_seq_lens_q", "initial_state", "initial_states", "z"):
         if options.get(name) is not None:
             raise _core.InvalidArgument(
-                f"layer: expected no {name}, for the plan keeps documents apart and passes states, found some"
+                f"layer: expected no {name}, for the plan keeps documents apart and passes states, "
+                "found some"
             )
 
 
-def _conv(chunks: Chunks, conv: Callable[..., Tensor], hidden_states, weight, bias=None, activation=None, **others):
+def _conv(
+    chunks: Chunks,
+    conv: Callable[..., Tensor],
+    hidden_states,
+    weight,
+    bias=None,
+    activation=None,
+    **others,
+):
     _check_documents(others)
     return causal_conv(hidden_states, weight, bias, chunks=chunks, conv=conv, activation=activation)
 
 
 def _rule(chunks: Chunks, rule: Callable[..., Any], query, key, value, g, beta, **options):
     _check_documents(options)
-    kept = {name: options[name] for name in ("chunk_size", "use_qk_l2norm_in_kernel") if name in options}
+    kept = {
+        name: options[name] for name in ("chunk_size", "use_qk_l2norm_in_kernel") if name in options
+    }
     gates = {"g": g, "beta": beta}
     return linear_attention(query, key, value, gates=gates, chunks=chunks, rule=rule, **kept), None
 
 
-def _scan(chunks: Chunks, rule: Callable[..., Any], hidden_states, dt, A, B, C, chunk_size, **options):
+def _scan(
+    chunks: Chunks, rule: Callable[..., Any], hidden_states, dt, A, B, C, chunk_size, **options
+):
     _check_documents(options)
     names = ("D", "dt_bias", "dt_softplus", "dt_limit")
     kept = {name: options[name] for name in names if name in options}
-    return ssd_scan(hidden_states, dt, A, B, C, chunks=chunks, rule=rule, chunk_size=chunk_size, **kept)
+    return ssd_scan(
+        hidden_states, dt, A, B, C, chunks=chunks, rule=rule, chunk_size=chunk_size, **kept
+    )
 
 
 _IN_ORDER: dict[str, Callable[..., Any]] = {
@@ -166,25 +187,35 @@ def _check_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens
     given = {**dict(zip(("hidden_states", "cache", "attention_mask"), args)), **kwargs}
     for cache in ("cache", "cache_params", "past_key_values"):
         if given.get(cache) is not None:
-            raise _core.InvalidArgument(f"{name}: expected no {cache} inside use (use_cache=False), found one")
+            raise _core.InvalidArgument(
+                f"{name}: expected no {cache} inside use (use_cache=False), found one"
+            )
     if given.get("attention_mask") is not None:
-        raise _core.InvalidArgument(f"{name}: expected no attention_mask, for documents are packed without padding, found one")
+        raise _core.InvalidArgument(
+            f"{name}: expected no attention_mask, for documents are packed without padding, found "
+            "one"
+        )
     _check_documents(given)
     hidden = given["hidden_states"]
     if hidden.dim() != 3 or hidden.shape[:2] != (1, tokens):
         raise _core.InvalidArgument(
-            f"{name}: expected this rank's {tokens} tokens in a batch of 1, found {list(hidden.shape)}"
+            f"{name}: expected this rank's {tokens} tokens in a batch of 1, found "
+            f"{list(hidden.shape)}"
         )
     return hidden
 
 
-def _layer_in_order(family: _Family, original: Any, begin: Callable[[nn.Module], tuple[Executor, Prepared]]) -> Any:
+def _layer_in_order(
+    family: _Family, original: Any, begin: Callable[[nn.Module], tuple[Executor, Prepared]]
+) -> Any:
     @torch.compiler.disable
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         executor, prepared = begin(self)
         chunks = chunks_of(executor, plan=prepared)
-        hidden = chunks.gather(_check_call(family.layer, args, kwargs, chunks.num_home_tokens), dim=1)
+        hidden = chunks.gather(
+            _check_call(family.layer, args, kwargs, chunks.num_home_tokens), dim=1
+        )
         kwargs.pop("hidden_states", None)
         _runs.append(_Run(chunks))
         try:
@@ -194,7 +225,8 @@ def _layer_in_order(family: _Family, original: Any, begin: Callable[[nn.Module],
             _runs.pop()
         if missing:
             raise _core.InvalidArgument(
-                f"{family.layer}: expected a layer that calls {', '.join(family.functions)}, found no call of {', '.join(sorted(missing))}"
+                f"{family.layer}: expected a layer that calls {', '.join(family.functions)}, found "
+                f"no call of {', '.join(sorted(missing))}"
             )
         return chunks.scatter(out, dim=1)
 

@@ -20,19 +20,28 @@ _MODULE = "transformers.models.longt5.modeling_longt5"
 Attend = Callable[[Any, Tensor, Tensor, Tensor, RelativeBias, int], Tensor]
 
 
-def _check_call(self: Any, hidden_states: Tensor, mask: Tensor | None, output_attentions: bool) -> None:
+def _check_call(
+    self: Any, hidden_states: Tensor, mask: Tensor | None, output_attentions: bool
+) -> None:
     name = type(self).__name__
     if hidden_states.shape[0] != 1:
-        raise _core.InvalidArgument(f"{name}: expected a batch of 1, documents packed; found {hidden_states.shape[0]}")
+        raise _core.InvalidArgument(
+            f"{name}: expected a batch of 1, documents packed; found {hidden_states.shape[0]}"
+        )
     if self.training and self.dropout:
         raise _core.InvalidArgument(f"{name}: expected dropout 0, found {self.dropout}")
     if output_attentions:
-        raise _core.InvalidArgument(f"{name}: expected no output_attentions, for a plan computes no weights, found it")
+        raise _core.InvalidArgument(
+            f"{name}: expected no output_attentions, for a plan computes no weights, found it"
+        )
     if mask is not None:
         ones = torch.ones(hidden_states.shape[:2], device=hidden_states.device)
-        if not torch.equal(mask, sys.modules[_MODULE]._get_local_attention_mask(ones, self.block_len, mask.device)):
+        if not torch.equal(
+            mask, sys.modules[_MODULE]._get_local_attention_mask(ones, self.block_len, mask.device)
+        ):
             raise _core.InvalidArgument(
-                f"{name}: expected no attention mask, or ones, for documents are packed without padding, found another"
+                f"{name}: expected no attention mask, or ones, for documents are packed without "
+                "padding, found another"
             )
 
 
@@ -45,9 +54,12 @@ def local_layers(attend: Attend) -> Iterator[None]:
         return
 
     def forward(
-        self: Any, hidden_states: Tensor, mask: Tensor | None = None, position_bias: Tensor | None = None,
+        self: Any,
+        hidden_states: Tensor,
+        mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
         output_attentions: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         _check_call(self, hidden_states, mask, output_attentions)
         bias, stands_for_it = local_bias(self, position_bias)
         shape = (*hidden_states.shape[:2], self.n_heads, self.key_value_proj_dim)

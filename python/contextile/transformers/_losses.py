@@ -35,8 +35,9 @@ def check_loss(model: Any, arguments: dict[str, Any], pools: bool) -> None:
     for name in _OF_DOCUMENTS:
         if arguments.get(name) is not None:
             raise _core.InvalidArgument(
-                f"{name}: expected none inside use, for {type(model).__name__} would compute its loss over this rank's tokens "
-                "alone; compute it from the logits of the batch (contextile.torch.collect)"
+                f"{name}: expected none inside use, for {type(model).__name__} would compute its "
+                "loss over this rank's tokens alone; compute it from the logits of the batch "
+                "(contextile.torch.collect)"
             )
     if arguments.get("labels") is None or pools:
         return
@@ -45,12 +46,14 @@ def check_loss(model: Any, arguments: dict[str, Any], pools: bool) -> None:
         return  # TRL's head, which returns log-probabilities of tokens and no loss
     if not is_shifted or arguments.get("num_items_in_batch") is None:
         raise _core.InvalidArgument(
-            "labels: expected none inside use, for the model would shift them by this rank's tokens and average over them; "
-            "found some. Compute the loss from local.labels and local.loss_weights, or give shift_labels=local.labels and "
-            "num_items_in_batch= (of the whole batch), too, and sum the losses of the ranks"
+            "labels: expected none inside use, for the model would shift them by this rank's "
+            "tokens and average over them; found some. Compute the loss from local.labels and "
+            "local.loss_weights, or give shift_labels=local.labels and num_items_in_batch= (of "
+            "the whole batch), too, and sum the losses of the ranks"
         )
     if not shifts_labels(model):
         raise _core.InvalidArgument(
-            f"labels: expected none inside use, for {type(model).__name__} does not compute the loss of next tokens by "
-            "shift_labels and num_items_in_batch; compute its loss from the logits, with labels of dispatch(…)"
+            f"labels: expected none inside use, for {type(model).__name__} does not compute the "
+            "loss of next tokens by shift_labels and num_items_in_batch; compute its loss from "
+            "the logits, with labels of dispatch(…)"
         )

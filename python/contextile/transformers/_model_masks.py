@@ -40,11 +40,16 @@ def form_of(function: Any) -> Form:
     name = where.split(".<locals>", 1)[0]
     is_known = getattr(function, "__module__", "") == "transformers.masking_utils"
     names = function.__code__.co_freevars if hasattr(function, "__code__") else ()
-    cells = {key: cell.cell_contents for key, cell in zip(names, getattr(function, "__closure__", None) or ())}
+    cells = {
+        key: cell.cell_contents
+        for key, cell in zip(names, getattr(function, "__closure__", None) or ())
+    }
     if not is_known:
         return Form(odd=(where,))
     if name in ("and_masks", "or_masks"):
-        return functools.reduce(_both if name == "and_masks" else _either, map(form_of, cells["mask_functions"]))
+        return functools.reduce(
+            _both if name == "and_masks" else _either, map(form_of, cells["mask_functions"])
+        )
     if "mask_function" in cells:  # with offsets, or at other positions
         return form_of(cells["mask_function"])
     if name == "bidirectional_mask_function":
@@ -67,7 +72,11 @@ def _merged(first: Form, second: Form, **changes: Any) -> Form:
         first.window or second.window,
         first.chunk or second.chunk,
         blocks,
-        **{"whole_blocks": first.whole_blocks or second.whole_blocks, "odd": first.odd + second.odd, **changes},
+        **{
+            "whole_blocks": first.whole_blocks or second.whole_blocks,
+            "odd": first.odd + second.odd,
+            **changes,
+        },
     )
 
 
@@ -77,8 +86,12 @@ def _both(first: Form, second: Form) -> Form:
 
 def _either(first: Form, second: Form) -> Form:
     # The window of the one does not limit the blocks of the other.
-    beyond = (first.window and second.blocks is not None) or (second.window and first.blocks is not None)
-    return _merged(first, second, whole_blocks=bool(beyond) or first.whole_blocks or second.whole_blocks)
+    beyond = (first.window and second.blocks is not None) or (
+        second.window and first.blocks is not None
+    )
+    return _merged(
+        first, second, whole_blocks=bool(beyond) or first.whole_blocks or second.whole_blocks
+    )
 
 
 # --------------------------------------------------------------------------------- of a plan
@@ -111,7 +124,11 @@ def begin_layers(prepared: Prepared) -> None:
 def form_for(prepared: Prepared, kind: str, window: int | None) -> Form | None:
     """Returns the form of the mask that a layer of a kind has, if it is known."""
     forms = {form[:3]: form for form in _seen.setdefault(prepared, _Seen()).forms}
-    same = [form for form in forms.values() if form.window == window and (form.chunk is not None) == (kind == "chunked")]
+    same = [
+        form
+        for form in forms.values()
+        if form.window == window and (form.chunk is not None) == (kind == "chunked")
+    ]
     found = same or list(forms.values())
     return found[0] if len(found) == 1 else None
 
@@ -121,7 +138,10 @@ def _in_blocks(plan: _core.Plan, mask: int, rank: int) -> np.ndarray:
     """Returns whether each of a rank's tokens attends a later one, or is attended by an earlier."""
     change = np.zeros(plan.num_tokens + 1, dtype=np.int64)
     for q_begin, q_end, k_begin, k_end, low, high in plan.mask(mask).bands:
-        least, most = max(low if low is not None else 1, 1), plan.num_tokens if high is None else high
+        least, most = (
+            max(low if low is not None else 1, 1),
+            plan.num_tokens if high is None else high,
+        )
         if most < least:
             continue
         for begin, end in (
@@ -143,19 +163,23 @@ def check_blocks(prepared: Prepared, name: str, form: Form) -> None:
     planned = _in_blocks(plan, index, prepared.rank)
     if len(asked) != len(planned) or bool((asked != planned).any()):
         raise _core.InvalidArgument(
-            f"mask '{name}': expected one in which the model's {int(asked.sum())} tokens of images, or of a prefix, on this rank "
-            f"attend both ways (blockwise_overlay), found one with {int(planned.sum())}; image_masks makes the masks of a batch"
+            f"mask '{name}': expected one in which the model's {int(asked.sum())} tokens of "
+            "images, or of a prefix, on this rank attend both ways (blockwise_overlay), found one "
+            f"with {int(planned.sum())}; image_masks makes the masks of a batch"
         )
 
 
-def check_reach(prepared: Prepared, name: str, kind: str, window: int | None, is_causal: bool) -> None:
+def check_reach(
+    prepared: Prepared, name: str, kind: str, window: int | None, is_causal: bool
+) -> None:
     """Raises unless the plan's mask reaches as far back and ahead as a layer does."""
     joined = prepared.joined_branches[name]
     if joined is not None:
         raise _core.InvalidArgument(
-            f"mask '{name}': expected branches that do not attend each other, as positions have them, found token {joined} of "
-            f"one that attends token {joined - 1} of another; rules such as windows do not follow the branches of a tree "
-            "(use(executor, check_masks=False) leaves masks to the plan)"
+            f"mask '{name}': expected branches that do not attend each other, as positions have "
+            f"them, found token {joined} of one that attends token {joined - 1} of another; rules "
+            "such as windows do not follow the branches of a tree (use(executor, "
+            "check_masks=False) leaves masks to the plan)"
         )
     longest, offsets = prepared.longest_document, prepared.rules[name].offsets
     form = form_for(prepared, kind, window)
@@ -172,8 +196,9 @@ def check_reach(prepared: Prepared, name: str, kind: str, window: int | None, is
         rule = f"a window of {window}" if window else "causal" if is_causal else "full"
         both_ways = " both ways" if window and not is_causal else ""
         raise _core.InvalidArgument(
-            f"mask '{name}': expected {rule}{both_ways}, as the layer, keys {expected[0]} to {expected[1]} from the query; found "
-            f"{offsets[0]} to {offsets[1]} (use(executor, check_masks=False) leaves masks to the plan)"
+            f"mask '{name}': expected {rule}{both_ways}, as the layer, keys {expected[0]} to "
+            f"{expected[1]} from the query; found {offsets[0]} to {offsets[1]} (use(executor, "
+            "check_masks=False) leaves masks to the plan)"
         )
 
 
@@ -182,19 +207,22 @@ def check_sides(prepared: Prepared, sides: Sides) -> None:
     for name in ("encoder", "decoder", "cross"):
         if name not in prepared.mask_names:
             raise _core.InvalidArgument(
-                f"plan: expected one for masks.encoder_decoder, found masks {', '.join(prepared.mask_names)}"
+                "plan: expected one for masks.encoder_decoder, found masks "
+                f"{', '.join(prepared.mask_names)}"
             )
         plan, index = prepared.mask_of(name)
         pairs = sides.pairs_of(name, plan.mask(index))
         if plan.mask(index).num_pairs != pairs:
             raise _core.InvalidArgument(
-                f"mask '{name}': expected the {pairs} pairs of the sides, found {plan.mask(index).num_pairs}"
+                f"mask '{name}': expected the {pairs} pairs of the sides, found "
+                f"{plan.mask(index).num_pairs}"
             )
         sides.check_plan(plan, prepared.rank)
     if len(sides.target_rows) == 0 or len(sides.source_rows) == 0:
         raise _core.InvalidArgument(
-            f"sides: expected sources and targets on every rank, found {len(sides.source_rows)} and {len(sides.target_rows)} on "
-            f"rank {prepared.rank}; a smaller block_size spreads them"
+            f"sides: expected sources and targets on every rank, found {len(sides.source_rows)} "
+            f"and {len(sides.target_rows)} on rank {prepared.rank}; a smaller block_size spreads "
+            "them"
         )
 
 
@@ -204,6 +232,7 @@ def check_encoder_reach(prepared: Prepared, sides: Sides, window: int | None) ->
     found = prepared.rules["encoder"].offsets
     if found != (-reach, reach):
         raise _core.InvalidArgument(
-            f"mask 'encoder': expected {reach} tokens to either side, as the layer attends, found keys {found[0]} to {found[1]} from the "
-            "query (masks.encoder_decoder(…, window=…); use(executor, check_masks=False) leaves masks to the plan)"
+            f"mask 'encoder': expected {reach} tokens to either side, as the layer attends, found "
+            f"keys {found[0]} to {found[1]} from the query (masks.encoder_decoder(…, window=…); "
+            "use(executor, check_masks=False) leaves masks to the plan)"
         )

@@ -33,22 +33,39 @@ class _Call(NamedTuple):
     module: Any
     given: Mapping[str, Any]  # the method's arguments by name
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, dropout: float, is_causal: bool = True, **more: Any) -> Tensor:
+    def attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        dropout: float,
+        is_causal: bool = True,
+        **more: Any,
+    ) -> Tensor:
         """Returns [1, tokens, heads, dim] of q, k and v [1, heads, tokens, dim]."""
         mask = self.given.get("attention_mask")
         # Arguments that the method has no name for are judged as those of the interface.
         more = {**self.given.get("kwargs", {}), "is_causal": is_causal, **more}
         return self.attend(
-            self.module, q, k, v, None if mask is _NO_MASK else mask, scaling=scale,
-            dropout=dropout if self.module.training else 0.0, **more,
-        )[0]  # fmt: skip
+            self.module,
+            q,
+            k,
+            v,
+            None if mask is _NO_MASK else mask,
+            scaling=scale,
+            dropout=dropout if self.module.training else 0.0,
+            **more,
+        )[0]
 
     def refuse(self, *names: str) -> None:
         """Raises if an argument was given that an adapter has not."""
         found = [name for name in names if self.given.get(name) is not None]
         if found:
             raise _core.InvalidArgument(
-                f"attention: expected no {found[0]} in {type(self.module).__name__}, which attends by a plan to its own tokens, found one"
+                f"attention: expected no {found[0]} in {type(self.module).__name__}, which attends "
+                "by a plan to its own tokens, found one"
             )
 
     def kept(self, k: Tensor, v: Tensor, name: str = "cache") -> tuple[Tensor, Tensor]:
@@ -75,11 +92,16 @@ def _bloom(call: _Call) -> tuple[Tensor, None]:
     bias, found = alibi(module.num_heads), given["alibi"]
     if not found.is_meta and found.shape[-1] > 1:
         slopes = (found[:, 0, 1] - found[:, 0, 0])[: module.num_heads].float().cpu()
-        if not torch.allclose(slopes, bias.slopes, rtol=2e-6 if found.dtype == torch.float32 else 1e-2):
+        if not torch.allclose(
+            slopes, bias.slopes, rtol=2e-6 if found.dtype == torch.float32 else 1e-2
+        ):
             raise _core.InvalidArgument(
-                f"attention: expected the slopes of ALiBi's paper in {type(module).__name__}, found {slopes[:4].tolist()}"
+                f"attention: expected the slopes of ALiBi's paper in {type(module).__name__}, "
+                f"found {slopes[:4].tolist()}"
             )
-    out = call.attended(q, k, v, scale=module.inv_norm_factor, dropout=module.attention_dropout.p, bias=bias)
+    out = call.attended(
+        q, k, v, scale=module.inv_norm_factor, dropout=module.attention_dropout.p, bias=bias
+    )
     out = functional.dropout(module.dense(out.flatten(2)), module.hidden_dropout, module.training)
     return given["residual"] + out, None
 
@@ -93,7 +115,9 @@ def _mpt(call: _Call) -> tuple[Tensor, None]:
     k, v = call.kept(k, v)
     # The bias ends in that of the token before, and 0.
     slopes = None if bias is None or bias.is_meta else Alibi((-bias[:, 0, -2]).float().cpu())
-    out = call.attended(q, k, v, scale=module.softmax_scale, dropout=module.attn_dropout_p, bias=slopes)
+    out = call.attended(
+        q, k, v, scale=module.softmax_scale, dropout=module.attn_dropout_p, bias=slopes
+    )
     return module.out_proj(out.flatten(2)), None
 
 
@@ -105,7 +129,9 @@ def _falcon(call: _Call) -> tuple[Tensor, None]:
         every = module.num_heads // module.num_kv_heads
         k, v = k[:, :, ::every], v[:, :, ::every]
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    q, k = sys.modules[type(module).__module__].apply_rotary_pos_emb(q, k, *given["position_embeddings"])
+    q, k = sys.modules[type(module).__module__].apply_rotary_pos_emb(
+        q, k, *given["position_embeddings"]
+    )
     k, v = call.kept(k, v, "layer_past")
     out = call.attended(q, k, v, scale=module.inv_norm_factor, dropout=0.0)
     return module.dense(out.flatten(2)), None
@@ -115,7 +141,12 @@ def _gpt_neo(call: _Call) -> tuple[Tensor, None]:
     module, given = call.module, call.given
     window = module.config.window_size if module.attention_type == "local" else None
     out = call.attended(
-        given["query"], given["key"], given["value"], scale=1.0, dropout=module.attn_dropout.p, sliding_window=window
+        given["query"],
+        given["key"],
+        given["value"],
+        scale=1.0,
+        dropout=module.attn_dropout.p,
+        sliding_window=window,
     )
     return out.transpose(1, 2), None
 
@@ -123,7 +154,11 @@ def _gpt_neo(call: _Call) -> tuple[Tensor, None]:
 def _gpt_neox_japanese(call: _Call) -> tuple[Tensor, None]:
     module, given = call.module, call.given
     out = call.attended(
-        given["query"], given["key"], given["value"], scale=1 / module.norm_factor, dropout=module.attention_dropout.p
+        given["query"],
+        given["key"],
+        given["value"],
+        scale=1 / module.norm_factor,
+        dropout=module.attention_dropout.p,
     )
     return out.transpose(1, 2), None
 
@@ -131,7 +166,13 @@ def _gpt_neox_japanese(call: _Call) -> tuple[Tensor, None]:
 def _openai(call: _Call) -> list[Tensor]:
     module, given = call.module, call.given
     scale = 1 / math.sqrt(given["v"].shape[-1]) if module.scale else 1.0
-    out = call.attended(given["q"], given["k"].transpose(-1, -2), given["v"], scale=scale, dropout=module.attn_dropout.p)
+    out = call.attended(
+        given["q"],
+        given["k"].transpose(-1, -2),
+        given["v"],
+        scale=scale,
+        dropout=module.attn_dropout.p,
+    )
     return [out.transpose(1, 2)]
 
 
@@ -139,22 +180,35 @@ def _bert(call: _Call) -> tuple[Tensor, None]:
     module, given = call.module, call.given
     call.refuse("encoder_hidden_states")
     dim = module.attention_head_size
-    q, k, v = (_heads_of(part(given["hidden_states"]), dim) for part in (module.query, module.key, module.value))
+    q, k, v = (
+        _heads_of(part(given["hidden_states"]), dim)
+        for part in (module.query, module.key, module.value)
+    )
     angles = given.get("sinusoidal_pos")
     if angles is not None:
         turned = (q, k, v) if module.rotary_value else (q, k)
         q, k, v = (*module.apply_rotary_position_embeddings(angles, *turned), v)[:3]
     k, v = call.kept(k, v)
-    out = call.attended(q, k, v, scale=1 / math.sqrt(dim), dropout=module.dropout.p, is_causal=module.is_decoder)
+    out = call.attended(
+        q, k, v, scale=1 / math.sqrt(dim), dropout=module.dropout.p, is_causal=module.is_decoder
+    )
     return out.flatten(2), None
 
 
 def _mpnet(call: _Call) -> tuple[Tensor]:
     module, given = call.module, call.given
     dim = module.attention_head_size
-    q, k, v = (_heads_of(part(given["hidden_states"]), dim) for part in (module.q, module.k, module.v))
+    q, k, v = (
+        _heads_of(part(given["hidden_states"]), dim) for part in (module.q, module.k, module.v)
+    )
     out = call.attended(
-        q, k, v, scale=1 / math.sqrt(dim), dropout=module.dropout.p, is_causal=False, bias=given.get("position_bias")
+        q,
+        k,
+        v,
+        scale=1 / math.sqrt(dim),
+        dropout=module.dropout.p,
+        is_causal=False,
+        bias=given.get("position_bias"),
     )
     return (module.o(out.flatten(2)),)
 
@@ -166,17 +220,22 @@ def _mpnet_bias(call: _Call) -> RelativeBias | None:
     if table.is_meta:
         return None
     offsets = torch.arange(-_MPNET_DISTANCE, _MPNET_DISTANCE + 1, device="cpu")
-    return relative_bias(table, -_MPNET_DISTANCE, buckets=call.module.relative_position_bucket(offsets))
+    return relative_bias(
+        table, -_MPNET_DISTANCE, buckets=call.module.relative_position_bucket(offsets)
+    )
 
 
 def _bart(call: _Call) -> tuple[Tensor, None]:
     module, given = call.module, call.given
     call.refuse("key_value_states", "attn_prompt")
     q, k, v = (
-        _heads_of(part(given["hidden_states"]), module.head_dim) for part in (module.q_proj, module.k_proj, module.v_proj)
+        _heads_of(part(given["hidden_states"]), module.head_dim)
+        for part in (module.q_proj, module.k_proj, module.v_proj)
     )
     k, v = call.kept(k, v)
-    out = call.attended(q, k, v, scale=module.scaling, dropout=module.dropout, is_causal=module.is_decoder)
+    out = call.attended(
+        q, k, v, scale=module.scaling, dropout=module.dropout, is_causal=module.is_decoder
+    )
     return module.out_proj(out.flatten(2)), None
 
 
@@ -204,7 +263,10 @@ _ADAPTERS = (
     _Adapter("trocr", "TrOCRAttention", "forward", _bart),
     _Adapter("xglm", "XGLMAttention", "forward", _bart),
 )
-_TYPES = {adapter.kind.replace("openai", "openai-gpt").replace("megatron_bert", "megatron-bert") for adapter in _ADAPTERS}
+_TYPES = {
+    adapter.kind.replace("openai", "openai-gpt").replace("megatron_bert", "megatron-bert")
+    for adapter in _ADAPTERS
+}
 
 
 def has_no_positions(model: Any) -> bool:
@@ -247,7 +309,11 @@ def adapted(attend: Callable[..., Any], check_mask: Callable[..., Any]) -> Itera
     masks_before = {name: known[name] for name in ("eager", "sdpa") if name in known}
     try:
         for adapter in _ADAPTERS:
-            owner = getattr(sys.modules.get(f"transformers.models.{adapter.kind}.modeling_{adapter.kind}"), adapter.owner, None)
+            owner = getattr(
+                sys.modules.get(f"transformers.models.{adapter.kind}.modeling_{adapter.kind}"),
+                adapter.owner,
+                None,
+            )
             if owner is not None:  # the model's type was imported
                 original = getattr(owner, adapter.method)
                 before.append((owner, adapter.method, original))

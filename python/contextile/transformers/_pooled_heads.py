@@ -29,7 +29,8 @@ def _group_of(executor: Executor) -> Any:
     if executor.size > 1 and executor.group is None:
         if not dist.is_initialized() or dist.get_world_size() != executor.size:
             raise _core.InvalidArgument(
-                "executor: expected one of a torch.distributed group, to gather the last tokens of documents, found a transport"
+                "executor: expected one of a torch.distributed group, to gather the last tokens "
+                "of documents, found a transport"
             )
     return executor.group
 
@@ -37,7 +38,8 @@ def _group_of(executor: Executor) -> Any:
 def _check_labels(labels: Any, logits: Tensor) -> None:
     if labels is not None and labels.shape[0] != logits.shape[0]:
         raise _core.InvalidArgument(
-            f"labels: expected those of the batch's {logits.shape[0]} documents, on every rank, found {list(labels.shape)}"
+            f"labels: expected those of the batch's {logits.shape[0]} documents, on every rank, "
+            f"found {list(labels.shape)}"
         )
 
 
@@ -69,9 +71,14 @@ def pooling(executor: Executor) -> Iterator[None]:
         _check_labels(labels, logits)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=own, labels=labels, pooled_logits=logits, config=self.config)
+            loss = self.loss_function(
+                logits=own, labels=labels, pooled_logits=logits, config=self.config
+            )
         return SequenceClassifierOutputWithPast(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
     before = GenericForSequenceClassification.forward

@@ -25,8 +25,9 @@ _known: dict[int, _Known] = {}
 
 def _refuse(position_bias: Tensor) -> _core.InvalidArgument:
     return _core.InvalidArgument(
-        "attention: expected no position_bias but that of a layer with relative_attention_bias, by the buckets of T5, for "
-        f"attention by a plan computes it from positions, found a tensor of {list(position_bias.shape)}"
+        "attention: expected no position_bias but that of a layer with relative_attention_bias, "
+        "by the buckets of T5, for attention by a plan computes it from positions, found a tensor "
+        f"of {list(position_bias.shape)}"
     )
 
 
@@ -46,7 +47,10 @@ def _table_of(module: Any) -> RelativeBias | None:
     }
     accepted = inspect.signature(bucket).parameters  # UMT5's layers take them from themselves
     try:
-        buckets = bucket(torch.arange(-most, most + 1), **{name: options[name] for name in options if name in accepted})
+        buckets = bucket(
+            torch.arange(-most, most + 1),
+            **{name: options[name] for name in options if name in accepted},
+        )
     except (AttributeError, TypeError):
         return None
     return relative_bias(table.weight.t(), -most, buckets=buckets)
@@ -60,7 +64,10 @@ def _is_of(position_bias: Tensor, bias: RelativeBias) -> bool:
     with torch.no_grad():
         for q in {0, queries - 1}:
             at = (torch.arange(keys) - q - bias.first_offset).clamp(0, len(bias.buckets) - 1)
-            if not torch.equal(position_bias[0, :, q], bias.table[:, bias.buckets[at].long()].to(position_bias.dtype)):
+            if not torch.equal(
+                position_bias[0, :, q],
+                bias.table[:, bias.buckets[at].long()].to(position_bias.dtype),
+            ):
                 return False
     return True
 
@@ -72,7 +79,9 @@ def _remembered(position_bias: Tensor, bias: RelativeBias) -> Tensor:
     return position_bias
 
 
-def bias_of_layer(module: Any, position_bias: Tensor | None, *, is_cross: bool = False) -> RelativeBias | None:
+def bias_of_layer(
+    module: Any, position_bias: Tensor | None, *, is_cross: bool = False
+) -> RelativeBias | None:
     """Returns the bias by position that a layer's ``position_bias`` stands for.
 
     Layers of T5 that attend the encoder pass zeros. Raises InvalidArgument on any other tensor that

@@ -28,7 +28,9 @@ def _is_in_encoder() -> bool:
     """Returns whether the innermost encoder or decoder that is computing is an encoder."""
     frame = sys._getframe(1)
     while frame is not None:
-        owner = type(frame.f_locals.get("self")).__name__ if frame.f_code.co_name == "forward" else ""
+        owner = (
+            type(frame.f_locals.get("self")).__name__ if frame.f_code.co_name == "forward" else ""
+        )
         if "Encoder" in owner or "Decoder" in owner:
             return "Encoder" in owner
         frame = frame.f_back  # type: ignore[assignment]
@@ -49,7 +51,9 @@ def _is_table(module: nn.Module) -> bool:
 
     M2M100's sinusoidal embeddings do.
     """
-    has_table = isinstance(getattr(module, "weights", None), Tensor) and isinstance(getattr(module, "padding_idx", None), int)
+    has_table = isinstance(getattr(module, "weights", None), Tensor) and isinstance(
+        getattr(module, "padding_idx", None), int
+    )
     return _counts_ids(type(module)) and has_table and hasattr(module, "make_weights")
 
 
@@ -72,7 +76,11 @@ def counting_part(model: nn.Module, are_given: bool) -> str | None:
 @functools.lru_cache(maxsize=64)
 def _first_position(model: weakref.ref[Any]) -> int:
     for name, module in model().named_modules():
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None and "position" in name.rsplit(".", 1)[-1].lower():
+        if (
+            isinstance(module, nn.Embedding)
+            and module.padding_idx is not None
+            and "position" in name.rsplit(".", 1)[-1].lower()
+        ):
             return module.padding_idx + 1
     return 0
 
@@ -89,16 +97,20 @@ def _rows_at(module: Any, given: dict[str, Any], counted_rows: Tensor, positions
     ids = given.get("input_ids")
     if ids is not None and bool((ids == module.padding_idx).any()):
         raise _core.InvalidArgument(
-            f"input_ids: expected no padding (token {module.padding_idx}), for {name} does not count it and documents are packed "
-            f"without, found {int((ids == module.padding_idx).sum())} tokens"
+            f"input_ids: expected no padding (token {module.padding_idx}), for {name} does not "
+            "count it and documents are packed without, found "
+            f"{int((ids == module.padding_idx).sum())} tokens"
         )
     by_rule = module.weights[first : first + count]
     if counted_rows.shape[0] != 1 or not torch.equal(counted_rows[0], by_rule.to(counted_rows)):
         raise _core.InvalidArgument(
-            f"positions: expected an embedding of tokens {first}, {first + 1}, … of its table, in a batch of 1, found another rule in {name}"
+            f"positions: expected an embedding of tokens {first}, {first + 1}, … of its table, in "
+            f"a batch of 1, found another rule in {name}"
         )
     if len(positions) != count:
-        raise _core.InvalidArgument(f"positions: expected those of {count} tokens, as {name} got, found {len(positions)}")
+        raise _core.InvalidArgument(
+            f"positions: expected those of {count} tokens, as {name} got, found {len(positions)}"
+        )
     needed = first + (int(positions.max()) + 1 if count else 0)
     if needed > module.weights.shape[0]:
         module.make_weights(needed, module.weights.shape[1], module.padding_idx)

@@ -47,7 +47,8 @@ class Finding(NamedTuple):
     types: frozenset[type] = frozenset()  # of the copy's modules
 
 
-# ----------------------------------------------------------------------------------------- attention
+# -----------------------------------------------------------------------------------------
+# attention
 
 
 def _projected(rows: Tensor, phase: float) -> Tensor:
@@ -57,7 +58,13 @@ def _projected(rows: Tensor, phase: float) -> Tensor:
 
 
 def _attend_to_itself(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, query_scale: Tensor | None = None, **__: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Any,
+    query_scale: Tensor | None = None,
+    **__: Any,
 ) -> tuple[Tensor, None]:
     """Stands for attention: a function of a token's own query, key and value."""
     query = query if query_scale is None else query * query_scale
@@ -115,7 +122,9 @@ class _Recorder:
         self._num_rows = num_rows
         self.rows: list[tuple[str, Tensor]] = []
         self._handles = [
-            module.register_forward_hook(self._hook(f"{name} ({type(module).__name__})" if name else type(module).__name__))
+            module.register_forward_hook(
+                self._hook(f"{name} ({type(module).__name__})" if name else type(module).__name__)
+            )
             for name, module in model.named_modules()
         ]
 
@@ -163,7 +172,11 @@ def _accepted(kind: type) -> set[str]:
 
 def _run(model: Any, tokens: Tensor, positions: Tensor, labels: Tensor) -> _Run:
     accepted = _accepted(type(model))
-    given: dict[str, Any] = {"input_ids": tokens[None], "position_ids": positions[None], "use_cache": False}
+    given: dict[str, Any] = {
+        "input_ids": tokens[None],
+        "position_ids": positions[None],
+        "use_cache": False,
+    }
     given = {name: value for name, value in given.items() if name in accepted}
     if _has_router_loss(model):
         given["output_router_logits"] = True
@@ -182,9 +195,16 @@ def _run(model: Any, tokens: Tensor, positions: Tensor, labels: Tensor) -> _Run:
     if isinstance(output, Mapping):
         values = dict(output)
     else:
-        values = {f"result {number}": value for number, value in enumerate(output if isinstance(output, tuple) else [output])}
+        values = {
+            f"result {number}": value
+            for number, value in enumerate(output if isinstance(output, tuple) else [output])
+        }
     results = [(name, recorder.rows_of(value)) for name, value in values.items()]
-    return _Run(recorder.rows, [(name, rows) for name, rows in results if rows is not None], None if loss is None else float(loss))
+    return _Run(
+        recorder.rows,
+        [(name, rows) for name, rows in results if rows is not None],
+        None if loss is None else float(loss),
+    )
 
 
 def _has_router_loss(model: Any) -> bool:
@@ -192,7 +212,9 @@ def _has_router_loss(model: Any) -> bool:
     return hasattr(config, "output_router_logits") and hasattr(config, "router_aux_loss_coef")
 
 
-def _differing(whole: list[tuple[str, Tensor]], part: list[tuple[str, Tensor]], places: Tensor) -> str:
+def _differing(
+    whole: list[tuple[str, Tensor]], part: list[tuple[str, Tensor]], places: Tensor
+) -> str:
     """Returns the first name whose rows of a part are others than in the whole."""
     by_name: dict[str, list[Tensor]] = {}
     for name, tensor in part:
@@ -262,7 +284,9 @@ def _compared_parts(small: Any, tokens: Tensor, labels: Tensor, has_extent: bool
     parts = [torch.tensor(part) for part in _PARTS]
     # Each by a copy of its own, because frequencies of RoPE keep what they followed.
     whole = _run(copy.deepcopy(small), tokens, places, labels)
-    if small.training and _compared(whole, [_run(copy.deepcopy(small), tokens, places, labels)], [places]):
+    if small.training and _compared(
+        whole, [_run(copy.deepcopy(small), tokens, places, labels)], [places]
+    ):
         return ""  # it draws random numbers
     sums: list[list[Tensor]] = []
     runs: list[_Run] = []
@@ -289,14 +313,19 @@ def probe(model: Any, *, has_extent: bool = True) -> Finding:
     for small in small_copies(model):
         try:
             _leave_out_ordered(small, model)
-            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), _alone(), _attending_to_itself(small):
+            with (
+                warnings.catch_warnings(),
+                torch.random.fork_rng(devices=[]),
+                _alone(),
+                _attending_to_itself(small),
+            ):
                 warnings.simplefilter("ignore")
                 with torch.no_grad():
                     part = _compared_parts(small, tokens, labels, has_extent)
                 if not part:
                     with contextlib.suppress(Exception), torch.enable_grad():  # if that runs
                         part = _compared_parts(small.train(), tokens, labels, has_extent)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             reason = f"{type(error).__name__}: {error!s:.200}"
             continue
         return Finding(True, part, types=frozenset(map(type, small.modules())))
@@ -311,7 +340,14 @@ def pretrained_in(model: Any) -> Any:
     """Returns a model of transformers, or the one that a module wraps, as PEFT's do; else None."""
     from transformers import PreTrainedModel
 
-    return next((module for module in getattr(model, "modules", tuple)() if isinstance(module, PreTrainedModel)), None)
+    return next(
+        (
+            module
+            for module in getattr(model, "modules", tuple)()
+            if isinstance(module, PreTrainedModel)
+        ),
+        None,
+    )
 
 
 def check_once(model: Any) -> bool:
@@ -327,8 +363,12 @@ def _others(model: nn.Module, types: frozenset[type]) -> str:
     for place, module in model.named_modules():
         kind = type(module)
         is_own = "forward" in module.__dict__ and not is_gathered(module)
-        is_known = kind in types or any(base in types for base in kind.__mro__[1:-1] if base is not nn.Module)
-        if is_own or (not is_known and kind.__module__.split(".")[0] not in ("torch", "peft", "bitsandbytes")):
+        is_known = kind in types or any(
+            base in types for base in kind.__mro__[1:-1] if base is not nn.Module
+        )
+        if is_own or (
+            not is_known and kind.__module__.split(".")[0] not in ("torch", "peft", "bitsandbytes")
+        ):
             others.append(f"{place or 'forward'} ({kind.__name__})")
     return ", ".join(others[:4]) + (", …" if len(others) > 4 else "")
 
@@ -373,7 +413,9 @@ def check_model(model: Any) -> bool:
     """
     given, model = model, pretrained_in(model)
     if model is None:
-        raise _core.InvalidArgument(f"model: expected a PreTrainedModel of transformers, found {type(given).__name__}")
+        raise _core.InvalidArgument(
+            f"model: expected a PreTrainedModel of transformers, found {type(given).__name__}"
+        )
     key = type(model), repr(model.config.to_dict())
     finding = _found.get(key)
     if finding is None:
@@ -381,12 +423,21 @@ def check_model(model: Any) -> bool:
     name = type(model).__name__
     if finding.part:
         raise _core.InvalidArgument(
-            f"model: expected one in which attention alone mixes tokens, found {name}, of which a small copy gives other rows for a "
-            f"part of a document, first in {finding.part}"
+            f"model: expected one in which attention alone mixes tokens, found {name}, of which a "
+            f"small copy gives other rows for a part of a document, first in {finding.part}"
         )
     logger = logging.getLogger("contextile")
     if not finding.is_checked:
-        logger.warning("model: no small copy of %s runs, so nothing of it was checked (%s)", name, finding.reason)
+        logger.warning(
+            "model: no small copy of %s runs, so nothing of it was checked (%s)",
+            name,
+            finding.reason,
+        )
     elif others := _others(model, finding.types):
-        logger.warning("model: %s has parts that a small copy of its class has not, so they were not checked: %s", name, others)
+        logger.warning(
+            "model: %s has parts that a small copy of its class has not, so they were not "
+            "checked: %s",
+            name,
+            others,
+        )
     return finding.is_checked

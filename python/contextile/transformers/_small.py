@@ -14,41 +14,147 @@ from torch import nn
 from contextile.transformers._linear import FAMILIES
 
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "embedding_size", "dim", "emb_dim"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim", "d_ff", "ffn_hidden_size"), 48),
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "d_model",
+            "n_embd",
+            "word_embed_proj_dim",
+            "embedding_size",
+            "dim",
+            "emb_dim",
+        ),
+        32,
+    ),
+    **dict.fromkeys(
+        (
+            "intermediate_size",
+            "ffn_dim",
+            "n_inner",
+            "decoder_ffn_dim",
+            "encoder_ffn_dim",
+            "d_ff",
+            "ffn_hidden_size",
+        ),
+        48,
+    ),
     **dict.fromkeys(("intermediate_size_mlp", "hidden_dim", "dim_ff"), 48),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "decoder_layers", "encoder_layers", "n_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(
+        (
+            "num_hidden_layers",
+            "n_layer",
+            "num_layers",
+            "decoder_layers",
+            "encoder_layers",
+            "n_layers",
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            "num_attention_heads",
+            "n_head",
+            "num_heads",
+            "decoder_attention_heads",
+            "encoder_attention_heads",
+        ),
+        4,
+    ),
     "n_heads": 4,
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 128),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_key_value_heads"), 2),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "num_key_value_heads"), 2
+    ),
     **dict.fromkeys(("num_global_key_value_heads", "swa_num_key_value_heads"), 1),
     "swa_num_attention_heads": 4,
-    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "moe_topk"), 1),
-    **dict.fromkeys(("moe_intermediate_size", "q_lora_rank", "kv_lora_rank", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
-    **dict.fromkeys(("head_dim", "d_kv", "v_head_dim", "swa_head_dim", "swa_v_head_dim", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(
+        (
+            "num_experts_per_tok",
+            "n_group",
+            "topk_group",
+            "n_shared_experts",
+            "first_k_dense_replace",
+            "moe_topk",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            "moe_intermediate_size",
+            "q_lora_rank",
+            "kv_lora_rank",
+            "shared_expert_intermediate_size",
+            "expert_ffn_hidden_size",
+        ),
+        16,
+    ),
+    **dict.fromkeys(
+        (
+            "head_dim",
+            "d_kv",
+            "v_head_dim",
+            "swa_head_dim",
+            "swa_v_head_dim",
+            "hidden_size_per_layer_input",
+        ),
+        8,
+    ),
     "global_head_dim": 16,
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 4),
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout"), 0.0),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "entity_vocab_size"), 64),
-    "sliding_window": 7, "attention_chunk_size": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
-    "sep_token_id": 2, "decoder_start_token_id": 1, "start_token_id": 1,
-    "local_radius": 5, "no_rope_layer_interval": 2,
+    "sliding_window": 7,
+    "attention_chunk_size": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "decoder_start_token_id": 1,
+    "start_token_id": 1,
+    "local_radius": 5,
+    "no_rope_layer_interval": 2,
     # Sizes of towers.
-    "image_size": 16, "patch_size": 4, "depth": 2,
-}  # fmt: skip
+    "image_size": 16,
+    "patch_size": 4,
+    "depth": 2,
+}
 # Further sizes of types whose linear layers pass states: one such layer, and one that attends.
 HYBRID_SIZES = {
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_d_head", "mamba_head_dim", "linear_head_dim"), 8),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads", "num_key_value_heads"), 4),
+    **dict.fromkeys(
+        ("mamba_n_heads", "mamba_num_heads", "mamba_d_head", "mamba_head_dim", "linear_head_dim"), 8
+    ),
+    **dict.fromkeys(
+        (
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "linear_num_heads",
+            "num_key_value_heads",
+        ),
+        4,
+    ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    "num_experts_per_tok": 2, "mamba_d_ssm": 64, "qk_nope_head_dim": 4, "attn_layer_indices": [1], "num_dense_layers": 1,
-}  # fmt: skip
+    "num_experts_per_tok": 2,
+    "mamba_d_ssm": 64,
+    "qk_nope_head_dim": 4,
+    "attn_layer_indices": [1],
+    "num_dense_layers": 1,
+}
 # Other sizes, which are tried one after another where a type cannot be built.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "": {}, "only set": {}, "latent": {"head_dim": 4, "qk_head_dim": 8, "num_key_value_heads": 4}, "rotary": {"rotary_dim": 4, "attention_head_size": 8},
-    "wide": {"num_attention_heads": 2, "num_key_value_heads": 2, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 16},
-}  # fmt: skip
+    "": {},
+    "only set": {},
+    "latent": {"head_dim": 4, "qk_head_dim": 8, "num_key_value_heads": 4},
+    "rotary": {"rotary_dim": 4, "attention_head_size": 8},
+    "wide": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "head_dim": 16,
+    },
+}
 # Thresholds beyond which a model reads the length of a call, within that of a small document.
 _THRESHOLDS = {"floor_scale": 4, "original_max_position_embeddings": 8}
 _MOST_PARAMETERS = 3e7
@@ -57,42 +163,74 @@ _MOST_LAYERS = 4
 
 def _settings(known: dict[str, Any], config: Any) -> dict[str, Any]:
     """Returns the settings of a configuration that a copy takes over."""
-    left_out = {*getattr(config, "sub_configs", {}), "transformers_version", "architectures", "dtype", "quantization_config",
-                "auto_map", "per_layer_config"}
-    return {name: value for name, value in known.items() if name not in left_out and not name.startswith("_") and name != "model_type"}
+    left_out = {
+        *getattr(config, "sub_configs", {}),
+        "transformers_version",
+        "architectures",
+        "dtype",
+        "quantization_config",
+        "auto_map",
+        "per_layer_config",
+    }
+    return {
+        name: value
+        for name, value in known.items()
+        if name not in left_out and not name.startswith("_") and name != "model_type"
+    }
 
 
 def _of_layers(known: dict[str, Any]) -> dict[str, Any]:
     """Returns settings for layers of every kind that a model has, one or two of each."""
     count = known.get("num_hidden_layers")
-    lists = {name: value for name, value in known.items() if isinstance(value, list) and len(value) == count}
+    lists = {
+        name: value
+        for name, value in known.items()
+        if isinstance(value, list) and len(value) == count
+    }
     if not isinstance(count, int) or count <= 2 or not lists:
         return {}
     first: dict[str, int] = {}
     for layer, kinds in enumerate(zip(*lists.values())):
         first.setdefault(repr(kinds), layer)
     chosen = sorted({0, 1, *list(first.values())[:_MOST_LAYERS]})
-    return {"num_hidden_layers": len(chosen), **{name: [value[layer] for layer in chosen] for name, value in lists.items()}}
+    return {
+        "num_hidden_layers": len(chosen),
+        **{name: [value[layer] for layer in chosen] for name, value in lists.items()},
+    }
 
 
 def _thresholds(known: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """Returns small lengths beyond which a model reads the length of a call, and its RoPE."""
-    changes = {name: least for name, least in _THRESHOLDS.items() if isinstance(known.get(name), int)}
+    changes = {
+        name: least for name, least in _THRESHOLDS.items() if isinstance(known.get(name), int)
+    }
     rope = known.get("rope_parameters")
     if not isinstance(rope, dict):
         return changes
-    width = sizes.get("qk_rope_head_dim") or sizes.get("head_dim") or sizes.get("hidden_size", 32) // sizes.get("num_attention_heads", 4)
+    width = (
+        sizes.get("qk_rope_head_dim")
+        or sizes.get("head_dim")
+        or sizes.get("hidden_size", 32) // sizes.get("num_attention_heads", 4)
+    )
     by_layer = any(isinstance(value, dict) for value in rope.values())
-    small = {name: _small_rope(one, width) if isinstance(one, dict) else one for name, one in (rope if by_layer else {"": rope}).items()}
+    small = {
+        name: _small_rope(one, width) if isinstance(one, dict) else one
+        for name, one in (rope if by_layer else {"": rope}).items()
+    }
     changes["rope_parameters"] = small if by_layer else small[""]
-    if any(isinstance(one, dict) and one.get("rope_type") in ("dynamic", "longrope") for one in small.values()):
+    if any(
+        isinstance(one, dict) and one.get("rope_type") in ("dynamic", "longrope")
+        for one in small.values()
+    ):
         changes["max_position_embeddings"] = _THRESHOLDS["original_max_position_embeddings"]
     return changes
 
 
 def _small_rope(rope: dict[str, Any], width: int) -> dict[str, Any]:
     pairs = int(width * rope.get("partial_rotary_factor", 1.0)) // 2
-    small = {name: value[:pairs] if isinstance(value, list) else value for name, value in rope.items()}
+    small = {
+        name: value[:pairs] if isinstance(value, list) else value for name, value in rope.items()
+    }
     if "mrope_section" in rope:
         small["mrope_section"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     if rope.get("original_max_position_embeddings"):
@@ -107,11 +245,17 @@ def shrink(config: Any, variant: str, *, keep: bool = False) -> Any:
     """
     known = config.to_dict()
     kind = config.model_type
-    linear = "" if kind not in FAMILIES else "conv" if kind.startswith("lfm") else "linear_attention"
+    linear = (
+        "" if kind not in FAMILIES else "conv" if kind.startswith("lfm") else "linear_attention"
+    )
     changes = {**SIZES, **(HYBRID_SIZES if linear else {}), **VARIANTS[variant]}
     # Types with linear layers take sizes that they do not list, but a second shape only if they do.
     second = ("global_", "num_global_", "swa_")
-    sizes = {name: size for name, size in changes.items() if name in known or (linear and not name.startswith(second))}
+    sizes = {
+        name: size
+        for name, size in changes.items()
+        if name in known or (linear and not name.startswith(second))
+    }
     if variant == "only set":
         sizes = {name: size for name, size in sizes.items() if known.get(name) is not None}
     for name in getattr(config, "sub_configs", {}):
@@ -122,15 +266,33 @@ def shrink(config: Any, variant: str, *, keep: bool = False) -> Any:
             sizes[name] = [linear, "full_attention"]
     kinds = known.get("layer_types")
     if kinds and len(kinds) != 2 and not linear:
-        sizes["layer_types"] = [kinds[0], next((other for other in kinds if other != kinds[0]), kinds[0])]
+        sizes["layer_types"] = [
+            kinds[0],
+            next((other for other in kinds if other != kinds[0]), kinds[0]),
+        ]
     if keep:
         # Nothing is drawn in training.
-        sizes |= {name: 0.0 for name, value in known.items() if isinstance(value, float) and any(word in name for word in ("drop", "jitter", "noise"))}
-        few = {name: 1 for name in ("num_experts_per_token", "moe_k", "top_k_experts") if isinstance(known.get(name), int)}
-        sizes = {**_settings(known, config), **sizes, **few, **_of_layers(known), **_thresholds(known, sizes)}
+        sizes |= {
+            name: 0.0
+            for name, value in known.items()
+            if isinstance(value, float)
+            and any(word in name for word in ("drop", "jitter", "noise"))
+        }
+        few = {
+            name: 1
+            for name in ("num_experts_per_token", "moe_k", "top_k_experts")
+            if isinstance(known.get(name), int)
+        }
+        sizes = {
+            **_settings(known, config),
+            **sizes,
+            **few,
+            **_of_layers(known),
+            **_thresholds(known, sizes),
+        }
     try:
         return type(config)(**sizes)
-    except Exception:  # noqa: BLE001
+    except Exception:
         for name, size in sizes.items():
             setattr(config, name, size)
     return config
@@ -166,7 +328,9 @@ def small_copies(model: Any) -> Iterator[nn.Module]:
                 with torch.device("cpu"):
                     small = type(model)(copy.deepcopy(config)).float().eval()
                 fill(small)
-        except Exception as error:  # noqa: BLE001
-            logging.getLogger(__name__).info("no copy of %s, %s: %s", type(model).__name__, variant or "first sizes", error)
+        except Exception as error:
+            logging.getLogger(__name__).info(
+                "no copy of %s, %s: %s", type(model).__name__, variant or "first sizes", error
+            )
             continue
         yield small

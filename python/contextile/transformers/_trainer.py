@@ -25,11 +25,16 @@ def _check_group(executor: Executor) -> None:
     if not dist.is_initialized():
         return  # one process
     size, world = executor.size, dist.get_world_size()
-    ranks = list(range(size)) if executor.group is None else dist.get_process_group_ranks(executor.group)
+    ranks = (
+        list(range(size))
+        if executor.group is None
+        else dist.get_process_group_ranks(executor.group)
+    )
     if ranks != list(range(ranks[0], ranks[0] + size)) or ranks[0] % size != 0 or world % size != 0:
         raise _core.InvalidArgument(
-            f"executor: expected a group of {size} neighbouring ranks that begins at a multiple of {size}, out of ranks that "
-            f"groups of {size} divide, found ranks {ranks} of {world}: a device mesh (dp, cp) makes such groups"
+            f"executor: expected a group of {size} neighbouring ranks that begins at a multiple of "
+            f"{size}, out of ranks that groups of {size} divide, found ranks {ranks} of {world}: a "
+            "device mesh (dp, cp) makes such groups"
         )
 
 
@@ -39,28 +44,56 @@ def _found_in(trainer: Any) -> Iterator[tuple[str, Any, str]]:
     config = getattr(trainer.accelerator, "parallelism_config", None)
     for name in ("cp_size", "sp_size", "tp_size"):
         if getattr(config, name, 1) > 1:
-            yield f"parallelism_config.{name}", getattr(config, name), "leave it at 1: the executor's group shares sequences"
+            yield (
+                f"parallelism_config.{name}",
+                getattr(config, name),
+                "leave it at 1: the executor's group shares sequences",
+            )
     if trainer.is_deepspeed_enabled:
         yield "deepspeed", args.deepspeed, "use FSDP or DDP"
     if args.n_gpu > 1:
         yield "n_gpu", args.n_gpu, "start one process per GPU (torchrun)"
     if trainer.compute_loss_func is not None:
-        yield "compute_loss_func", trainer.compute_loss_func, "it would see the tokens of one rank; override compute_loss"
+        yield (
+            "compute_loss_func",
+            trainer.compute_loss_func,
+            "it would see the tokens of one rank; override compute_loss",
+        )
     if trainer.compute_metrics is not None:
         yield "compute_metrics", trainer.compute_metrics, "it would see the logits of one rank"
     if args.label_smoothing_factor != 0:
-        yield "label_smoothing_factor", args.label_smoothing_factor, "it would shift labels by the tokens of one rank"
+        yield (
+            "label_smoothing_factor",
+            args.label_smoothing_factor,
+            "it would shift labels by the tokens of one rank",
+        )
     if not args.average_tokens_across_devices:
-        yield "average_tokens_across_devices", False, "ranks have different numbers of labels, so weigh them over all ranks"
+        yield (
+            "average_tokens_across_devices",
+            False,
+            "ranks have different numbers of labels, so weigh them over all ranks",
+        )
     if not trainer.model_accepts_loss_kwargs:
-        yield "model", type(trainer.model).__name__, "it has to take num_items_in_batch and shift_labels for its loss"
+        yield (
+            "model",
+            type(trainer.model).__name__,
+            "it has to take num_items_in_batch and shift_labels for its loss",
+        )
     if getattr(args, "train_sampling_strategy", "") == "batch_rebalance":
-        yield "train_sampling_strategy", "batch_rebalance", "it deals to all ranks as if each had a batch of its own"
+        yield (
+            "train_sampling_strategy",
+            "batch_rebalance",
+            "it deals to all ranks as if each had a batch of its own",
+        )
     if args.accelerator_config.dispatch_batches or (
         args.accelerator_config.dispatch_batches is None
         and isinstance(trainer.train_dataset, torch.utils.data.IterableDataset)
     ):
-        yield "accelerator_config.dispatch_batches", args.accelerator_config.dispatch_batches, "set it to False"
+        yield (
+            "accelerator_config.dispatch_batches",
+            args.accelerator_config.dispatch_batches,
+            "set it to False",
+        )
 
 
 class TrainerMixin:
@@ -94,13 +127,13 @@ class TrainerMixin:
     Raises
     ------
     InvalidArgument
-        On construction, if a setting would make training wrong, by name: context, sequence or tensor
-        parallelism of accelerate, DeepSpeed, ``compute_loss_func``, ``compute_metrics``, label
-        smoothing, ``average_tokens_across_devices=False``, ``batch_rebalance``, batches that one
-        process dispatches, or a group whose ranks are not neighbours; or if the model lets tokens see
-        each other outside attention (``check_model``). In a step, if ranks of a group got different
-        batches, if a batch has inputs that cannot be shared out by tokens, or if the model does not fit
-        (``contextile.transformers.use``).
+        On construction, if a setting would make training wrong, by name: context, sequence or
+        tensor parallelism of accelerate, DeepSpeed, ``compute_loss_func``, ``compute_metrics``,
+        label smoothing, ``average_tokens_across_devices=False``, ``batch_rebalance``, batches that
+        one process dispatches, or a group whose ranks are not neighbours; or if the model lets
+        tokens see each other outside attention (``check_model``). In a step, if ranks of a group
+        got different batches, if a batch has inputs that cannot be shared out by tokens, or if the
+        model does not fit (``contextile.transformers.use``).
 
     Notes
     -----
@@ -128,7 +161,12 @@ class TrainerMixin:
     """
 
     def __init__(
-        self, *args: Any, executor: Executor, plan: dict[str, Any] | None = None, check_model: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        executor: Executor,
+        plan: dict[str, Any] | None = None,
+        check_model: bool = True,
+        **kwargs: Any,
     ) -> None:
         _check_group(executor)
         self._executor = executor
@@ -136,7 +174,10 @@ class TrainerMixin:
         super().__init__(*args, **kwargs)
         me: Any = self
         for name, value, remedy in _found_in(me):
-            raise _core.InvalidArgument(f"trainer: expected no {name} with context parallelism, found {value!r:.80}; {remedy}")
+            raise _core.InvalidArgument(
+                f"trainer: expected no {name} with context parallelism, found {value!r:.80}; "
+                f"{remedy}"
+            )
         model = pretrained_in(me.model)
         if self._checks_model and model is not None:
             check_once(model)
@@ -152,10 +193,13 @@ class TrainerMixin:
             from torch.distributed.device_mesh import init_device_mesh
 
             self._dealt_over = init_device_mesh(
-                me.accelerator.device.type, (self._replicas, executor.size), mesh_dim_names=("dp_replicate", "cp")
+                me.accelerator.device.type,
+                (self._replicas, executor.size),
+                mesh_dim_names=("dp_replicate", "cp"),
             )
 
-    # ------------------------------------------------------------------------------------------- data
+    # -------------------------------------------------------------------------------------------
+    # data
 
     @contextlib.contextmanager
     def _dealing(self) -> Iterator[None]:
@@ -182,7 +226,9 @@ class TrainerMixin:
         """Returns the number of rows of a step: per device, times accumulation, times groups."""
         return super().get_total_train_batch_size(args) // self._executor.size  # type: ignore[misc]
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: Any
+    ) -> tuple[list[Any], Any]:
         """Returns this rank's shares of the next batches, and the number of labels of the step."""
         shares = (self._share_of(inputs) for inputs in epoch_iterator)
         return super().get_batch_samples(shares, num_batches, device)  # type: ignore[misc]
@@ -191,14 +237,18 @@ class TrainerMixin:
         me: Any = self
         return inputs if isinstance(inputs, Share) else self._shares.of(inputs, me.model)
 
-    # ------------------------------------------------------------------------------------------ steps
+    # ------------------------------------------------------------------------------------------
+    # steps
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs forward and backward on this rank's share of a batch. Collective over the group."""
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
         noise = noise_of(model, share["input_ids"].shape[1], share.row_tokens)
-        with noise, use(self._executor, check_model=self._checks_model, dropout_seed=self._dropout_seed()):
+        with (
+            noise,
+            use(self._executor, check_model=self._checks_model, dropout_seed=self._dropout_seed()),
+        ):
             return super().training_step(model, share, num_items_in_batch)  # type: ignore[misc]
 
     def _dropout_seed(self) -> int:
@@ -207,9 +257,13 @@ class TrainerMixin:
         step = me.state.global_step
         self._micro_batch = (step, self._micro_batch[1] + 1 if self._micro_batch[0] == step else 0)
         numbers = me.args.seed, *self._micro_batch, me.args.process_index // self._executor.size
-        return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little", signed=True)
+        return int.from_bytes(
+            hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little", signed=True
+        )
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Returns this rank's share of the mean loss over all labels, times the number of ranks."""
         if num_items_in_batch is None:
             count = inputs["shift_labels"].ne(IGNORED).sum()
@@ -218,12 +272,14 @@ class TrainerMixin:
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
 
-    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
         """Returns the mean loss over all labels of all groups' batches; no logits, no labels."""
         if not prediction_loss_only:
             raise _core.InvalidArgument(
-                "trainer: expected evaluation of the loss alone (prediction_loss_only), found a call that needs logits, which "
-                "stay on the ranks that hold the tokens"
+                "trainer: expected evaluation of the loss alone (prediction_loss_only), found a "
+                "call that needs logits, which stay on the ranks that hold the tokens"
             )
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
@@ -241,6 +297,12 @@ class TrainerMixin:
     def _gather_rows(self, values: Tensor) -> Tensor:
         """Gathers a value per row of a batch, once per group, without rows that repeat."""
         accelerator: Any = self.accelerator  # type: ignore[attr-defined]
-        gathered = accelerator.gather(values).view(self._replicas, self._executor.size, -1)[:, 0].flatten()
+        gathered = (
+            accelerator.gather(values).view(self._replicas, self._executor.size, -1)[:, 0].flatten()
+        )
         state = accelerator.gradient_state
-        return gathered[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else gathered
+        return (
+            gathered[: state.remainder]
+            if state.end_of_dataloader and state.remainder > 0
+            else gathered
+        )

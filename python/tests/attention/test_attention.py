@@ -13,18 +13,30 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from contextile.torch import Executor, attention, collect, dispatch, local_batch  # noqa: E402
-from reference import dense_mask, inputs, relative_error, run_dense, run_plan  # noqa: E402
+from contextile.torch import Executor, attention, collect, dispatch, local_batch
+from reference import dense_mask, inputs, relative_error, run_dense, run_plan
 
 LENGTHS = [70, 26, 160, 1]
 HEADS = (4, 2)
 DIM = 32
 EVERY_STRATEGY = [
-    "zigzag", "ring", "ulysses", "ulysses:layout=contiguous", "hybrid:head_parallel=2", "all_gather", "wlb", "bytescale",
-    "megatron_dynamic", "magi:chunk=16", "dcp", "fcp:block=32", "distca:granularity=16", "auto:steps=20000",
-]  # fmt: skip
+    "zigzag",
+    "ring",
+    "ulysses",
+    "ulysses:layout=contiguous",
+    "hybrid:head_parallel=2",
+    "all_gather",
+    "wlb",
+    "bytescale",
+    "megatron_dynamic",
+    "magi:chunk=16",
+    "dcp",
+    "fcp:block=32",
+    "distca:granularity=16",
+    "auto:steps=20000",
+]
 
 
 def planned(strategy="zigzag", *, ranks=4, mask="causal", **options):
@@ -54,7 +66,9 @@ def test_output_and_gradients_are_those_of_one_device(strategy):
         assert relative_error(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("mask", ["full", "sliding_window:9", "lambda:4,16", "shared_question:0.3,2", "chunked:7"])
+@pytest.mark.parametrize(
+    "mask", ["full", "sliding_window:9", "lambda:4,16", "shared_question:0.3,2", "chunked:7"]
+)
 def test_masks(mask):
     plan = planned("dcp", mask=mask)
     tensors = inputs(plan.num_tokens, HEADS, DIM)
@@ -78,7 +92,9 @@ def test_a_sink_takes_weight_and_gets_its_gradient():
     found = run_plan(plan, (q, k, v, dout), sink=sink)
     # A sink is a key whose value is 0.
     leaf = sink.double().requires_grad_()
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(2, 1)) * DIM**-0.5
+    scores = (
+        torch.einsum("qhd,khd->hqk", q.double(), k.double().repeat_interleave(2, 1)) * DIM**-0.5
+    )
     scores = scores.masked_fill(~torch.from_numpy(dense_of("causal")), float("-inf"))
     with_sink = torch.cat([scores, leaf[:, None, None].expand(-1, len(q), 1)], dim=2)
     weights = torch.softmax(with_sink, dim=2)[..., :-1]
@@ -108,9 +124,13 @@ def test_the_operators_keep_their_promises_to_pytorch(alone, monkeypatch):
     number, index, saved = alone.prepared_of(None).call_of("")
     q, k, v, dout = inputs(257, HEADS, DIM)
     args = [x.requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(torch.ops.contextile.attention.default, (*args, None, number, index, saved))
+    torch.library.opcheck(
+        torch.ops.contextile.attention.default, (*args, None, number, index, saved)
+    )
     with torch.no_grad():
-        out, lse, kept, made_by = torch.ops.contextile.attention(q, k, v, None, number, index, saved)
+        out, lse, kept, made_by = torch.ops.contextile.attention(
+            q, k, v, None, number, index, saved
+        )
     torch.library.opcheck(
         torch.ops.contextile.attention_backward.default,
         (dout, q.detach(), k.detach(), v.detach(), None, out, lse, kept, made_by, number, index),
@@ -130,7 +150,9 @@ def test_saved_tensors_may_be_copied(alone):
 
     expected = run()
     kept = []  # so that copies lie where nothing was saved
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.clone()) or kept[-1], lambda t: t.clone()):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(t.clone()) or kept[-1], lambda t: t.clone()
+    ):
         found = run()
     for one, other in zip(found, expected):
         assert torch.equal(one, other)
@@ -172,21 +194,27 @@ class Calls:
 
 def test_checkpointing(alone, monkeypatch):
     tensors = inputs(257, HEADS, DIM)
-    attend = lambda q, k, v: attention(q * 1.5, k, v, executor=alone) * 2  # noqa: E731
+    attend = lambda q, k, v: attention(q * 1.5, k, v, executor=alone) * 2
     expected = gradients_of(attend, tensors)
     calls = Calls(monkeypatch)
-    for found, one in zip(gradients_of(partial(checkpoint, attend, use_reentrant=False), tensors), expected):
+    for found, one in zip(
+        gradients_of(partial(checkpoint, attend, use_reentrant=False), tensors), expected
+    ):
         assert torch.equal(found, one)
     assert (calls.forward, calls.backward) == (2, 1)  # recomputed, as asked
 
 
 def test_selective_checkpointing_does_not_communicate_twice(alone, monkeypatch):
     tensors = inputs(257, HEADS, DIM)
-    attend = lambda q, k, v: attention(q * 1.5, k, v, executor=alone) * 2  # noqa: E731
+    attend = lambda q, k, v: attention(q * 1.5, k, v, executor=alone) * 2
     expected = gradients_of(attend, tensors)
     calls = Calls(monkeypatch)
-    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.contextile.attention.default])
-    found = gradients_of(partial(checkpoint, attend, use_reentrant=False, context_fn=contexts), tensors)
+    contexts = partial(
+        create_selective_checkpoint_contexts, [torch.ops.contextile.attention.default]
+    )
+    found = gradients_of(
+        partial(checkpoint, attend, use_reentrant=False, context_fn=contexts), tensors
+    )
     for one, other in zip(found, expected):
         assert torch.equal(one, other)
     assert (calls.forward, calls.backward) == (1, 1)
@@ -202,7 +230,18 @@ def test_compiled_whole_graphs_serve_all_plans(alone, prepared):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attend, fullgraph=True, backend=counter)
-    for lengths in ([200, 57], [200], [100, 100, 50], [31], [8, 90], [400], [64, 64], [129], [5, 5, 5], [77]):
+    for lengths in (
+        [200, 57],
+        [200],
+        [100, 100, 50],
+        [31],
+        [8, 90],
+        [400],
+        [64, 64],
+        [129],
+        [5, 5, 5],
+        [77],
+    ):
         batch = alone.prepare(planned(ranks=1, lengths=lengths))
         plan = batch if prepared else None
         tensors = inputs(sum(lengths), HEADS, DIM)
@@ -243,7 +282,9 @@ def test_compiled_functions_find_the_executor_anywhere(alone):
 
 def test_ranks_in_different_calls_are_told():
     masks = {"long": ("causal", 1), "short": ("sliding_window:8", 1)}
-    one, other = (planned("zigzag", ranks=2, mask=masks, lengths=lengths) for lengths in ([64, 64], [128]))
+    one, other = (
+        planned("zigzag", ranks=2, mask=masks, lengths=lengths) for lengths in ([64, 64], [128])
+    )
 
     def differ_in_mask(executor, tensors, rank):
         attention(*tensors, executor=executor, mask="long" if rank else "short")
@@ -266,7 +307,9 @@ def test_ranks_in_different_calls_are_told():
             tensors = [dispatch(x, plan=one, rank=transport.rank) for x in (q, k, v)]
             differ(executor, tensors, transport.rank)
 
-        with pytest.raises(ct.InvalidArgument, match="expected all ranks in the same one, found rank . in "):
+        with pytest.raises(
+            ct.InvalidArgument, match="expected all ranks in the same one, found rank . in "
+        ):
             ct.run_inproc(2, body, timeout=10)
 
 
@@ -302,11 +345,16 @@ def test_autocast_casts_to_the_dtype_of_the_plan(alone):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attention(leaf, k.bfloat16(), v.half(), executor=alone)
     out.sum().backward()
-    assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.half().bfloat16(), executor=alone))
+    assert torch.equal(
+        out, attention(q.bfloat16(), k.bfloat16(), v.half().bfloat16(), executor=alone)
+    )
     assert leaf.grad.dtype == torch.float32
     with pytest.raises(ct.InvalidArgument, match="expected q "):
         attention(q, k, v, executor=alone)
-    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(ct.InvalidArgument, match="autocast: expected the plan's torch.bfloat16"):
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(ct.InvalidArgument, match="autocast: expected the plan's torch.bfloat16"),
+    ):
         attention(q, k, v, executor=alone)
 
 
@@ -331,7 +379,10 @@ def test_double_backward_is_refused(alone):
 
 def test_layers_masks_and_batches_in_flight_on_one_executor():
     masks = {"long": ("causal", 1), "short": ("sliding_window:8", 1)}
-    plans = [planned("dcp", ranks=2, mask=masks, lengths=lengths) for lengths in ([60, 40], [100], [30, 30, 40])]
+    plans = [
+        planned("dcp", ranks=2, mask=masks, lengths=lengths)
+        for lengths in ([60, 40], [100], [30, 30, 40])
+    ]
     batches = [inputs(100, HEADS, DIM, seed=seed) for seed in range(3)]
     kinds = ("long", "short", "long")
 
@@ -340,13 +391,17 @@ def test_layers_masks_and_batches_in_flight_on_one_executor():
         outs, leaves = [], []
         for plan, tensors in zip(plans, batches):
             executor.prepare(plan)
-            local = [dispatch(x, plan=plan, rank=transport.rank).requires_grad_() for x in tensors[:3]]
+            local = [
+                dispatch(x, plan=plan, rank=transport.rank).requires_grad_() for x in tensors[:3]
+            ]
             leaves.append(local)
             outs.append([attention(*local, executor=executor, mask=kind) for kind in kinds])
         # The first batch's backward comes last, long after the executor was prepared for others.
         for plan, tensors, out in reversed(list(zip(plans, batches, outs))):
             torch.autograd.backward(out, [dispatch(tensors[3], plan=plan, rank=transport.rank)] * 3)
-        return [([o.detach() for o in out], [x.grad for x in local]) for out, local in zip(outs, leaves)]
+        return [
+            ([o.detach() for o in out], [x.grad for x in local]) for out, local in zip(outs, leaves)
+        ]
 
     results = ct.run_inproc(2, body)
     for b, (plan, tensors) in enumerate(zip(plans, batches)):
@@ -394,7 +449,10 @@ def test_executors_are_freed():
     [
         (lambda q, k, v: (q[:-1], k, v), "q, k and v of the same tokens"),
         (lambda q, k, v: (q[:-1], k[:-1], v[:-1]), "expected q "),
-        (lambda q, k, v: (q.double(), k, v), "expected q of torch.float32, as the plan, found torch.float64"),
+        (
+            lambda q, k, v: (q.double(), k, v),
+            "expected q of torch.float32, as the plan, found torch.float64",
+        ),
         (lambda q, k, v: (q.bfloat16(), k, v), "expected q "),
         (lambda q, k, v: (q, k[:, :1], v), "expected k "),
     ],
@@ -408,9 +466,13 @@ def test_tensors_that_do_not_fit(alone, change, message):
 
 def test_masks_by_name(alone):
     q, k, v, _ = inputs(257, HEADS, DIM)
-    with pytest.raises(ct.InvalidArgument, match=r"expected one of the plan's \(causal\), found 'causl'"):
+    with pytest.raises(
+        ct.InvalidArgument, match=r"expected one of the plan's \(causal\), found 'causl'"
+    ):
         attention(q, k, v, executor=alone, mask="causl")
-    assert torch.equal(attention(q, k, v, executor=alone, mask="causal"), attention(q, k, v, executor=alone))
+    assert torch.equal(
+        attention(q, k, v, executor=alone, mask="causal"), attention(q, k, v, executor=alone)
+    )
 
 
 def test_local_batches_add_up_to_the_mean_loss():
@@ -454,11 +516,18 @@ FOREST = [-1, 0, 1, 1, 3, 0, 5, 2, 7, -1, 9, 10]
         (ct.masks.shared_question(lengths=[4, 3, 5]), ANSWERS),
         (ct.masks.tree([4, 3, 5], [-1, 0, 0]), ANSWERS),
         (
-            ct.masks.from_slices([(0, 7), (7, 12), (7, 12)], [(0, 7), (0, 4), (7, 12)], ["causal", "full", "causal"]),
+            ct.masks.from_slices(
+                [(0, 7), (7, 12), (7, 12)], [(0, 7), (0, 4), (7, 12)], ["causal", "full", "causal"]
+            ),
             ANSWERS,
         ),
         (ct.masks.from_cu_seqlens([0, 5, 12]), PACKED),
-        (ct.masks.from_mask_mod(lambda b, h, q, k: (k <= q) & ((q < 5) == (k < 5)), num_tokens=12), PACKED),
+        (
+            ct.masks.from_mask_mod(
+                lambda b, h, q, k: (k <= q) & ((q < 5) == (k < 5)), num_tokens=12
+            ),
+            PACKED,
+        ),
         (ct.masks.from_row_ranges(tree_rows(FOREST)), FOREST),
         (ct.masks.tree([3, 4, 2, 1, 2], [-1, 0, 0, 1, 2]), [*range(-1, 6), 2, 7, 6, 8, 10]),
         # Rules of a whole document keep its order, whatever their masks leave out.
@@ -466,9 +535,17 @@ FOREST = [-1, 0, 1, 1, 3, 0, 5, 2, 7, -1, 9, 10]
         (ct.masks.sliding_window(1), IN_ORDER),
         ({"long": "causal", "short": ct.masks.chunked(4)}, IN_ORDER),
     ],
-)  # fmt: skip
+)
 def test_positions_and_labels_follow_the_mask(mask, followed):
-    plan = ct.plan([12], mask=mask, cluster="local:1x2", strategy="ring", heads=(2, 1), head_dim=8, block_size=4)
+    plan = ct.plan(
+        [12],
+        mask=mask,
+        cluster="local:1x2",
+        strategy="ring",
+        heads=(2, 1),
+        head_dim=8,
+        block_size=4,
+    )
     tokens = torch.arange(100, 112)
     positions = []
     for token in followed:
@@ -489,12 +566,16 @@ def test_positions_and_labels_follow_the_mask(mask, followed):
             with pytest.raises(ct.InvalidArgument, match=f"that follow token {min(parts)}"):
                 local.labels  # noqa: B018
         else:
-            assert local.labels.tolist() == [followed.index(token) + 100 if token in followed else -100 for token in at]
+            assert local.labels.tolist() == [
+                followed.index(token) + 100 if token in followed else -100 for token in at
+            ]
     assert sorted(predicted) == [token for token in range(12) if followed[token] >= 0]
     # The answer also survives a plan file, a slice and JSON.
     for copy in (
-        ct.Plan.from_bytes(plan.to_bytes()), ct.Plan.from_json(plan.to_json()), ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)),
-    ):  # fmt: skip
+        ct.Plan.from_bytes(plan.to_bytes()),
+        ct.Plan.from_json(plan.to_json()),
+        ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)),
+    ):
         assert all(map(torch.equal, local_batch(tokens, plan=copy, rank=1).targets, local.targets))
 
 

@@ -9,14 +9,16 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_masks  # noqa: E402
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, or_masks
 
-from contextile._flex import rows  # noqa: E402
+from contextile._flex import rows
 
 LENGTHS = [700, 260, 64, 1, 300]
 NUM_TOKENS = sum(LENGTHS)
 DOCUMENT = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-OFFSET = torch.repeat_interleave(torch.cumsum(torch.tensor([0, *LENGTHS[:-1]]), 0), torch.tensor(LENGTHS))
+OFFSET = torch.repeat_interleave(
+    torch.cumsum(torch.tensor([0, *LENGTHS[:-1]]), 0), torch.tensor(LENGTHS)
+)
 
 
 def causal(b, h, q, k):
@@ -40,7 +42,9 @@ MASKS = {
     "documents": and_masks(causal, same_document),
     "window": and_masks(causal, window),
     "prefix": lambda b, h, q, k: (k < 100) | (q >= k),
-    "prefix of documents": lambda b, h, q, k: same_document(b, h, q, k) & ((k - OFFSET[k] < 50) | (k <= q)),
+    "prefix of documents": lambda b, h, q, k: (
+        same_document(b, h, q, k) & ((k - OFFSET[k] < 50) | (k <= q))
+    ),
     "batches": documents_of_batches,
     "chunks": lambda b, h, q, k: (q // 64 == k // 64) & (k <= q),
     "dilated": lambda b, h, q, k: ((q - k) % 7 == 0) & (q >= k),
@@ -73,7 +77,9 @@ def test_mask_mods_come_out_exactly(name, num_tokens):
 @pytest.mark.parametrize("name", MASKS)
 def test_block_masks_come_out_exactly(name, block):
     for num_tokens in (NUM_TOKENS, 1000):
-        block_mask = create_block_mask(MASKS[name], 2, 2, num_tokens, num_tokens, device="cpu", BLOCK_SIZE=block)
+        block_mask = create_block_mask(
+            MASKS[name], 2, 2, num_tokens, num_tokens, device="cpu", BLOCK_SIZE=block
+        )
         mask = ct.masks.from_block_mask(block_mask, batch=1, head=1)
         assert np.array_equal(mask.dense(num_tokens), dense(MASKS[name], num_tokens, 1, 1))
 
@@ -113,7 +119,9 @@ def test_only_partial_blocks_are_evaluated(monkeypatch):
     pairs = evaluated(monkeypatch)
     num_tokens = 8192
     block_mask = create_block_mask(causal, 1, 1, num_tokens, num_tokens, device="cpu")
-    assert ct.masks.from_block_mask(block_mask) == ct.masks.from_mask_mod(causal, num_tokens=num_tokens)
+    assert ct.masks.from_block_mask(block_mask) == ct.masks.from_mask_mod(
+        causal, num_tokens=num_tokens
+    )
     assert pairs[0] == 2 * num_tokens * 128
 
 
@@ -122,9 +130,12 @@ def test_a_long_batch_is_cut_where_its_documents_are(monkeypatch):
     lengths = [100_000, 31, 20_000, 8_000, 3_041]
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     mask = ct.masks.from_mask_mod(
-        lambda b, h, q, k: (document[q] == document[k]) & (q >= k) & (q - k < 4096), num_tokens=sum(lengths)
+        lambda b, h, q, k: (document[q] == document[k]) & (q >= k) & (q - k < 4096),
+        num_tokens=sum(lengths),
     )
-    assert_same_pairs(mask, ct.make_workload(lengths, mask="sliding_window:4096").mask(0), sum(lengths))
+    assert_same_pairs(
+        mask, ct.make_workload(lengths, mask="sliding_window:4096").mask(0), sum(lengths)
+    )
     assert len(mask.bands) == len(lengths)
     assert pairs[0] < 6 * 128 * sum(lengths)
 
@@ -165,7 +176,9 @@ def test_heads_and_batches_a_block_mask_lacks():
 
     counts = torch.ones(1, 2, 1, dtype=torch.int32)
     indices = torch.zeros(1, 2, 1, 1, dtype=torch.int32)
-    two_heads = BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=16, mask_mod=lambda b, h, q, k: q >= k + h)
+    two_heads = BlockMask.from_kv_blocks(
+        counts, indices, BLOCK_SIZE=16, mask_mod=lambda b, h, q, k: q >= k + h
+    )
     # Any batch stands for the only one.
     assert ct.masks.from_block_mask(two_heads, batch=7, head=1).num_pairs == 16 * 15 // 2
     for index in ({"head": 2}, {"head": -1}, {"batch": -1}):
@@ -185,8 +198,13 @@ def test_one_of_the_masks_that_differ_by_head_can_be_chosen():
     windowed = sum(min(i + 1, 8) for i in range(256))
     assert ct.masks.from_block_mask(block_mask, head=1).num_pairs == windowed
     assert ct.masks.from_mask_mod(by_head, num_tokens=256, head=1).num_pairs == windowed
-    of_batches = create_block_mask(lambda b, h, q, k: (k <= q) & (q - k < 8 * (b + 1)), 2, 1, 256, 256, device="cpu")
-    with pytest.raises(ct.InvalidArgument, match="expected one mask for all batches, found another for batch 1, head 0"):
+    of_batches = create_block_mask(
+        lambda b, h, q, k: (k <= q) & (q - k < 8 * (b + 1)), 2, 1, 256, 256, device="cpu"
+    )
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="expected one mask for all batches, found another for batch 1, head 0",
+    ):
         ct.masks.from_block_mask(of_batches)
     # Equal masks of all heads are one.
     same = create_block_mask(lambda b, h, q, k: k <= q, 2, 4, 256, 256, device="cpu")

@@ -9,10 +9,10 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
 
-from contextile.torch import (  # noqa: E402
+from contextile.torch import (
     Executor,
     alibi,
     attention,
@@ -21,8 +21,8 @@ from contextile.torch import (  # noqa: E402
     relative_bias,
     use,
 )
-from ranks import run_ranks  # noqa: E402
-from reference import inputs, relative_error  # noqa: E402
+from ranks import run_ranks
+from reference import inputs, relative_error
 
 LENGTHS = [70, 26, 100, 1]
 TOKENS = sum(LENGTHS)
@@ -43,7 +43,9 @@ def plans_of(masks, ranks=2, strategy="dcp", **changes):
 
 
 def dense_masks(names):
-    return torch.from_numpy(np.stack([ct.make_workload(LENGTHS, mask=name).mask(0).dense() for name in names]))
+    return torch.from_numpy(
+        np.stack([ct.make_workload(LENGTHS, mask=name).mask(0).dense() for name in names])
+    )
 
 
 def dense(tensors, masks, *, bias=None, sink=None):
@@ -58,7 +60,9 @@ def dense(tensors, masks, *, bias=None, sink=None):
         if hasattr(bias, "table"):
             more = [bias.table.detach().double().requires_grad_()]
             bias = bias._replace(table=more[0], buckets=bias.buckets.long())
-        scores = bias(scores, 0, torch.arange(len(scores))[:, None, None], at[None, :, None], at[None, None])
+        scores = bias(
+            scores, 0, torch.arange(len(scores))[:, None, None], at[None, :, None], at[None, None]
+        )
     scores = scores.masked_fill(~masks, float("-inf"))
     if sink is not None:
         more = [sink.detach().double().requires_grad_()]
@@ -85,7 +89,11 @@ def run(plans, tensors, *, bias=None, sink=None, mask=""):
         logits = more[0] if sink is not None else None
         out = attention(*leaves, executor=executor, mask=mask, bias=mine, sink=logits)
         out.backward(dispatch(dout, plan=plan, rank=transport.rank))
-        return plan.local_tokens(transport.rank), [out.detach(), *(x.grad for x in leaves)], [x.grad for x in more]
+        return (
+            plan.local_tokens(transport.rank),
+            [out.detach(), *(x.grad for x in leaves)],
+            [x.grad for x in more],
+        )
 
     first = next(iter(plans.values()))
     results = ct.run_inproc((first.plan if hasattr(first, "groups") else first).num_devices, body)
@@ -113,12 +121,18 @@ def test_every_head_attends_as_its_mask_says(name, strategy):
 def test_any_number_of_kv_heads(heads):
     masks = BY_HEAD["of no pattern"]
     tensors = inputs(TOKENS, heads, DIM)
-    assert_equal(run(plans_of(ct.masks.by_head(masks), heads=heads), tensors), dense(tensors, dense_masks(masks)))
+    assert_equal(
+        run(plans_of(ct.masks.by_head(masks), heads=heads), tensors),
+        dense(tensors, dense_masks(masks)),
+    )
 
 
 def test_groups_have_the_query_heads_that_share_a_mask_and_their_kv_heads():
     def groups(name):
-        return [(group.q_heads, group.kv_heads) for group in plans_of(ct.masks.by_head(BY_HEAD[name]))["by_head"].groups]
+        return [
+            (group.q_heads, group.kv_heads)
+            for group in plans_of(ct.masks.by_head(BY_HEAD[name]))["by_head"].groups
+        ]
 
     assert groups("halves") == [((0, 1, 2, 3), (0, 1)), ((4, 5, 6, 7), (2, 3))]
     assert groups("in turn") == [((0, 2, 4, 6), (0, 1, 2, 3)), ((1, 3, 5, 7), (0, 1, 2, 3))]
@@ -129,14 +143,20 @@ def test_groups_have_the_query_heads_that_share_a_mask_and_their_kv_heads():
 
 def test_groups_of_one_shape_share_a_plan():
     groups = plans_of(ct.masks.by_head(BY_HEAD["halves"]))["by_head"].groups
-    assert groups[0].plan is groups[1].plan and groups[0].plan.mask_names == ["by_head.0", "by_head.1"]
+    assert groups[0].plan is groups[1].plan and groups[0].plan.mask_names == [
+        "by_head.0",
+        "by_head.1",
+    ]
 
 
 def test_layers_with_and_without_masks_by_head():
     masks = {"mixed": (ct.masks.by_head(BY_HEAD["in turn"]), 3), "full": "causal"}
     plans = plans_of(masks, heads={"mixed": HEADS, "full": (4, 4)})
     assert list(plans) == ["mixed", "full"]
-    for name, heads, one in (("mixed", HEADS, BY_HEAD["in turn"]), ("full", (4, 4), ["causal"] * 4)):
+    for name, heads, one in (
+        ("mixed", HEADS, BY_HEAD["in turn"]),
+        ("full", (4, 4), ["causal"] * 4),
+    ):
         tensors = inputs(TOKENS, heads, DIM)
         assert_equal(run(plans, tensors, mask=name), dense(tensors, dense_masks(one)))
 
@@ -152,7 +172,9 @@ def test_biases_and_sinks_are_those_of_the_heads(name, more):
     }[more]
     plans = plans_of(ct.masks.by_head(BY_HEAD[name]), **({"sink": True} if more == "sink" else {}))
     tensors = inputs(TOKENS, HEADS, DIM)
-    assert_equal(run(plans, tensors, **options), dense(tensors, dense_masks(BY_HEAD[name]), **options))
+    assert_equal(
+        run(plans, tensors, **options), dense(tensors, dense_masks(BY_HEAD[name]), **options)
+    )
 
 
 # ------------------------------------------------------------------------------------ FlexAttention
@@ -180,7 +202,9 @@ def test_a_mask_mod_that_looks_at_the_head_has_masks_by_head():
 
 def test_a_block_mask_whose_heads_differ_has_masks_by_head():
     block_mask = create_block_mask(local_and_global, 1, 8, TOKENS, TOKENS, device="cpu")
-    assert ct.masks.from_block_mask(block_mask) == ct.masks.from_mask_mod(local_and_global, num_tokens=TOKENS, heads=8)
+    assert ct.masks.from_block_mask(block_mask) == ct.masks.from_mask_mod(
+        local_and_global, num_tokens=TOKENS, heads=8
+    )
     one = ct.masks.from_block_mask(block_mask, head=1)
     assert one == ct.masks.from_mask_mod(local_and_global, num_tokens=TOKENS, head=3)
 
@@ -189,7 +213,10 @@ def test_heads_whose_masks_are_equal_have_one():
     causal = ct.masks.from_mask_mod(lambda b, h, q, k: q >= k, num_tokens=TOKENS, heads=8)
     assert isinstance(causal, ct.Mask)
     assert ct.masks.from_mask_mod(alike, num_tokens=TOKENS, heads=8) == causal
-    assert ct.masks.from_block_mask(create_block_mask(alike, 1, 8, TOKENS, TOKENS, device="cpu")) == causal
+    assert (
+        ct.masks.from_block_mask(create_block_mask(alike, 1, 8, TOKENS, TOKENS, device="cpu"))
+        == causal
+    )
 
 
 # --------------------------------------------------------------------------------------- real ranks
@@ -198,9 +225,17 @@ def test_heads_whose_masks_are_equal_have_one():
 def train(name, strategy):
     executor = Executor()
     plan = executor.prepare(
-        ct.plans(LENGTHS, mask=ct.masks.by_head(BY_HEAD[name]), cluster=ct.Cluster.from_torch(), strategy=strategy, heads=HEADS,
-                 head_dim=DIM, dtype="f32", block_size=16)
-    ).plan  # fmt: skip
+        ct.plans(
+            LENGTHS,
+            mask=ct.masks.by_head(BY_HEAD[name]),
+            cluster=ct.Cluster.from_torch(),
+            strategy=strategy,
+            heads=HEADS,
+            head_dim=DIM,
+            dtype="f32",
+            block_size=16,
+        )
+    ).plan
     tensors = inputs(TOKENS, HEADS, DIM)
     q, k, v, dout = (dispatch(x, plan=plan, rank=executor.rank) for x in tensors)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -211,12 +246,16 @@ def train(name, strategy):
     assert_equal(found, dense(tensors, dense_masks(BY_HEAD[name])))
 
 
-@pytest.mark.parametrize(("name", "strategy", "ranks"), [("halves", "dcp", 2), ("of no pattern", "zigzag", 4), ("in turn", "dcp", 4)])
+@pytest.mark.parametrize(
+    ("name", "strategy", "ranks"),
+    [("halves", "dcp", 2), ("of no pattern", "zigzag", 4), ("in turn", "dcp", 4)],
+)
 def test_real_ranks(name, strategy, ranks):
     run_ranks(train, ranks, name, strategy)
 
 
-# ------------------------------------------------------------------------------- models and refusals
+# ------------------------------------------------------------------------------- models and
+# refusals
 
 
 def prepared_alone(name="in turn", **changes):
@@ -229,7 +268,9 @@ def test_models_of_plain_pytorch_attend_by_head():
     tensors = inputs(TOKENS, HEADS, DIM)
     q, k, v, _ = (dispatch(x, plan=prepared.plan, rank=0).transpose(0, 1)[None] for x in tensors)
     with use(executor, check_model=False):
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(
+            0, 1
+        )
     expected = dense(tensors, dense_masks(BY_HEAD["in turn"]))[0]
     assert relative_error(out, dispatch(expected, plan=prepared.plan, rank=0)) < 1e-5
 
@@ -239,11 +280,19 @@ def test_models_of_transformers_attend_by_head():
     import contextile.transformers as cth
     from tiny_models import make_tiny
 
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2}  # fmt: skip
+    sizes = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     model = make_tiny("LlamaForCausalLM", "LlamaConfig", sizes)
     names = ["causal", WINDOW, "causal", WINDOW]
-    masks = torch.from_numpy(np.stack([ct.make_workload([64], mask=name).mask(0).dense() for name in names]))
+    masks = torch.from_numpy(
+        np.stack([ct.make_workload([64], mask=name).mask(0).dense() for name in names])
+    )
     tokens = torch.arange(64) % 97
     model.set_attn_implementation("eager")
     # A mask of four dimensions is added to scores as it is.
@@ -255,7 +304,10 @@ def test_models_of_transformers_attend_by_head():
     assert executor.plan.local_tokens(0).tolist() == list(range(64))
     with cth.use(executor, check_masks=False):
         assert relative_error(model(tokens[None]).logits, expected) < 1e-5
-    with pytest.raises(ct.InvalidArgument, match="mask 'full.1': expected causal, as the layer"), cth.use(executor):
+    with (
+        pytest.raises(ct.InvalidArgument, match="mask 'full.1': expected causal, as the layer"),
+        cth.use(executor),
+    ):
         model(tokens[None])
 
 
@@ -271,7 +323,9 @@ def test_compiled_functions_attend_by_head():
     def attend(q, k, v):
         return attention(q, k, v, executor=executor, plan=prepared)
 
-    for one, other in zip(gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")), gradients(attend)):
+    for one, other in zip(
+        gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")), gradients(attend)
+    ):
         assert torch.equal(one, other)
 
 
@@ -283,10 +337,15 @@ def test_what_heads_have_not_is_refused(monkeypatch):
         with pytest.raises(ct.InvalidArgument, match=message):
             attention(q, k, v, executor=executor, **options)
 
-    refused("mask 'by_head': expected 8 heads of queries and 4 of keys and values, found 7, 4 and 4", q=q[:, :7])
+    refused(
+        "mask 'by_head': expected 8 heads of queries and 4 of keys and values, found 7, 4 and 4",
+        q=q[:, :7],
+    )
     refused("found 8, 5 and 4", k=torch.cat([k, k[:, :1]], 1))
     refused("bias: expected one for each of 8 query heads, found 9", bias=alibi(9))
-    refused("dropout_p: expected 0 under a mask that differs by head", dropout_p=0.1, dropout_seed=1)
+    refused(
+        "dropout_p: expected 0 under a mask that differs by head", dropout_p=0.1, dropout_seed=1
+    )
     refused(r"expected one of the plan's \(by_head\), found 'full'", mask="full")
     monkeypatch.setattr("contextile.torch._attention.by_head.has_dtensors", lambda *_: True)
     refused("expected no DTensors under mask 'by_head', which differs by head")
@@ -294,20 +353,34 @@ def test_what_heads_have_not_is_refused(monkeypatch):
 
 def test_masks_by_head_that_do_not_fit_are_refused():
     masks = ct.masks.by_head(BY_HEAD["halves"])
-    with pytest.raises(ct.InvalidArgument, match="mask: expected one for all heads, found one for each of 8 heads; contextile.plans"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="mask: expected one for all heads, found one for each of 8 heads; contextile.plans",
+    ):
         ct.plan(LENGTHS, mask=masks, cluster="local:1x1")
     with pytest.raises(ct.InvalidArgument, match="mask 'mixed': expected one for all heads"):
         ct.make_workload(LENGTHS, mask={"mixed": (masks, 2)})
-    with pytest.raises(ct.InvalidArgument, match="mask 'by_head': expected a mask for each of 32 query heads, .* found 8 masks"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="mask 'by_head': expected a mask for each of 32 query heads, .* found 8 masks",
+    ):
         ct.plans(LENGTHS, mask=masks, cluster="local:1x1")
     with pytest.raises(ct.InvalidArgument, match="mask 'm.0': expected another name"):
         plans_of({"m": masks, "m.0": "causal"})
-    for wrong, found in (([], "found none"), ([3], "for head 0, found int"), (["causal", None], "for head 1, found NoneType")):
+    for wrong, found in (
+        ([], "found none"),
+        ([3], "for head 0, found int"),
+        (["causal", None], "for head 1, found NoneType"),
+    ):
         with pytest.raises(ct.InvalidArgument, match=f"by_head: expected .*{found}"):
             ct.masks.by_head(wrong)
-    with pytest.raises(ct.InvalidArgument, match="mask_mod: expected heads= of at least 1 alone, found head=1, too"):
+    with pytest.raises(
+        ct.InvalidArgument, match="mask_mod: expected heads= of at least 1 alone, found head=1, too"
+    ):
         ct.masks.from_mask_mod(alike, num_tokens=64, head=1, heads=8)
-    with pytest.raises(ct.InvalidArgument, match="expected heads= of at least 1 alone, found heads=0"):
+    with pytest.raises(
+        ct.InvalidArgument, match="expected heads= of at least 1 alone, found heads=0"
+    ):
         ct.masks.from_mask_mod(alike, num_tokens=64, heads=0)
     with pytest.raises(ct.InvalidArgument, match="expected heads=, or head= for one of them"):
         ct.masks.from_mask_mod(alike, num_tokens=64)

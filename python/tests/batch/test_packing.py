@@ -10,23 +10,38 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
-from contextile.torch import Executor, attention, dispatch, local_batch, pack, use  # noqa: E402
-from reference import dense_mask, inputs, relative_error, run_dense, run_plan  # noqa: E402
+from contextile.torch import Executor, attention, dispatch, local_batch, pack, use
+from reference import dense_mask, inputs, relative_error, run_dense, run_plan
 
 ROWS = [[7, 8, 9, 4], [5], [3, 2]]
 EVERY_STRATEGY = [
-    "zigzag", "ring", "ulysses", "hybrid:head_parallel=2", "double_ring:head_parallel=2", "all_gather", "wlb", "bytescale",
-    "megatron_dynamic", "megatron_packed", "magi:chunk=16", "dcp", "fcp:block=32", "distca:granularity=16", "auto:steps=20000",
-]  # fmt: skip
+    "zigzag",
+    "ring",
+    "ulysses",
+    "hybrid:head_parallel=2",
+    "double_ring:head_parallel=2",
+    "all_gather",
+    "wlb",
+    "bytescale",
+    "megatron_dynamic",
+    "megatron_packed",
+    "magi:chunk=16",
+    "dcp",
+    "fcp:block=32",
+    "distca:granularity=16",
+    "auto:steps=20000",
+]
 
 
 def padded(side, rows, fill=0):
     width = max(len(row) for row in rows)
     gaps = [[fill] * (width - len(row)) for row in rows]
-    return torch.tensor([[*gap, *row] if side == "left" else [*row, *gap] for row, gap in zip(rows, gaps)])
+    return torch.tensor(
+        [[*gap, *row] if side == "left" else [*row, *gap] for row, gap in zip(rows, gaps)]
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right", "list"])
@@ -69,12 +84,24 @@ def test_rows_without_padding_need_no_mask():
         (([[1]], torch.ones(1, 1)), "attention_mask: expected none with a list"),
         ((torch.ones(3, dtype=torch.int64),), r"expected \[rows, width\] or a list, found \[3\]"),
         ((torch.ones(2, 3), None), "tokens: expected whole numbers"),
-        ((torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 2)), r"attention_mask: expected \[2, 3\], as the tokens, found \[3, 2\]"),
-        ((torch.ones(2, 3, dtype=torch.int64), torch.full((2, 3), 2)), "attention_mask: expected truth values"),
-        ((torch.ones(2, 3, dtype=torch.int64), torch.tensor([[1, 0, 1], [1, 1, 1]])), "found 1 gaps in row 0"),
-        ((torch.ones(2, 3, dtype=torch.int64), torch.tensor([[1, 1, 1], [0, 0, 0]])), "expected tokens in every row, found none in row 1"),
+        (
+            (torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 2)),
+            r"attention_mask: expected \[2, 3\], as the tokens, found \[3, 2\]",
+        ),
+        (
+            (torch.ones(2, 3, dtype=torch.int64), torch.full((2, 3), 2)),
+            "attention_mask: expected truth values",
+        ),
+        (
+            (torch.ones(2, 3, dtype=torch.int64), torch.tensor([[1, 0, 1], [1, 1, 1]])),
+            "found 1 gaps in row 0",
+        ),
+        (
+            (torch.ones(2, 3, dtype=torch.int64), torch.tensor([[1, 1, 1], [0, 0, 0]])),
+            "expected tokens in every row, found none in row 1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_rows_that_cannot_be_packed_are_refused(arguments, message):
     with pytest.raises(ct.InvalidArgument, match=message):
         pack(*arguments)
@@ -82,20 +109,29 @@ def test_rows_that_cannot_be_packed_are_refused(arguments, message):
 
 def test_fields_that_do_not_fit_are_refused():
     rows, sequences = pack(torch.ones(2, 3, dtype=torch.int64)), pack(ROWS)
-    with pytest.raises(ct.InvalidArgument, match=r"field: expected \[2, 3\], as the tokens, found \[3, 2\]"):
+    with pytest.raises(
+        ct.InvalidArgument, match=r"field: expected \[2, 3\], as the tokens, found \[3, 2\]"
+    ):
         rows.rows(torch.ones(3, 2))
-    with pytest.raises(ct.InvalidArgument, match=r"field: expected sequences of \[4, 1, 2\] values, found \[4, 1\]"):
+    with pytest.raises(
+        ct.InvalidArgument, match=r"field: expected sequences of \[4, 1, 2\] values, found \[4, 1\]"
+    ):
         sequences.rows(ROWS[:2])
     with pytest.raises(ct.InvalidArgument, match="unpack: expected 6 tokens, found 5"):
         rows.unpack(torch.ones(5))
 
 
-# ------------------------------------------------------------------------------ ranks without tokens
+# ------------------------------------------------------------------------------ ranks without
+# tokens
 
 
 def plan_of_few(strategy, ranks=4, lengths=(2,), **options):
-    return ct.plan(list(lengths), cluster=f"local:1x{ranks}", strategy=strategy,
-                   **{"heads": (4, 2), "head_dim": 32, "dtype": "f32", **options})  # fmt: skip
+    return ct.plan(
+        list(lengths),
+        cluster=f"local:1x{ranks}",
+        strategy=strategy,
+        **{"heads": (4, 2), "head_dim": 32, "dtype": "f32", **options},
+    )
 
 
 @pytest.mark.parametrize("strategy", EVERY_STRATEGY)
@@ -114,7 +150,11 @@ class Layer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.qkv, self.head = nn.Embedding(9, 64), nn.Linear(64, 8 * 32), nn.Linear(128, 9)
+        self.embed, self.qkv, self.head = (
+            nn.Embedding(9, 64),
+            nn.Linear(64, 8 * 32),
+            nn.Linear(128, 9),
+        )
 
     def forward(self, tokens, positions, attend):
         x = self.embed(tokens)[None] + positions[None, :, None] * 0.1
@@ -128,7 +168,9 @@ def by_sdpa(q, k, v):
 
 
 def loss_of(model, batch, attend):
-    losses = torch.nn.functional.cross_entropy(model(batch.tokens, batch.positions, attend), batch.labels, reduction="none")
+    losses = torch.nn.functional.cross_entropy(
+        model(batch.tokens, batch.positions, attend), batch.labels, reduction="none"
+    )
     return (losses * batch.loss_weights).sum()
 
 
@@ -137,7 +179,11 @@ def test_ranks_without_tokens_train(way):
     plan = plan_of_few("zigzag", lengths=[3])
     alone = Layer()
     models = [copy.deepcopy(alone) for _ in range(4)]
-    expected = loss_of(alone, local_batch([4, 7, 1], plan=plan_of_few("zigzag", ranks=1, lengths=[3]), rank=0), by_sdpa)
+    expected = loss_of(
+        alone,
+        local_batch([4, 7, 1], plan=plan_of_few("zigzag", ranks=1, lengths=[3]), rank=0),
+        by_sdpa,
+    )
     expected.backward()
 
     def body(transport):

@@ -12,22 +12,37 @@ import contextile as ct
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import contextile.transformers as cth  # noqa: E402
-from contextile.torch import DataLoader, Executor, collect, local_batch, roll  # noqa: E402
-from ranks import run_ranks  # noqa: E402
-from tiny_models import make_tiny  # noqa: E402
+import contextile.transformers as cth
+from contextile.torch import DataLoader, Executor, collect, local_batch, roll
+from ranks import run_ranks
+from tiny_models import make_tiny
 
 LENGTH, BLOCK = 24, 4  # of a noisy copy, which the clean one follows
-LLAMA = ("LlamaForCausalLM", "LlamaConfig", {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0})  # fmt: skip
+LLAMA = (
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+    },
+)
 
 
 def block_diffusion(batch, head, q, k):
     """The mask of block diffusion: noisy blocks see themselves and clean blocks before them."""
     noisy_q, noisy_k = q < LENGTH, k < LENGTH
     block_q, block_k = q % LENGTH // BLOCK, k % LENGTH // BLOCK
-    return torch.where(noisy_q, torch.where(noisy_k, block_q == block_k, block_q > block_k), ~noisy_k & (block_q >= block_k))
+    return torch.where(
+        noisy_q,
+        torch.where(noisy_k, block_q == block_k, block_q > block_k),
+        ~noisy_k & (block_q >= block_k),
+    )
 
 
 def positions_of(lengths):
@@ -35,8 +50,19 @@ def positions_of(lengths):
 
 
 def make_plan(size=1, **options):
-    given = {"mask": ct.masks.from_mask_mod(block_diffusion, num_tokens=2 * LENGTH), "heads": (4, 2), "head_dim": 8, "dtype": "f32"}
-    return ct.plan([2 * LENGTH], cluster=f"local:1x{size}", strategy="dcp", block_size=4, **{**given, **options})
+    given = {
+        "mask": ct.masks.from_mask_mod(block_diffusion, num_tokens=2 * LENGTH),
+        "heads": (4, 2),
+        "head_dim": 8,
+        "dtype": "f32",
+    }
+    return ct.plan(
+        [2 * LENGTH],
+        cluster=f"local:1x{size}",
+        strategy="dcp",
+        block_size=4,
+        **{**given, **options},
+    )
 
 
 def tokens_and_labels():
@@ -51,7 +77,10 @@ def test_asks_for_positions():
     plan = make_plan(2)
     tokens, labels = tokens_and_labels()
     for rank in range(2):
-        with pytest.raises(ct.InvalidArgument, match=r"positions: expected a plan with positions \(positions=…\).*\[4, 48\)"):
+        with pytest.raises(
+            ct.InvalidArgument,
+            match=r"positions: expected a plan with positions \(positions=…\).*\[4, 48\)",
+        ):
             local_batch(tokens, plan=plan, rank=rank, shift_labels=labels)
         with pytest.raises(ct.InvalidArgument, match="positions=…"):
             plan.next_tokens(rank)
@@ -64,10 +93,16 @@ def test_asks_for_positions():
 def test_asks_for_labels():
     plan = make_plan(2, positions=positions_of)
     tokens, labels = tokens_and_labels()
-    assert sorted(np.concatenate([plan.positions(rank) for rank in range(2)]).tolist()) == sorted([*range(LENGTH)] * 2)
-    with pytest.raises(ct.InvalidArgument, match=r"shift_labels.*\[0, 24\) have positions of their own"):
+    assert sorted(np.concatenate([plan.positions(rank) for rank in range(2)]).tolist()) == sorted(
+        [*range(LENGTH)] * 2
+    )
+    with pytest.raises(
+        ct.InvalidArgument, match=r"shift_labels.*\[0, 24\) have positions of their own"
+    ):
         local_batch(tokens, plan=plan, rank=0)
-    with pytest.raises(ct.InvalidArgument, match="shift_labels: expected no labels and no loss_mask.*found labels"):
+    with pytest.raises(
+        ct.InvalidArgument, match="shift_labels: expected no labels and no loss_mask.*found labels"
+    ):
         local_batch(tokens, plan=plan, rank=0, labels=labels, shift_labels=labels)
     parts = [local_batch(tokens, plan=plan, rank=rank, shift_labels=labels) for rank in range(2)]
     for rank, local in enumerate(parts):
@@ -129,7 +164,11 @@ def test_bias_needs_positions():
     for options in ({}, {"positions": positions_of}):
         executor = Executor(ct.inproc_group(1)[0])
         executor.prepare(make_plan(1, **options))
-        refused = contextlib.nullcontext() if options else pytest.raises(ct.InvalidArgument, match="positions=…")
+        refused = (
+            contextlib.nullcontext()
+            if options
+            else pytest.raises(ct.InvalidArgument, match="positions=…")
+        )
         with refused:
             attention(x, x[:, :2], x[:, :2], executor=executor, bias=alibi(4))
 
@@ -138,16 +177,32 @@ def test_bias_needs_positions_that_kernels_compute_with():
     from contextile.torch import alibi, attention
 
     executor = Executor(ct.inproc_group(1)[0])
-    executor.prepare(ct.plan([4], positions=[0, 1, 2, 2**31], cluster="local:1x1", strategy="zigzag", heads=(4, 2), head_dim=8, dtype="f32"))
+    executor.prepare(
+        ct.plan(
+            [4],
+            positions=[0, 1, 2, 2**31],
+            cluster="local:1x1",
+            strategy="zigzag",
+            heads=(4, 2),
+            head_dim=8,
+            dtype="f32",
+        )
+    )
     x = torch.zeros(4, 4, 8)
-    with pytest.raises(ct.InvalidArgument, match="expected positions up to 1073741824 with a bias, found 2147483648"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="expected positions up to 1073741824 with a bias, found 2147483648",
+    ):
         attention(x, x[:, :2], x[:, :2], executor=executor, bias=alibi(4))
 
 
 def test_layers_in_order_need_positions():
     from contextile.torch import chunks_of
 
-    for options, found in (({}, "of a mask without a rule"), ({"positions": positions_of}, "of a mask without a rule")):
+    for options, found in (
+        ({}, "of a mask without a rule"),
+        ({"positions": positions_of}, "of a mask without a rule"),
+    ):
         executor = Executor(ct.inproc_group(1)[0])
         executor.prepare(make_plan(1, **options))
         with pytest.raises(ct.InvalidArgument, match=found):
@@ -174,10 +229,19 @@ def test_loader_takes_labels_as_they_are():
         weights = 0.0
         for rank in range(ranks):
             loader = DataLoader(
-                Copies(), cluster=f"local:1x{ranks}", strategy="zigzag", rank=rank, tokens=2 * LENGTH, mask=mask, end_step=1, **batch
+                Copies(),
+                cluster=f"local:1x{ranks}",
+                strategy="zigzag",
+                rank=rank,
+                tokens=2 * LENGTH,
+                mask=mask,
+                end_step=1,
+                **batch,
             )
             (step,) = loader
-            assert torch.equal(step.local.labels, labels[torch.from_numpy(step.plan.local_tokens(rank))])
+            assert torch.equal(
+                step.local.labels, labels[torch.from_numpy(step.plan.local_tokens(rank))]
+            )
             assert step.num_labels == int((labels != -100).sum())
             weights += float(step.local.loss_weights.sum())
         assert weights == pytest.approx(1)
@@ -189,20 +253,35 @@ def train():
     index = torch.arange(2 * LENGTH)
     is_pair = block_diffusion(0, 0, index[:, None], index[None])
     dense = torch.where(is_pair, 0.0, torch.finfo(torch.float32).min)[None, None]
-    whole = one(tokens[None], attention_mask=dense, position_ids=index[None] % LENGTH, use_cache=False).logits[0]
+    whole = one(
+        tokens[None], attention_mask=dense, position_ids=index[None] % LENGTH, use_cache=False
+    ).logits[0]
     loss = torch.nn.functional.cross_entropy(whole, labels)
     loss.backward()
 
     import torch.distributed as dist
 
     executor = Executor()
-    plan = make_plan(executor.size, **{**cth.batch_of(model), "mask": ct.masks.from_mask_mod(block_diffusion, num_tokens=2 * LENGTH)},
-                     positions=positions_of)  # fmt: skip
+    plan = make_plan(
+        executor.size,
+        **{
+            **cth.batch_of(model),
+            "mask": ct.masks.from_mask_mod(block_diffusion, num_tokens=2 * LENGTH),
+        },
+        positions=positions_of,
+    )
     executor.prepare(plan)
     local = local_batch(tokens, plan=plan, rank=executor.rank, shift_labels=labels)
     with cth.use(executor, check_masks=False):
-        logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
-        mine = (local.loss_weights * torch.nn.functional.cross_entropy(logits, local.labels, reduction="none", ignore_index=-100)).sum()
+        logits = model(
+            local.tokens[None], position_ids=local.positions[None], use_cache=False
+        ).logits[0]
+        mine = (
+            local.loss_weights
+            * torch.nn.functional.cross_entropy(
+                logits, local.labels, reduction="none", ignore_index=-100
+            )
+        ).sum()
         mine.backward()
     found = collect(logits.detach(), plan=plan)
     assert float((found - whole).abs().max() / whole.abs().max()) < 1e-5
@@ -211,15 +290,27 @@ def train():
     assert float(total) == pytest.approx(float(loss), rel=1e-5)
     for (name, parameter), expected in zip(model.named_parameters(), one.parameters(), strict=True):
         dist.all_reduce(parameter.grad)
-        assert float((parameter.grad - expected.grad).abs().max() / expected.grad.abs().max()) < 2e-5, name
+        assert (
+            float((parameter.grad - expected.grad).abs().max() / expected.grad.abs().max()) < 2e-5
+        ), name
 
     # Positions of another kind are refused; labels by rolling are, too.
-    with pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's tokens"), cth.use(executor, check_masks=False):
-        model(local.tokens[None], position_ids=torch.arange(len(local.tokens))[None], use_cache=False)
+    with (
+        pytest.raises(
+            ct.InvalidArgument, match="position_ids: expected those of this rank's tokens"
+        ),
+        cth.use(executor, check_masks=False),
+    ):
+        model(
+            local.tokens[None], position_ids=torch.arange(len(local.tokens))[None], use_cache=False
+        )
     with pytest.raises(ct.InvalidArgument, match="shift_labels"):
         roll(local.tokens, -1, plan=plan)
     executor.prepare(make_plan(executor.size, **{**cth.batch_of(model), "mask": plan.mask()}))
-    with pytest.raises(ct.InvalidArgument, match="positions=…"), cth.use(executor, check_masks=False):
+    with (
+        pytest.raises(ct.InvalidArgument, match="positions=…"),
+        cth.use(executor, check_masks=False),
+    ):
         model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
 
 

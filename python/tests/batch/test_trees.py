@@ -10,11 +10,11 @@ import contextile as ct
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from test_transformers import make  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
+from test_transformers import make
+from torch.nn.functional import cross_entropy
 
-import contextile.transformers as cth  # noqa: E402
-from contextile.torch import (  # noqa: E402
+import contextile.transformers as cth
+from contextile.torch import (
     DataLoader,
     Executor,
     collect,
@@ -24,9 +24,16 @@ from contextile.torch import (  # noqa: E402
     local_batch,
     token_log_probs,
 )
-from ranks import run_ranks  # noqa: E402
+from ranks import run_ranks
 
-SMALL = {"cluster": "local:1x2", "heads": (2, 1), "head_dim": 8, "dtype": "f32", "strategy": "dcp", "block_size": 4}
+SMALL = {
+    "cluster": "local:1x2",
+    "heads": (2, 1),
+    "head_dim": 8,
+    "dtype": "f32",
+    "strategy": "dcp",
+    "block_size": 4,
+}
 
 
 def random_tokens(seed, count):
@@ -49,7 +56,10 @@ def weights_of(documents):
     generator = np.random.default_rng(3)
     weights = [[1 / len(branch) for branch in branches] for branches in documents]
     weights[2] = [float(generator.normal()) / len(branch) for branch in documents[2]]
-    weights[0] = [np.where(np.arange(len(branch)) < 19, 0.0, 1 / (len(branch) - 18)) for branch in documents[0]]
+    weights[0] = [
+        np.where(np.arange(len(branch)) < 19, 0.0, 1 / (len(branch) - 18))
+        for branch in documents[0]
+    ]
     return weights
 
 
@@ -70,8 +80,13 @@ def test_a_branch_attends_itself_as_if_alone(document):
         assert np.array_equal(dense[np.ix_(at, at)], np.tri(len(at), dtype=bool))
         assert dense[at].sum() == len(at) * (len(at) + 1) // 2
         for rank in range(2):
-            held = {token: position for token, position in zip(plan.local_tokens(rank), plan.positions(rank))}
-            assert all(held[token] == position for position, token in enumerate(at) if token in held)
+            held = {
+                token: position
+                for token, position in zip(plan.local_tokens(rank), plan.positions(rank))
+            }
+            assert all(
+                held[token] == position for position, token in enumerate(at) if token in held
+            )
 
 
 def test_trees_that_are_none_are_refused():
@@ -85,7 +100,9 @@ def test_trees_that_are_none_are_refused():
     ):
         with pytest.raises(ct.InvalidArgument, match=message):
             ct.masks.tree(lengths, parents)
-    with pytest.raises(ct.InvalidArgument, match="sum to the sequence's 6 tokens, found a sum of 5"):
+    with pytest.raises(
+        ct.InvalidArgument, match="sum to the sequence's 6 tokens, found a sum of 5"
+    ):
         ct.plan([6], mask=ct.masks.tree([3, 2], [-1, 0]), **SMALL)
     for branches, message in (
         ([], "at least one branch"),
@@ -96,15 +113,20 @@ def test_trees_that_are_none_are_refused():
         with pytest.raises(ct.InvalidArgument, match=message):
             ct.masks.token_tree(branches)
     tree = ct.masks.token_tree([[1, 2], [1, 3, 4]])
-    for weights, message in (([1], "weights of 2 branches, found 1"), ([1, [1, 2]], r"branch 1, or 3, found \[2\]"),
-                             ([1, float("nan")], "finite weights of branch 1")):  # fmt: skip
+    for weights, message in (
+        ([1], "weights of 2 branches, found 1"),
+        ([1, [1, 2]], r"branch 1, or 3, found \[2\]"),
+        ([1, float("nan")], "finite weights of branch 1"),
+    ):
         with pytest.raises(ct.InvalidArgument, match=message):
             tree.loss_weights(weights)
 
 
 def test_masks_of_one_batch_have_the_same_branches():
     trees = {"a": ct.masks.tree([4, 2, 2], [-1, 0, 0]), "b": ct.masks.tree([3, 3, 2], [-1, 0, 0])}
-    with pytest.raises(ct.InvalidArgument, match="mask 'b': expected the branches of the masks before it"):
+    with pytest.raises(
+        ct.InvalidArgument, match="mask 'b': expected the branches of the masks before it"
+    ):
         ct.plan([8], mask=trees, **SMALL)
     ct.plan([8], mask={**trees, "b": "sliding_window:3", "c": trees["a"]}, **SMALL)
 
@@ -124,15 +146,26 @@ def test_a_token_where_branches_part_has_all_their_labels():
         found += zip(at[rows].tolist(), following.tolist(), labels.tolist(), strict=True)
         assert torch.equal(weights, torch.full((len(rows),), 1 / 7))
         for name in ("labels", "loss_weights"):
-            with pytest.raises(ct.InvalidArgument, match=f"expected {name} of a batch .* that follow token 4, .* use targets"):
+            with pytest.raises(
+                ct.InvalidArgument,
+                match=f"expected {name} of a batch .* that follow token 4, .* use targets",
+            ):
                 getattr(local, name)
         with pytest.raises(ct.InvalidArgument, match="use targets"):
             list(local)
     expected = [(0, 1, 2), (1, 2, 3), (3, 4, 6), (4, 5, 7), (4, 7, 9), (5, 6, 8), (7, 8, 4)]
     assert sorted(found) == expected
     # The plan's file, its slices and its JSON know the branches, too.
-    for copy in (ct.Plan.from_bytes(plan.to_bytes()), ct.Plan.from_json(plan.to_json()), ct.Plan.slice_from_bytes(plan.slice_to_bytes(1))):
-        assert copy.position_segments == plan.position_segments == [(0, 3, 0, 0, -1), (3, 7, 1, 0, -1), (7, 9, 1, 2, 4)]
+    for copy in (
+        ct.Plan.from_bytes(plan.to_bytes()),
+        ct.Plan.from_json(plan.to_json()),
+        ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)),
+    ):
+        assert (
+            copy.position_segments
+            == plan.position_segments
+            == [(0, 3, 0, 0, -1), (3, 7, 1, 0, -1), (7, 9, 1, 2, 4)]
+        )
         assert all(map(np.array_equal, copy.next_tokens(1), plan.next_tokens(1)))
 
 
@@ -140,9 +173,13 @@ def test_targets_are_the_labels_of_a_batch_without_branches():
     plan = ct.plan([5, 4], **SMALL)
     mask = [True, True, False, True, True, True, True, True, False]
     for rank in range(2):
-        local = local_batch(range(10, 19), plan=plan, rank=rank, loss_mask=mask, loss_weights=np.arange(9.0))
+        local = local_batch(
+            range(10, 19), plan=plan, rank=rank, loss_mask=mask, loss_weights=np.arange(9.0)
+        )
         rows, following, labels, weights = local.targets
-        assert torch.equal(local.labels[rows], labels) and torch.equal(local.loss_weights[rows], weights)
+        assert torch.equal(local.labels[rows], labels) and torch.equal(
+            local.loss_weights[rows], weights
+        )
         assert (local.labels != -100).sum() == len(rows) and torch.equal(labels, following + 10)
         assert torch.equal(weights, following.float())
         assert not set(following.tolist()) & {0, 2, 5, 8}
@@ -161,8 +198,12 @@ def alone(model, documents, weights):
     for branches, its_weights in zip(documents, weights, strict=True):
         for branch, weight in zip(branches, its_weights, strict=True):
             tokens = torch.tensor(branch)
-            found = model(tokens[None], position_ids=torch.arange(len(branch))[None], use_cache=False).logits[0]
-            each = torch.broadcast_to(torch.as_tensor(weight, dtype=torch.float32), tokens.shape)[1:]
+            found = model(
+                tokens[None], position_ids=torch.arange(len(branch))[None], use_cache=False
+            ).logits[0]
+            each = torch.broadcast_to(torch.as_tensor(weight, dtype=torch.float32), tokens.shape)[
+                1:
+            ]
             one = (cross_entropy(found[:-1], tokens[1:], reduction="none") * each).sum()
             one.backward()
             logits.append(found.detach())
@@ -194,22 +235,31 @@ def train(*strategies):
         model = make("Llama", cth.register())
         rules = ["causal" if len(tree.branches) == 1 else tree.mask for tree in trees]
         plan = ct.plan(
-            [len(tree.tokens) for tree in trees], cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=8,
+            [len(tree.tokens) for tree in trees],
+            cluster=ct.Cluster.from_torch(),
+            strategy=strategy,
+            block_size=8,
             **cth.batch_of(model, mask={"full": (rules, 3)}),
-        )  # fmt: skip
+        )
         plan.verify()
         executor.prepare(plan)
-        summed = np.concatenate([tree.loss_weights(each) for tree, each in zip(trees, weights, strict=True)])
+        summed = np.concatenate(
+            [tree.loss_weights(each) for tree, each in zip(trees, weights, strict=True)]
+        )
         local = local_batch(tokens, plan=plan, rank=executor.rank, loss_weights=summed)
         with cth.use(executor):
-            logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
+            logits = model(
+                local.tokens[None], position_ids=local.positions[None], use_cache=False
+            ).logits[0]
             rows, _, labels, loss_weights = local.targets
             loss = (cross_entropy(logits[rows], labels, reduction="none") * loss_weights).sum()
             loss.backward()
         whole, begin, branch = collect(logits, plan=plan), 0, 0
         for tree in trees:
             for at in tree.branches:
-                assert difference(whole[begin + at], logits_alone[branch]) < 1e-5, f"{strategy}: branch {branch}"
+                assert difference(whole[begin + at], logits_alone[branch]) < 1e-5, (
+                    f"{strategy}: branch {branch}"
+                )
                 branch += 1
             begin += len(tree.tokens)
         loss = loss.detach()
@@ -228,7 +278,11 @@ def test_layers_whose_masks_join_branches_are_refused():
     tree = trees_of(documents_of())[0]
     executor = Executor(ct.inproc_group(1)[0])
     for windows, message in (
-        ("sliding_window:17", "mask 'sliding': expected branches that do not attend each other, .* found token 26 .* token 25"),
+        (
+            "sliding_window:17",
+            "mask 'sliding': expected branches that do not attend each other, .* found token 26 "
+            ".* token 25",
+        ),
         ([tree.mask], "mask 'sliding': expected a window of 17"),
     ):
         batch = cth.batch_of(model, mask={"full": ([tree.mask], 1), "sliding": (windows, 2)})
@@ -248,7 +302,10 @@ class Trees:
     def __init__(self):
         self.trees = trees_of(documents_of())
         self.lengths = [len(tree.tokens) for tree in self.trees]
-        self.weights = [tree.loss_weights(each) for tree, each in zip(self.trees, weights_of(documents_of()), strict=True)]
+        self.weights = [
+            tree.loss_weights(each)
+            for tree, each in zip(self.trees, weights_of(documents_of()), strict=True)
+        ]
 
     def __len__(self):
         return len(self.trees)
@@ -262,17 +319,33 @@ class Trees:
 
 def loader_of(dataset, rank, ranks, **options):
     return DataLoader(
-        dataset, **{**SMALL, "cluster": f"local:1x{ranks}", "rank": rank, "mask": dataset.masks_of, "tokens": 220,
-                    "long_documents": "drop", "end_step": 1, **options},
-    )  # fmt: skip
+        dataset,
+        **{
+            **SMALL,
+            "cluster": f"local:1x{ranks}",
+            "rank": rank,
+            "mask": dataset.masks_of,
+            "tokens": 220,
+            "long_documents": "drop",
+            "end_step": 1,
+            **options,
+        },
+    )
 
 
 def train_with_loader():
     dataset, executor = Trees(), Executor()
     model, expected = make("Llama", cth.register()), make("Llama", "eager")
-    loader = loader_of(dataset, executor.rank, executor.size, **{
-        name: value for name, value in cth.batch_of(model).items() if name in ("heads", "head_dim")
-    })  # fmt: skip
+    loader = loader_of(
+        dataset,
+        executor.rank,
+        executor.size,
+        **{
+            name: value
+            for name, value in cth.batch_of(model).items()
+            if name in ("heads", "head_dim")
+        },
+    )
     for step in loader:
         executor.prepare(step.plan)
         with cth.use(executor, check_masks=False):
@@ -297,18 +370,27 @@ def test_labels_of_a_step_count_every_token_of_a_tree_once():
 
     for packing in ("sequential", "dp_balanced"):
         for micro_batches in (1, 2):
-            steps = [step for rank in range(2) for step in loader_of(
-                Unweighted(), rank, 2, micro_batches=micro_batches, packing=packing)]  # fmt: skip
+            steps = [
+                step
+                for rank in range(2)
+                for step in loader_of(
+                    Unweighted(), rank, 2, micro_batches=micro_batches, packing=packing
+                )
+            ]
             labels = sum(len(step.local.targets.labels) for step in steps)
             assert {step.num_labels for step in steps} == {labels}
-            pieces = [piece for step in steps[: micro_batches] for piece in step.pieces]
+            pieces = [piece for step in steps[:micro_batches] for piece in step.pieces]
             assert labels == sum(piece.num_tokens - 1 for piece in pieces)
-            assert sum(step.local.targets.loss_weights.sum().item() for step in steps) == pytest.approx(1)
+            assert sum(
+                step.local.targets.loss_weights.sum().item() for step in steps
+            ) == pytest.approx(1)
 
 
 def test_a_tree_that_is_cut_is_refused():
     dataset = Trees()
-    with pytest.raises((ct.PlanningFailed, ct.InvalidArgument), match="mask tree: expected lengths that sum to"):
+    with pytest.raises(
+        (ct.PlanningFailed, ct.InvalidArgument), match="mask tree: expected lengths that sum to"
+    ):
         list(loader_of(dataset, 0, 2, long_documents="split", tokens=30))
 
 
@@ -343,11 +425,15 @@ def sum_branches():
 
     documents = documents_of()
     trees, tokens, plan = packed(documents, dist.get_world_size())
-    whole = torch.randn(len(tokens), 97, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    whole = torch.randn(
+        len(tokens), 97, generator=torch.Generator().manual_seed(4)
+    ).requires_grad_()
     logits = dispatch(whole.detach(), plan=plan, rank=dist.get_rank()).requires_grad_()
     local = local_batch(torch.from_numpy(tokens), plan=plan, rank=dist.get_rank())
     rows, _, labels, _ = local.targets
-    sums = document_sums(token_log_probs(logits[rows], labels), plan=plan, trees=trees, targets=local.targets)
+    sums = document_sums(
+        token_log_probs(logits[rows], labels), plan=plan, trees=trees, targets=local.targets
+    )
     lasts = gather_last(logits, plan=plan, trees=trees)
     loss_of(sums, lasts).backward()
     expected = []
@@ -377,11 +463,17 @@ def test_trees_that_are_not_the_batchs_are_refused():
     for given, message in (
         (trees[:2], "one for each of 3 documents, or None, found 2"),
         (trees[0], "one for each of 3 documents, or None, found 1"),
-        ([trees[2], None, trees[2]], f"one of {len(trees[0].tokens)} tokens for document 0, found {len(trees[2].tokens)}"),
+        (
+            [trees[2], None, trees[2]],
+            f"one of {len(trees[0].tokens)} tokens for document 0, found {len(trees[2].tokens)}",
+        ),
         ([trees[0], "causal", trees[2]], "a TokenTree for document 1, or None, found str"),
     ):
         for call in (gather_last, document_sums):
             with pytest.raises(ct.InvalidArgument, match=f"trees: expected {message}"):
                 call(values, plan=plan, trees=given)
-    with pytest.raises(ct.InvalidArgument, match=f"expected {len(targets.tokens)} targets in dimension 0, found {len(tokens)}"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match=f"expected {len(targets.tokens)} targets in dimension 0, found {len(tokens)}",
+    ):
         document_sums(values, plan=plan, trees=trees, targets=targets)

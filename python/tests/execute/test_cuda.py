@@ -17,9 +17,9 @@ from contextile import _core
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, attention  # noqa: E402
-from contextile.torch._execute import executor as torch_executor  # noqa: E402
-from reference import dense_mask, inputs, relative_error, run_dense, run_plan  # noqa: E402
+from contextile.torch import Executor, attention
+from contextile.torch._execute import executor as torch_executor
+from reference import dense_mask, inputs, relative_error, run_dense, run_plan
 
 FAKE_DRIVER = Path(__file__).parents[3] / "build/tests/libcontextile_fake_libcuda.so"
 LENGTHS = [70, 26, 160, 1]
@@ -28,7 +28,9 @@ DIM = 64
 BOUND = 2e-2  # of bf16, as on the CPU
 KDL_CUDA = 2
 
-needs_fake = pytest.mark.skipif(not FAKE_DRIVER.exists(), reason=f"{FAKE_DRIVER} is not built (make test does)")
+needs_fake = pytest.mark.skipif(
+    not FAKE_DRIVER.exists(), reason=f"{FAKE_DRIVER} is not built (make test does)"
+)
 
 
 @pytest.fixture
@@ -47,7 +49,11 @@ def gpu(kernels):
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+    ]
 
 
 class OnGpu:
@@ -83,7 +89,12 @@ class RankOnGpu:
 
         def call(**given):
             self.streams.append(given["stream"])
-            found(**{name: OnGpu(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()})
+            found(
+                **{
+                    name: OnGpu(x) if isinstance(x, torch.Tensor) else x
+                    for name, x in given.items()
+                }
+            )
 
         return call
 
@@ -91,7 +102,9 @@ class RankOnGpu:
 @pytest.fixture
 def executors_of(monkeypatch):
     """PyTorch's layer with tensors of the CPU as a GPU's."""
-    monkeypatch.setattr(torch_executor, "_core", SimpleNamespace(**{**vars(_core), "RankExecutor": RankOnGpu}))
+    monkeypatch.setattr(
+        torch_executor, "_core", SimpleNamespace(**{**vars(_core), "RankExecutor": RankOnGpu})
+    )
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(Executor, "_guard", lambda self: contextlib.nullcontext())
@@ -117,7 +130,9 @@ def planned(ranks, strategy="zigzag", **options):
 
 
 @needs_fake
-@pytest.mark.parametrize(("strategy", "ranks"), [("zigzag", 1), ("ring", 2), ("dcp", 3), ("auto:steps=20000", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [("zigzag", 1), ("ring", 2), ("dcp", 3), ("auto:steps=20000", 4)]
+)
 def test_output_and_gradients_are_those_of_one_device(gpu, executors_of, strategy, ranks):
     plan = planned(ranks, strategy)
     tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=torch.bfloat16)
@@ -132,7 +147,9 @@ def test_output_and_gradients_are_those_of_one_device(gpu, executors_of, strateg
 def test_tensors_that_begin_between_multiples_of_16_bytes_are_copied(gpu, executors_of):
     plan = planned(1)
     tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=torch.bfloat16)
-    shifted = [torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x) for x in tensors]
+    shifted = [
+        torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x) for x in tensors
+    ]
     assert all(x.data_ptr() % 16 != 0 and x.is_contiguous() for x in shifted)
     found = run_plan(plan, shifted, make=executors_of(gpu, 1))
     expected = run_plan(plan, tensors, make=executors_of(gpu, 1))
@@ -151,7 +168,10 @@ def test_a_stream_that_is_captured_is_refused(gpu, executors_of, monkeypatch):
 @needs_fake
 @pytest.mark.parametrize(
     ("shape", "error"),
-    [({"dtype": "f32"}, "expected bf16 or f16, found f32"), ({"head_dim": 264}, "a multiple of 8 up to 256, found 264")],
+    [
+        ({"dtype": "f32"}, "expected bf16 or f16, found f32"),
+        ({"head_dim": 264}, "a multiple of 8 up to 256, found 264"),
+    ],
 )
 def test_what_no_kernel_attends_is_refused_when_a_plan_is_prepared(gpu, shape, error):
     executor = _core.RankExecutor(gpu.group(1)[0], gpu=gpu)
@@ -166,18 +186,33 @@ def test_tensors_elsewhere_are_refused(gpu):
     executor.prepare(plan)
     q, k, v, out = inputs(plan.num_tokens, HEADS, DIM, dtype=torch.bfloat16)
     given = {
-        "q": OnGpu(q), "k": OnGpu(k), "v": OnGpu(v), "sink": None, "out": OnGpu(out),
-        "lse": OnGpu(torch.empty(q.shape[:2])), "saved": OnGpu(torch.empty(executor.saved_bytes(0), dtype=torch.uint8)),
-    }  # fmt: skip
+        "q": OnGpu(q),
+        "k": OnGpu(k),
+        "v": OnGpu(v),
+        "sink": None,
+        "out": OnGpu(out),
+        "lse": OnGpu(torch.empty(q.shape[:2])),
+        "saved": OnGpu(torch.empty(executor.saved_bytes(0), dtype=torch.uint8)),
+    }
     executor.forward(mask=0, call=1, **given)
-    for name, there in (("q", q), ("lse", torch.empty(q.shape[:2])), ("saved", given["saved"].tensor)):
-        with pytest.raises(ct.InvalidArgument, match=f"{name}: expected a tensor on cuda:0, found one on the CPU"):
+    for name, there in (
+        ("q", q),
+        ("lse", torch.empty(q.shape[:2])),
+        ("saved", given["saved"].tensor),
+    ):
+        with pytest.raises(
+            ct.InvalidArgument, match=f"{name}: expected a tensor on cuda:0, found one on the CPU"
+        ):
             executor.forward(mask=0, call=2, **{**given, name: there})
-    with pytest.raises(ct.InvalidArgument, match="k: expected a tensor on cuda:0, found one on cuda:1"):
+    with pytest.raises(
+        ct.InvalidArgument, match="k: expected a tensor on cuda:0, found one on cuda:1"
+    ):
         executor.forward(mask=0, call=2, **{**given, "k": OnGpu(k, 1)})
     on_cpu = _core.RankExecutor(ct.inproc_group(1)[0])
     on_cpu.prepare(plan)
-    with pytest.raises(ct.InvalidArgument, match="q: expected a tensor on the CPU, found one on cuda:0"):
+    with pytest.raises(
+        ct.InvalidArgument, match="q: expected a tensor on the CPU, found one on cuda:0"
+    ):
         on_cpu.forward(mask=0, call=1, **given)
 
 
@@ -187,14 +222,17 @@ def test_transports_and_gpus_belong_together(gpu, kernels):
     assert transport.on_gpu and not ct.inproc_group(1)[0].on_gpu
     with pytest.raises(ct.InvalidArgument, match="gpu: expected that of the transport, found none"):
         _core.RankExecutor(transport)
-    with pytest.raises(ct.InvalidArgument, match="transport: expected one of the GPU's .*, found 'inproc'"):
+    with pytest.raises(
+        ct.InvalidArgument, match="transport: expected one of the GPU's .*, found 'inproc'"
+    ):
         _core.RankExecutor(ct.inproc_group(1)[0], gpu=gpu)
     with pytest.raises(ct.InvalidArgument, match="kernel: expected none beside a GPU"):
         _core.RankExecutor(transport, gpu=gpu, kernel="reference")
     other = ct.open_gpu(library=str(FAKE_DRIVER), kernels=kernels)
-    with pytest.raises(ct.InvalidArgument, match="gpu: expected a rank that has joined a group of it, found rank 0"):
+    with pytest.raises(
+        ct.InvalidArgument, match="gpu: expected a rank that has joined a group of it, found rank 0"
+    ):
         _core.RankExecutor(transport, gpu=other)
-
 
 
 @needs_fake
@@ -207,7 +245,9 @@ def test_what_is_missing_is_said(kernels, tmp_path):
         ct.open_gpu(library="/none/libcuda.so", kernels=kernels)
     with pytest.raises(ct.InvalidArgument, match="/none/libcuda.so"):
         ct.num_gpus(library="/none/libcuda.so")
-    with pytest.raises(ct.InvalidArgument, match=f"expected compiled kernels in {tmp_path}/nowhere"):
+    with pytest.raises(
+        ct.InvalidArgument, match=f"expected compiled kernels in {tmp_path}/nowhere"
+    ):
         ct.open_gpu(library=str(FAKE_DRIVER), kernels=f"{tmp_path}/nowhere")
 
 
@@ -223,7 +263,9 @@ def test_gpus_that_there_are(gpu, kernels):
 
 
 PTX = Path(__file__).parents[3] / "build/cuda/wgmma.compute_90a.ptx"
-needs_ptx = pytest.mark.skipif(not PTX.exists(), reason=f"{PTX} is not built (cmake --build build --target contextile_ptx)")
+needs_ptx = pytest.mark.skipif(
+    not PTX.exists(), reason=f"{PTX} is not built (cmake --build build --target contextile_ptx)"
+)
 
 
 @pytest.fixture
@@ -234,8 +276,20 @@ def emulated(monkeypatch):
 
 @needs_ptx
 def test_tensors_of_the_cpu_are_those_of_an_emulated_gpu(emulated):
-    assert (emulated.name, emulated.kernel, emulated.is_emulated) == ("emulated GPU", "cuda:wgmma", True)
-    plan = ct.plan([40, 26], cluster="local:1x2", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="bf16", mask="causal")
+    assert (emulated.name, emulated.kernel, emulated.is_emulated) == (
+        "emulated GPU",
+        "cuda:wgmma",
+        True,
+    )
+    plan = ct.plan(
+        [40, 26],
+        cluster="local:1x2",
+        strategy="zigzag",
+        heads=HEADS,
+        head_dim=DIM,
+        dtype="bf16",
+        mask="causal",
+    )
     tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=torch.bfloat16)
     group = emulated.group(2)
     executors = []
@@ -255,7 +309,9 @@ def test_tensors_of_the_cpu_are_those_of_an_emulated_gpu(emulated):
 @needs_ptx
 def test_one_rank_opens_an_emulated_gpu_by_the_name_of_its_device(emulated):
     executor = Executor(ct.inproc_group(1)[0], device="emulated")
-    plan = ct.plan([20], cluster="local:1x1", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="bf16")
+    plan = ct.plan(
+        [20], cluster="local:1x1", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="bf16"
+    )
     executor.prepare(plan)
     q, k, v, _ = inputs(20, HEADS, DIM, dtype=torch.bfloat16)
     assert attention(q, k, v, executor=executor).shape == q.shape
@@ -268,7 +324,9 @@ def test_one_rank_opens_an_emulated_gpu_by_the_name_of_its_device(emulated):
 
 @needs_ptx
 def test_arrays_of_numpy_run_on_an_emulated_gpu(emulated):
-    plan = ct.plan([20], cluster="local:1x1", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="f16")
+    plan = ct.plan(
+        [20], cluster="local:1x1", strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="f16"
+    )
     on_gpu = ct.NumpyExecutor(emulated.group(1)[0], gpu=emulated)
     on_cpu = ct.NumpyExecutor(ct.inproc_group(1)[0])
     q, k, v, _ = (x.numpy() for x in inputs(20, HEADS, DIM, dtype=torch.float16))
@@ -280,15 +338,22 @@ def test_arrays_of_numpy_run_on_an_emulated_gpu(emulated):
 
 def test_what_an_emulated_gpu_misses_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("CONTEXTILE_CUDA_KERNELS", str(tmp_path))
-    with pytest.raises(ct.InvalidArgument, match=r"emulated GPU: expected the PTX .* in .*install-nvcc"):
+    with pytest.raises(
+        ct.InvalidArgument, match=r"emulated GPU: expected the PTX .* in .*install-nvcc"
+    ):
         Executor(ct.inproc_group(1)[0], device="emulated")
-    with pytest.raises(ct.InvalidArgument, match="gpu: expected a number or emulated, found 'simulated'"):
+    with pytest.raises(
+        ct.InvalidArgument, match="gpu: expected a number or emulated, found 'simulated'"
+    ):
         ct.open_gpu("simulated")
 
 
 @needs_fake
 def test_numpy_takes_no_real_gpu(gpu):
-    with pytest.raises(ct.InvalidArgument, match="gpu: expected an emulated one, for arrays on the CPU, found a CPU"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="gpu: expected an emulated one, for arrays on the CPU, found a CPU",
+    ):
         ct.NumpyExecutor(gpu.group(1)[0], gpu=gpu)
     with pytest.raises(ct.InvalidArgument, match="device: expected cuda:0, as gpu, found emulated"):
         Executor(ct.inproc_group(1)[0], device="emulated", gpu=gpu)
@@ -296,7 +361,10 @@ def test_numpy_takes_no_real_gpu(gpu):
 
 def test_devices_that_pytorch_has_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ct.InvalidArgument, match="device: expected cpu or emulated, for this PyTorch has no GPU, found cuda:1"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="device: expected cpu or emulated, for this PyTorch has no GPU, found cuda:1",
+    ):
         Executor(ct.inproc_group(1)[0], device="cuda:1")
     with pytest.raises(ct.InvalidArgument, match="device: expected cpu or cuda, found meta"):
         Executor(ct.inproc_group(1)[0], device="meta")
@@ -310,6 +378,14 @@ def test_a_device_that_is_not_the_gpus(gpu):
 
 def test_compiled_code_finds_the_number_of_the_plan_on_the_cpu():
     with torch._subclasses.FakeTensorMode():
-        q, k = torch.empty(8, 4, 64, device="cuda", dtype=torch.bfloat16), torch.empty(8, 2, 64, device="cuda")
+        q, k = (
+            torch.empty(8, 4, 64, device="cuda", dtype=torch.bfloat16),
+            torch.empty(8, 2, 64, device="cuda"),
+        )
         out, lse, saved, made_by = torch.ops.contextile.attention(q, k, k, None, 7, 0, 64)
-    assert (out.device.type, lse.device.type, saved.device.type, made_by.device.type) == ("cuda", "cuda", "cuda", "cpu")
+    assert (out.device.type, lse.device.type, saved.device.type, made_by.device.type) == (
+        "cuda",
+        "cuda",
+        "cuda",
+        "cpu",
+    )

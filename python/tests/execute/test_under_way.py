@@ -12,11 +12,11 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from contextile.torch import (  # noqa: E402
+from contextile.torch import (
     Executor,
     ScaledDotProductAttention,
     attention,
@@ -24,8 +24,8 @@ from contextile.torch import (  # noqa: E402
     local_batch,
     use,
 )
-from ranks import run_ranks  # noqa: E402
-from tiny_models import make_tiny  # noqa: E402
+from ranks import run_ranks
+from tiny_models import make_tiny
 
 HEADS, DIM = 4, 16
 BATCHES = (
@@ -47,11 +47,15 @@ class Layer(nn.Module):
     def forward(self, x, plan):
         q, k, v = self.project(x).unflatten(-1, (3, HEADS, DIM)).unbind(2)
         if self.way == "use":
-            out = scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+            out = scaled_dot_product_attention(
+                *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True
+            ).transpose(1, 2)
         elif self.way == "modules":
             out = self.inner(q, k, v)
         else:
-            out = attention(q, k, v, executor=self.executor, plan=plan if self.way == "plan" else None)
+            out = attention(
+                q, k, v, executor=self.executor, plan=plan if self.way == "plan" else None
+            )
         return x + out.flatten(2)
 
 
@@ -65,7 +69,9 @@ def layers_of(way, executor, backend):
 
 def run_of(kind, executor):
     """Returns what runs a layer: a checkpoint of a kind, or the layer itself."""
-    selective = functools.partial(create_selective_checkpoint_contexts, [torch.ops.contextile.attention.default])
+    selective = functools.partial(
+        create_selective_checkpoint_contexts, [torch.ops.contextile.attention.default]
+    )
     again = functools.partial(checkpoint, use_reentrant=False)
     return {
         "plain": lambda layer, *arguments: layer(*arguments),
@@ -75,7 +81,9 @@ def run_of(kind, executor):
         "selective": functools.partial(again, context_fn=selective),
         "nested": lambda layer, *arguments: again(lambda *inner: again(layer, *inner), *arguments),
         "nested reentrant": lambda layer, *arguments: checkpoint(
-            lambda *inner: checkpoint(layer, *inner, use_reentrant=True), *arguments, use_reentrant=True
+            lambda *inner: checkpoint(layer, *inner, use_reentrant=True),
+            *arguments,
+            use_reentrant=True,
         ),
     }[kind]
 
@@ -102,7 +110,9 @@ def gradients_of(executor, way, kind, *, backend=None, batches, inside=False):
     for batch in batches:
         prepared = executor.prepare(planned(executor, batch))
         torch.manual_seed(10 * batch + executor.rank)
-        leaf = torch.randn(1, prepared.plan.num_local_tokens(executor.rank), HEADS * DIM, requires_grad=True)
+        leaf = torch.randn(
+            1, prepared.plan.num_local_tokens(executor.rank), HEADS * DIM, requires_grad=True
+        )
         with taken_over():
             x = leaf
             for layer in layers:
@@ -123,18 +133,31 @@ def expected_of(executor):
 
 def compare(found, expected, what):
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, msg=lambda text: f"{what}: {text}")
+        torch.testing.assert_close(
+            one, other, rtol=1e-5, atol=1e-5, msg=lambda text: f"{what}: {text}"
+        )
 
 
 def train(ways):
     executor = Executor(timeout=120)
     expected = expected_of(executor)
     for way in ways.split():
-        for kind in ("checkpoint", "reentrant", "contexts", "selective", "nested", "nested reentrant"):
+        for kind in (
+            "checkpoint",
+            "reentrant",
+            "contexts",
+            "selective",
+            "nested",
+            "nested reentrant",
+        ):
             compare(gradients_of(executor, way, kind, batches=(0, 1)), expected, f"{way} {kind}")
         if way == "use":
             for kind in ("checkpoint", "reentrant"):
-                compare(gradients_of(executor, way, kind, batches=(0, 1), inside=True), expected, f"{kind} inside")
+                compare(
+                    gradients_of(executor, way, kind, batches=(0, 1), inside=True),
+                    expected,
+                    f"{kind} inside",
+                )
 
 
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
@@ -166,7 +189,10 @@ def test_a_function_that_prepares_by_itself_prepares_again(executor):
         return sum(out * (place + 1) for place, out in enumerate(outs))
 
     found = []
-    for run in (function, *(functools.partial(checkpoint, function, use_reentrant=how) for how in (False, True))):
+    for run in (
+        function,
+        *(functools.partial(checkpoint, function, use_reentrant=how) for how in (False, True)),
+    ):
         torch.manual_seed(0)
         leaves = [torch.randn(128, HEADS, DIM, requires_grad=True) for _ in range(3)]
         executor.prepare(plans[1])
@@ -202,13 +228,18 @@ def test_other_checkpoints_name_the_plan_or_take_it(executor):
         torch.manual_seed(0)
         layer, x = Layer("modules", executor), torch.randn(1, 128, HEADS * DIM, requires_grad=True)
         if options:
-            composable(layer, **{name: value for name, value in options.items() if value is not None})
+            composable(
+                layer, **{name: value for name, value in options.items() if value is not None}
+            )
         out = layer(x, None)
         executor.prepare(planned(executor, 1))
         out.square().sum().backward()
         return [x.grad]
 
-    with pytest.raises(ct.InvalidArgument, match="^checkpoint: expected forward computed again under the plan of its first time"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="^checkpoint: expected forward computed again under the plan of its first time",
+    ):
         run(context_fn=None)
     compare(run(context_fn=lambda: checkpoint_contexts(executor)), run(), "composable")
 
@@ -221,17 +252,27 @@ def test_plans_that_are_gone_are_named(executor):
         gradients_of(few, "attention", "reentrant", batches=(0, 1))
 
 
-# -------------------------------------------------------------------------------------------- models
+# --------------------------------------------------------------------------------------------
+# models
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "pad_token_id": 0}
 LLAMA = {
-    **SIZES, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "max_position_embeddings": 512,
-}  # fmt: skip
+    **SIZES,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
 MODELS = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
     "Llama with dropout": ("LlamaForCausalLM", "LlamaConfig", {**LLAMA, "attention_dropout": 0.3}),
-    "Bloom": ("BloomForCausalLM", "BloomConfig", {**SIZES, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}),
+    "Bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {**SIZES, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    ),
 }
 
 
@@ -246,7 +287,9 @@ def gradients_of_model(executor, name, how, batches, inside):
     for batch in batches:
         lengths, options = BATCHES[batch]
         options = {**options, "mask": "causal"}
-        plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), **{**cth.batch_of(model), **options})
+        plan = ct.plan(
+            lengths, cluster=ct.Cluster.from_torch(), **{**cth.batch_of(model), **options}
+        )
         executor.prepare(plan)
         tokens = torch.randint(1, 97, (sum(lengths),), generator=torch.Generator().manual_seed(2))
         local = local_batch(tokens, plan=plan, rank=executor.rank)
@@ -275,7 +318,9 @@ def train_models():
                 assert found.keys() == expected.keys()
                 for key, one in expected.items():
                     error = (found[key] - one).abs().max() / one.abs().max().clamp(min=1e-8)
-                    assert error < 1e-5, f"{name}, use_reentrant={how}, inside={inside}: {key} is off by {error:.2e}"
+                    assert error < 1e-5, (
+                        f"{name}, use_reentrant={how}, inside={inside}: {key} is off by {error:.2e}"
+                    )
 
 
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
@@ -305,14 +350,18 @@ def mixed_gradient(executor, batch, reentrant):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_calls_behind_a_use_inside_a_checkpoint_stay_their_own(reentrant):
     executor = Executor(ct.inproc_group(1)[0])
-    batch = ct.plan([20, 13], cluster="local:1x1", strategy="zigzag", heads=(4, 4), head_dim=8, dtype="f32")
+    batch = ct.plan(
+        [20, 13], cluster="local:1x1", strategy="zigzag", heads=(4, 4), head_dim=8, dtype="f32"
+    )
     expected = mixed_gradient(executor, batch, None)
     assert torch.allclose(mixed_gradient(executor, batch, reentrant), expected, atol=1e-6)
 
 
 def test_uses_on_threads_end_in_any_order():
     executors = [Executor(ct.inproc_group(1)[0]) for _ in range(2)]
-    batch = ct.plan([20, 13], cluster="local:1x1", strategy="zigzag", heads=(4, 4), head_dim=8, dtype="f32")
+    batch = ct.plan(
+        [20, 13], cluster="local:1x1", strategy="zigzag", heads=(4, 4), head_dim=8, dtype="f32"
+    )
     for executor in executors:
         executor.prepare(batch)
     began, entered, left = threading.Event(), threading.Event(), threading.Event()

@@ -9,8 +9,8 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import DataLoader, Executor, attention, dispatch, local_batch  # noqa: E402
-from reference import inputs, relative_error, run_dense  # noqa: E402
+from contextile.torch import DataLoader, Executor, attention, dispatch, local_batch
+from reference import inputs, relative_error, run_dense
 
 LENGTHS = [300, 90, 10]
 MASKS = {"full": ("causal", 1), "sliding": ("sliding_window:40", 5)}
@@ -32,8 +32,13 @@ def plans_of(strategy="dcp", ranks=4, **changes):
 def test_layers_of_two_shapes_have_the_results_of_one_process(strategy):
     changes = {"heads": {"full": (4, 4), "sliding": (8, 4)}} if strategy == "ulysses" else {}
     plans = plans_of(strategy, **changes)
-    shapes = {name: ((p.shape.q_heads, p.shape.kv_heads), p.shape.head_dim) for name, p in plans.items()}
-    tensors = {name: inputs(sum(LENGTHS), *shape, seed=index) for index, (name, shape) in enumerate(shapes.items())}
+    shapes = {
+        name: ((p.shape.q_heads, p.shape.kv_heads), p.shape.head_dim) for name, p in plans.items()
+    }
+    tensors = {
+        name: inputs(sum(LENGTHS), *shape, seed=index)
+        for index, (name, shape) in enumerate(shapes.items())
+    }
 
     def body(transport):
         executor = Executor(transport)
@@ -72,10 +77,20 @@ def test_all_plans_have_one_placement():
 
 
 def test_the_layers_with_most_work_place_the_tokens():
-    alone = ct.plan(LENGTHS, cluster="local:1x4", strategy="dcp", mask={"sliding": ("sliding_window:40", 500)}, heads=(4, 2),
-                    head_dim=16, dtype="f32", block_size=16)  # fmt: skip
+    alone = ct.plan(
+        LENGTHS,
+        cluster="local:1x4",
+        strategy="dcp",
+        mask={"sliding": ("sliding_window:40", 500)},
+        heads=(4, 2),
+        head_dim=16,
+        dtype="f32",
+        block_size=16,
+    )
     plans = plans_of(mask={"full": ("causal", 1), "sliding": ("sliding_window:40", 500)})
-    assert [plans["full"].local_tokens(r).tolist() for r in range(4)] == [alone.local_tokens(r).tolist() for r in range(4)]
+    assert [plans["full"].local_tokens(r).tolist() for r in range(4)] == [
+        alone.local_tokens(r).tolist() for r in range(4)
+    ]
 
 
 def test_plans_of_other_placements_are_refused():
@@ -87,28 +102,61 @@ def test_plans_of_other_placements_are_refused():
         return ct.run_inproc(2, lambda transport: Executor(transport).prepare(plans))
 
     full = plan_of("full")
-    with pytest.raises(ct.InvalidArgument, match="plan 'sliding': expected the placement of the first plan"):
+    with pytest.raises(
+        ct.InvalidArgument, match="plan 'sliding': expected the placement of the first plan"
+    ):
         prepare({"full": full, "sliding": plan_of("sliding", home="contiguous")})
     home = sorted((*row, rank) for rank in range(2) for row in full.local_ranges(rank))
     prepare({"full": full, "sliding": plan_of("sliding", home=home)})
-    with pytest.raises(ct.InvalidArgument, match="plan 'sliding': expected dtype f32, as the first plan, found bf16"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="plan 'sliding': expected dtype f32, as the first plan, found bf16",
+    ):
         prepare({"full": full, "sliding": plan_of("sliding", home=home, dtype="bf16")})
-    with pytest.raises(ct.InvalidArgument, match=r"mask: expected one of the plan's \(full, sliding\), found 'other'"):
-        prepare({"other": ct.plan(LENGTHS, cluster="local:1x2", strategy="dcp", **{**BATCH, "heads": 4, "head_dim": 8})})
+    with pytest.raises(
+        ct.InvalidArgument,
+        match=r"mask: expected one of the plan's \(full, sliding\), found 'other'",
+    ):
+        prepare(
+            {
+                "other": ct.plan(
+                    LENGTHS,
+                    cluster="local:1x2",
+                    strategy="dcp",
+                    **{**BATCH, "heads": 4, "head_dim": 8},
+                )
+            }
+        )
     with pytest.raises(ct.InvalidArgument, match="expected at least one, found none"):
         prepare({})
 
 
 def test_strategies_that_do_not_keep_a_placement_are_refused():
-    batch = {**BATCH, "mask": {"full": "causal", "sliding": "sliding_window:100"}, "heads": 4, "block_size": 64}
-    with pytest.raises(ct.InvalidArgument, match=r"expected the placement of the first plan.*\(strategy wlb\)"):
+    batch = {
+        **BATCH,
+        "mask": {"full": "causal", "sliding": "sliding_window:100"},
+        "heads": 4,
+        "block_size": 64,
+    }
+    with pytest.raises(
+        ct.InvalidArgument, match=r"expected the placement of the first plan.*\(strategy wlb\)"
+    ):
         ct.plans([900, 330, 57], cluster="local:1x4", strategy="wlb", **batch)
 
 
 def test_shapes_by_mask_are_refused_where_there_is_one_plan():
-    with pytest.raises(ct.InvalidArgument, match="heads: expected one for all masks, found one for each of full, sliding; contextile.plans"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match=(
+            "heads: expected one for all masks, found one for each of full, sliding; "
+            "contextile.plans"
+        ),
+    ):
         ct.plan(LENGTHS, cluster="local:1x2", **BATCH)
-    with pytest.raises(ct.InvalidArgument, match="head_dim: expected one for each of 'full', 'sliding', found 'full'"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="head_dim: expected one for each of 'full', 'sliding', found 'full'",
+    ):
         plans_of(head_dim={"full": 32})
 
 
@@ -120,7 +168,10 @@ def test_batches_of_several_plans_may_be_in_flight():
         for handle in handles:
             rows = handle.plan.num_local_tokens(transport.rank)
             for name, (heads, dim) in SHAPES.items():
-                q, k, v = (torch.ones(rows, count, dim, requires_grad=True) for count in (heads[0], heads[1], heads[1]))
+                q, k, v = (
+                    torch.ones(rows, count, dim, requires_grad=True)
+                    for count in (heads[0], heads[1], heads[1])
+                )
                 outs.append((q, attention(q, k, v, executor=executor, plan=handle, mask=name)))
         for q, out in outs:
             out.sum().backward()
@@ -139,14 +190,18 @@ def test_tokens_of_any_of_the_plans_are_this_batch():
     class Layer(torch.nn.Module):
         def forward(self, tokens, mask):
             heads, dim = SHAPES[mask]
-            q, k, v = (torch.ones(len(tokens), count, dim) for count in (heads[0], heads[1], heads[1]))
+            q, k, v = (
+                torch.ones(len(tokens), count, dim) for count in (heads[0], heads[1], heads[1])
+            )
             return attention(q, k, v, executor=executor, mask=mask)
 
     for plan in plans.values():
         local = local_batch(torch.arange(sum(LENGTHS)), plan=plan, rank=0)
         for name in plans:
             assert Layer()(local.tokens, name).shape[0] == sum(LENGTHS)
-    other = local_batch(torch.arange(400), plan=ct.plan([400], cluster="local:1x1", strategy="dcp"), rank=0)
+    other = local_batch(
+        torch.arange(400), plan=ct.plan([400], cluster="local:1x1", strategy="dcp"), rank=0
+    )
     with pytest.raises(ct.InvalidArgument, match="made for another"):
         Layer()(other.tokens, "full")
 
@@ -164,7 +219,15 @@ class Text:
 
 
 def loader_of(rank, **changes):
-    options = {"cluster": "local:1x2", "strategy": "dcp", "tokens": 128, "end_step": 3, "micro_batches": 2, **BATCH, **changes}
+    options = {
+        "cluster": "local:1x2",
+        "strategy": "dcp",
+        "tokens": 128,
+        "end_step": 3,
+        "micro_batches": 2,
+        **BATCH,
+        **changes,
+    }
     return DataLoader(Text(), rank=rank, **options)
 
 
@@ -172,23 +235,35 @@ def test_a_loader_plans_layers_of_unlike_shapes():
     def body(transport):
         executor, found = Executor(transport), []
         for step in loader_of(transport.rank):
-            assert step.plans["full"].shape.head_dim == 32 and step.plans["sliding"].shape.kv_heads == 2
+            assert (
+                step.plans["full"].shape.head_dim == 32
+                and step.plans["sliding"].shape.kv_heads == 2
+            )
             executor.prepare(step.plans)
             for name, ((q_heads, kv_heads), dim) in SHAPES.items():
                 x = step.local.tokens[:, None, None].float()
-                q, k, v = (x.expand(-1, heads, dim).contiguous() for heads in (q_heads, kv_heads, kv_heads))
+                q, k, v = (
+                    x.expand(-1, heads, dim).contiguous() for heads in (q_heads, kv_heads, kv_heads)
+                )
                 # All values that a token attends are those of its document.
                 assert relative_error(attention(q, k, v, executor=executor, mask=name), q) < 1e-6
             lengths = [piece.num_tokens for piece in step.pieces]
             expected = ct.plans(lengths, cluster="local:1x2", strategy="dcp", **BATCH)
-            assert {name: plan.digest for name, plan in step.plans.items()} == {name: plan.digest for name, plan in expected.items()}
+            assert {name: plan.digest for name, plan in step.plans.items()} == {
+                name: plan.digest for name, plan in expected.items()
+            }
             found.append((step.step, step.micro_batch, float(step.local.loss_weights.sum())))
         return found
 
     ranks = ct.run_inproc(2, body)
-    assert [one[:2] for one in ranks[0]] == [(step, micro_batch) for step in range(3) for micro_batch in range(2)]
+    assert [one[:2] for one in ranks[0]] == [
+        (step, micro_batch) for step in range(3) for micro_batch in range(2)
+    ]
     for step in range(3):
-        assert abs(sum(weight for rank in ranks for number, _, weight in rank if number == step) - 1) < 1e-5
+        assert (
+            abs(sum(weight for rank in ranks for number, _, weight in rank if number == step) - 1)
+            < 1e-5
+        )
 
 
 def test_a_loader_of_layers_of_one_shape_has_plans_by_mask():
@@ -199,10 +274,19 @@ def test_a_loader_of_layers_of_one_shape_has_plans_by_mask():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"store": "memory:"}, "layers of one shape with a schedule or a store, found a dict of shapes"),
-        ({"schedule": "bytescale", "strategy": None, "micro_batches": 1}, "layers of one shape with a schedule or a store"),
+        (
+            {"store": "memory:"},
+            "layers of one shape with a schedule or a store, found a dict of shapes",
+        ),
+        (
+            {"schedule": "bytescale", "strategy": None, "micro_batches": 1},
+            "layers of one shape with a schedule or a store",
+        ),
         ({"strategy": "auto:budget_ms=50"}, "without a time budget"),
-        ({"head_dim": {"full": 32}}, "head_dim: expected one for each of 'full', 'sliding', found 'full'"),
+        (
+            {"head_dim": {"full": 32}},
+            "head_dim: expected one for each of 'full', 'sliding', found 'full'",
+        ),
         ({"mask": "causal"}, "expected one for each of '', found 'full', 'sliding'"),
     ],
 )

@@ -16,9 +16,9 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import DataLoader, Executor, attention, local_batch  # noqa: E402
-from contextile.torch._loader.ahead import _pass_on  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+from contextile.torch import DataLoader, Executor, attention, local_batch
+from contextile.torch._loader.ahead import _pass_on
+from ranks import run_ranks
 
 SMALL = {"heads": (4, 2), "head_dim": 32, "dtype": "f32", "strategy": "dcp", "block_size": 16}
 
@@ -45,7 +45,11 @@ def loaders(num_ranks, dataset=None, **options):
 
 
 def whole_batch(loader, step):
-    return [1000 * piece.document + at for piece in loader.pieces(step) for at in range(piece.begin, piece.end)]
+    return [
+        1000 * piece.document + at
+        for piece in loader.pieces(step)
+        for at in range(piece.begin, piece.end)
+    ]
 
 
 def test_ranks_share_every_batch_out():
@@ -87,7 +91,10 @@ def test_a_run_goes_on_from_any_step():
     state = part.state_dict()
     assert state["step"] == 2
     for key in ("stpe", 5):
-        with pytest.raises(ct.InvalidArgument, match=f"state: expected step, order and waiting, found {key} as well"):
+        with pytest.raises(
+            ct.InvalidArgument,
+            match=f"state: expected step, order and waiting, found {key} as well",
+        ):
             part.load_state_dict({**state, key: 1})
     for bad in ({}, {"step": 1.5}, {"step": -1}, {"step": True, "order": {}}, 3):
         with pytest.raises(ct.InvalidArgument, match="a dict with a step"):
@@ -103,7 +110,11 @@ def test_a_run_goes_on_from_any_step():
 
 @pytest.mark.timing
 def test_the_order_does_not_depend_on_timing():
-    slow = [step.plan.digest for step in loaders(2, end_step=5, threads=2)[0] if time.sleep(0.05) is None]
+    slow = [
+        step.plan.digest
+        for step in loaders(2, end_step=5, threads=2)[0]
+        if time.sleep(0.05) is None
+    ]
     fast = [step.plan.digest for step in loaders(2, end_step=5, lookahead=1)[1]]
     assert slow == fast
 
@@ -116,8 +127,11 @@ def test_a_mask_for_every_batch():
     for step in loader:
         lengths = [piece.end - piece.begin for piece in step.pieces]
         expected = ct.plan(
-            lengths, mask=mask(step.pieces), cluster="local:1x2", **SMALL,
-        )  # fmt: skip
+            lengths,
+            mask=mask(step.pieces),
+            cluster="local:1x2",
+            **SMALL,
+        )
         assert step.plan.digest == expected.digest
 
 
@@ -130,7 +144,10 @@ def test_what_a_mask_function_raises_is_the_steps_failure():
     first = loaders(2)[0].pieces(0)[0].document
     loader = iter(loaders(2, mask=mask)[0])
     assert next(loader).step == 0
-    with pytest.raises(ct.PlanningFailed, match=r"^step 1: planning failed: KeyError: 'no such mask' \(/.*test_data.py:\d+, mask\)$"):
+    with pytest.raises(
+        ct.PlanningFailed,
+        match=r"^step 1: planning failed: KeyError: 'no such mask' \(/.*test_data.py:\d+, mask\)$",
+    ):
         for _ in range(5):
             next(loader)
 
@@ -154,7 +171,10 @@ def test_tokens_are_whole_numbers():
         with pytest.raises(ct.InvalidArgument, match="tokens: expected whole numbers"):
             local_batch(tokens, plan=plan, rank=0)
     loader = loaders(1, Numbers())[0]
-    with pytest.raises(ct.InvalidArgument, match="dataset: document .*: expected whole numbers, found torch.float32"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="dataset: document .*: expected whole numbers, found torch.float32",
+    ):
         next(iter(loader))
 
 
@@ -170,7 +190,10 @@ class Counted(Stream):
 
 @pytest.mark.parametrize("dataset", [Stream(), Counted(), iter([[1, 2]]), 3])
 def test_datasets_without_numbers_are_refused(dataset):
-    message = f"dataset: expected one with .*, because documents are dealt by number, found {type(dataset).__name__}"
+    message = (
+        "dataset: expected one with .*, because documents are dealt by number, found "
+        f"{type(dataset).__name__}"
+    )
     with pytest.raises(ct.InvalidArgument, match=message):
         loaders(1, dataset)
 
@@ -237,7 +260,10 @@ def test_loaders_are_freed():
         ({"long_documents": True}, "^long_documents: expected a text, found True"),
         ({"run_id": 5}, "^run_id: expected a text, found 5"),
         ({"packing": "wlb:foo=1"}, "^packing wlb: expected one of .*, found 'foo'"),
-        ({"ignore_fields": ["text"]}, "^ignore_fields: expected fields of document \\d+, tokens.*, found text"),
+        (
+            {"ignore_fields": ["text"]},
+            "^ignore_fields: expected fields of document \\d+, tokens.*, found text",
+        ),
         ({"ignore_fields": [5]}, "^ignore_fields: expected a text, found 5"),
         ({"ignore_fields": 5}, "^ignore_fields: expected names, found 5"),
     ],
@@ -249,8 +275,12 @@ def test_bad_options(options, message):
 
 @pytest.mark.parametrize("has_lengths", [True, False])
 def test_an_empty_dataset_is_refused(has_lengths):
-    dataset = type("Empty", (), {"__len__": lambda self: 0, **({"lengths": []} if has_lengths else {})})()
-    with pytest.raises(ct.InvalidArgument, match="^dataset: expected at least one document, found none$"):
+    dataset = type(
+        "Empty", (), {"__len__": lambda self: 0, **({"lengths": []} if has_lengths else {})}
+    )()
+    with pytest.raises(
+        ct.InvalidArgument, match="^dataset: expected at least one document, found none$"
+    ):
         DataLoader(dataset, rank=0, cluster="local:1x1", tokens=300, **SMALL)
     with pytest.raises(ct.InvalidArgument, match="documents: expected at least one, found none"):
         ct.BatchSampler([], tokens=300)
@@ -280,13 +310,23 @@ def train(store, planner):
     executor = Executor()
     threads = 1 if planner == "all" or dist.get_rank() == 0 else 0
     loader = DataLoader(
-        Text(), rank=executor.rank, cluster=ct.Cluster.from_torch(), store=store, threads=threads, end_step=6, tokens=300, **SMALL
-    )  # fmt: skip
+        Text(),
+        rank=executor.rank,
+        cluster=ct.Cluster.from_torch(),
+        store=store,
+        threads=threads,
+        end_step=6,
+        tokens=300,
+        **SMALL,
+    )
     seen = []
     for step in loader:
         executor.prepare(step.plan)
         tokens = step.local.tokens
-        q, k, v = (torch.sin(tokens[:, None, None] * torch.arange(1, heads * 32 + 1).view(heads, 32)) for heads in (4, 2, 2))
+        q, k, v = (
+            torch.sin(tokens[:, None, None] * torch.arange(1, heads * 32 + 1).view(heads, 32))
+            for heads in (4, 2, 2)
+        )
         assert attention(q, k, v, executor=executor).isfinite().all()
         seen.append(step.plan.digest)
     everybody = [None] * executor.size
@@ -323,7 +363,15 @@ def test_a_process_that_only_plans(tmp_path):
 def test_planning_waits_out_a_store_that_fails(tmp_path, caplog):
     folder, away = tmp_path / "store", tmp_path / "away"
     loader = DataLoader(
-        Text(), rank=0, cluster="local:1x1", store=f"file://{folder}", lookahead=1, end_step=5, tokens=300, timeout=300, **SMALL
+        Text(),
+        rank=0,
+        cluster="local:1x1",
+        store=f"file://{folder}",
+        lookahead=1,
+        end_step=5,
+        tokens=300,
+        timeout=300,
+        **SMALL,
     )
     steps = []
     for step in loader:
@@ -349,7 +397,10 @@ def test_a_rank_learns_why_planning_has_ended():
     store = ct.open_store("memory:")
     store.replace("ended/next/1", b"-7", expiry=1000)
     loader = loaders(2, store=store, run_id="ended", timeout=300)[0]
-    with pytest.raises(ct.TransportError, match="the planner of this process has ended: .*expected the step .* found '-7'"):
+    with pytest.raises(
+        ct.TransportError,
+        match="the planner of this process has ended: .*expected the step .* found '-7'",
+    ):
         next(iter(loader))
     with pytest.raises(ct.InvalidPlan, match="found '-7'"):
         loader.serve(timeout=300)
@@ -416,9 +467,18 @@ def steps_of(dataset, ranks=1, **options):
     found = []
     for rank in range(ranks):
         loader = DataLoader(
-            dataset, cluster=f"local:1x{ranks}", rank=rank, strategy="zigzag", block_size=4, tokens=32, end_step=1,
-            heads=(2, 1), head_dim=8, dtype="f32", **options,
-        )  # fmt: skip
+            dataset,
+            cluster=f"local:1x{ranks}",
+            rank=rank,
+            strategy="zigzag",
+            block_size=4,
+            tokens=32,
+            end_step=1,
+            heads=(2, 1),
+            head_dim=8,
+            dtype="f32",
+            **options,
+        )
         found.extend(loader)
     return found
 
@@ -433,14 +493,31 @@ def test_labels_of_documents_are_kept(ranks):
     assert torch.equal(weights > 0, labels != -100)
     assert weights.sum().item() == pytest.approx(1)
     masked = torch.arange(12) >= 8
-    only_mask = steps_of(type("Masked", (Chats,), {"lengths": [12, 12], "__getitem__": lambda self, index: {
-        "tokens": torch.arange(12) + 100 * (index + 1), "loss_mask": masked}})())  # fmt: skip
+    only_mask = steps_of(
+        type(
+            "Masked",
+            (Chats,),
+            {
+                "lengths": [12, 12],
+                "__getitem__": lambda self, index: {
+                    "tokens": torch.arange(12) + 100 * (index + 1),
+                    "loss_mask": masked,
+                },
+            },
+        )()
+    )
     labels = only_mask[0].local.labels
     assert sorted(labels[labels != -100].tolist()) == [*range(108, 112), *range(208, 212)]
 
 
 def test_fields_that_nobody_reads_are_refused():
-    with pytest.raises(ct.InvalidArgument, match=r"pixel_values of document \d, as tokens, found \[3\]; .* ignore_fields= those to leave out"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match=(
+            r"pixel_values of document \d, as tokens, found \[3\]; .* ignore_fields= those to "
+            r"leave out"
+        ),
+    ):
         steps_of(Chats(pixel_values=torch.zeros(3)))
     assert steps_of(Chats(pixel_values=torch.zeros(3)), ignore_fields=["pixel_values"])
     with pytest.raises(ct.InvalidArgument, match="labels of document"):

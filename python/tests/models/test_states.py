@@ -8,31 +8,44 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.functional import scaled_dot_product_attention, silu, softplus  # noqa: E402
+from torch.nn.functional import silu, softplus
 
-from contextile.torch import (  # noqa: E402
+from contextile.torch import (
     Chunks,
     Executor,
-    attention,
     causal_conv,
     chunks_of,
     dispatch,
     documents_of,
-    gather_layers,
     linear_attention,
     ssd_scan,
-    use,
 )
-from ranks import run_ranks  # noqa: E402
-from reference import relative_error  # noqa: E402
+from ranks import run_ranks
+from reference import relative_error
 
 SHAPE = {"heads": (2, 1), "head_dim": 8, "dtype": "f32"}
-BATCHES = [[20, 3, 70, 1, 2, 24], [120], [1, 1, 1, 2, 115], [30, 30, 30, 30], [9], [2, 7], [1, 2, 6], [3]]
+BATCHES = [
+    [20, 3, 70, 1, 2, 24],
+    [120],
+    [1, 1, 1, 2, 115],
+    [30, 30, 30, 30],
+    [9],
+    [2, 7],
+    [1, 2, 6],
+    [3],
+]
 
 
 def plan_of(lengths, size, strategy="dcp", **arguments):
     block_size = 8 if sum(lengths) > 50 else 1
-    return ct.plan(lengths, cluster=f"local:1x{size}", strategy=strategy, block_size=block_size, **SHAPE, **arguments)
+    return ct.plan(
+        lengths,
+        cluster=f"local:1x{size}",
+        strategy=strategy,
+        block_size=block_size,
+        **SHAPE,
+        **arguments,
+    )
 
 
 def whole(*shape, seed=0):
@@ -51,9 +64,13 @@ def move_and_return():
         for strategy in ("zigzag", "dcp", "ring"):
             plan = plan_of(lengths, size, strategy)
             # A slice has only its rank's tokens.
-            executor.prepare(plan if rank == 0 else ct.Plan.slice_from_bytes(plan.slice_to_bytes(rank)))
+            executor.prepare(
+                plan if rank == 0 else ct.Plan.slice_from_bytes(plan.slice_to_bytes(rank))
+            )
             for layout in (chunks_of(executor), documents_of(executor)):
-                assert layout is (chunks_of(executor) if isinstance(layout, Chunks) else documents_of(executor))
+                assert layout is (
+                    chunks_of(executor) if isinstance(layout, Chunks) else documents_of(executor)
+                )
                 check_moves(layout, plan, rank)
             chunks = chunks_of(executor)
             begin, end = chunks.begins[rank : rank + 2]
@@ -98,8 +115,12 @@ def test_chunks_report_what_moves():
     assert chunks.moved_tokens == [16, 16] and chunks.bytes_to_move(10) == [160, 160]
     # There and back, forward and backward, in three layers.
     assert [line.split() for line in chunks.report(10, layers=3).splitlines()[1:]] == [
-        ["0", "16", str(4 * 160 * 3)], ["1", "16", str(4 * 160 * 3)]]  # fmt: skip
-    with pytest.raises(ct.InvalidArgument, match="expected a whole plan, found the slice of rank 1"):
+        ["0", "16", str(4 * 160 * 3)],
+        ["1", "16", str(4 * 160 * 3)],
+    ]
+    with pytest.raises(
+        ct.InvalidArgument, match="expected a whole plan, found the slice of rank 1"
+    ):
         Chunks.of_plan(ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)))
 
 
@@ -127,12 +148,18 @@ def delta_rule(query, key, value, g, beta, initial_state=None, output_final_stat
     """The gated delta rule token by token; g is per head, or per channel of the key (KDA)."""
     heads = value.shape[2]
     query, key = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (query, key))
-    state = key.new_zeros(1, heads, key.shape[3], value.shape[3]) if initial_state is None else initial_state
+    state = (
+        key.new_zeros(1, heads, key.shape[3], value.shape[3])
+        if initial_state is None
+        else initial_state
+    )
     outs = []
     for t in range(query.shape[1]):
         decay = g[:, t].exp()
         state = state * decay.reshape(1, heads, -1, 1)
-        delta = (value[:, t] - torch.einsum("bhkv,bhk->bhv", state, key[:, t])) * beta[:, t, :, None]
+        delta = (value[:, t] - torch.einsum("bhkv,bhk->bhv", state, key[:, t])) * beta[
+            :, t, :, None
+        ]
         state = state + key[:, t, :, :, None] * delta[:, :, None]
         outs.append(torch.einsum("bhkv,bhk->bhv", state, query[:, t]))
     return torch.stack(outs, dim=1), state if output_final_state else None
@@ -145,14 +172,21 @@ def mamba_rule(x, dt, A, B, C, *, dt_bias, dt_softplus, dt_limit, return_final_s
     state = x.new_zeros(1, x.shape[2], x.shape[3], B.shape[3])
     outs = []
     for t in range(x.shape[1]):
-        state = state * (dt[:, t] * A).exp()[..., None, None] + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        state = (
+            state * (dt[:, t] * A).exp()[..., None, None]
+            + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None]
+        )
         outs.append(torch.einsum("bhpn,bhn->bhp", state, C[:, t]))
     return (torch.stack(outs, dim=1), state) if return_final_states else torch.stack(outs, dim=1)
 
 
 def delta_of(tensors, chunks=None, channels=1):
     q, k, v, g, beta = tensors
-    q, k, v = q.reshape(1, -1, 2, 5), torch.nn.functional.normalize(k.reshape(1, -1, 2, 5), dim=3), v.reshape(1, -1, 4, 3)
+    q, k, v = (
+        q.reshape(1, -1, 2, 5),
+        torch.nn.functional.normalize(k.reshape(1, -1, 2, 5), dim=3),
+        v.reshape(1, -1, 4, 3),
+    )
     g = -0.1 * softplus(g.reshape(1, -1, 4, 5))
     gates = {"g": g if channels == 5 else g[..., 0], "beta": beta.reshape(1, -1, 4).sigmoid()}
     if chunks is None:
@@ -166,9 +200,18 @@ def kda_of(tensors, chunks=None):
 
 def mamba_of(tensors, chunks=None):
     q, k, v, g, beta = tensors
-    given = [v.reshape(1, -1, 4, 3), beta[None], torch.tensor([-0.02, -0.1, -0.5, -1.0], dtype=torch.float64),
-             q.reshape(1, -1, 2, 5), k.reshape(1, -1, 2, 5)]  # fmt: skip
-    options = {"dt_bias": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), "dt_softplus": True, "dt_limit": (0.1, 3.0)}
+    given = [
+        v.reshape(1, -1, 4, 3),
+        beta[None],
+        torch.tensor([-0.02, -0.1, -0.5, -1.0], dtype=torch.float64),
+        q.reshape(1, -1, 2, 5),
+        k.reshape(1, -1, 2, 5),
+    ]
+    options = {
+        "dt_bias": torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
+        "dt_softplus": True,
+        "dt_limit": (0.1, 3.0),
+    }
     if chunks is None:
         return mamba_rule(*given, **options, return_final_states=False)
     return ssd_scan(*given, **options, chunks=chunks, rule=mamba_rule)
@@ -194,17 +237,28 @@ def compute_layers(names):
         executor.prepare(plan)
         chunks = chunks_of(executor)
         for name in names.split():
-            inputs = [whole(plan.num_tokens, width, seed=width + n) for n, width in enumerate(WIDTHS)]
+            inputs = [
+                whole(plan.num_tokens, width, seed=width + n) for n, width in enumerate(WIDTHS)
+            ]
             leaves = [x.clone().requires_grad_() for x in inputs]
-            expected = torch.cat([LAYERS[name](part).reshape(len(part[0]), -1) for part in zip(*(x.split(lengths) for x in leaves))])
+            expected = torch.cat(
+                [
+                    LAYERS[name](part).reshape(len(part[0]), -1)
+                    for part in zip(*(x.split(lengths) for x in leaves))
+                ]
+            )
             dout = whole(*expected.shape, seed=7)
             expected.backward(dout)
             local = [dispatch(x, plan=plan, rank=executor.rank).requires_grad_() for x in inputs]
             moved = [chunks.gather(x) for x in local]
-            out = chunks.scatter(LAYERS[name](moved, chunks).reshape(len(moved[0]), expected.shape[1]))
+            out = chunks.scatter(
+                LAYERS[name](moved, chunks).reshape(len(moved[0]), expected.shape[1])
+            )
             out.backward(dispatch(dout, plan=plan, rank=executor.rank))
             rows = {"plan": plan, "rank": executor.rank}
-            assert relative_error(out, dispatch(expected, **rows)) < 1e-12, f"{name} {lengths}: wrong outputs"
+            assert relative_error(out, dispatch(expected, **rows)) < 1e-12, (
+                f"{name} {lengths}: wrong outputs"
+            )
             for leaf, found in zip(leaves, local):
                 if leaf.grad is not None and len(found) > 0:
                     scale = leaf.grad.abs().max()

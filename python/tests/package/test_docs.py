@@ -29,7 +29,9 @@ NEEDS = {
 
 BEFORE = {
     # Without a GPU, which megatron-core expects.
-    "megatron.md": f"import sys; sys.path += {HELPERS!r}; from test_megatron import on_cpus; on_cpus()",
+    "megatron.md": (
+        f"import sys; sys.path += {HELPERS!r}; from test_megatron import on_cpus; on_cpus()"
+    ),
 }
 
 
@@ -60,16 +62,32 @@ def test_snippets(page, tmp_path):
     if "torch" in needed:
         # Threads of a process group that is never destroyed may end an exiting interpreter.
         code += "\nif dist.is_initialized():\n    dist.destroy_process_group()\n"
-        begin = "; ".join([*([BEFORE[page.name]] if page.name in BEFORE else []), "import torch.distributed as dist"])
+        begin = "; ".join(
+            [
+                *([BEFORE[page.name]] if page.name in BEFORE else []),
+                "import torch.distributed as dist",
+            ]
+        )
         if "init_process_group" not in code:
             begin += "; dist.init_process_group('gloo')"
         code = code.replace("\n", begin + "\n", 1)
     (tmp_path / f"page_{page.stem}.py").write_text(code)
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {
+        **os.environ,
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     done = subprocess.run(
-        [sys.executable, f"page_{page.stem}.py"], cwd=tmp_path, env=environment, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, f"page_{page.stem}.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -79,7 +97,7 @@ def test_a_strategy_in_python_computes_what_others_do(tmp_path):
     from reference import dense_mask, inputs, relative_error, run_dense, run_plan
 
     names: dict = {}
-    exec(snippets(PAGES[[page.name for page in PAGES].index("strategies.md")]), names)  # noqa: S102
+    exec(snippets(PAGES[[page.name for page in PAGES].index("strategies.md")]), names)
     tensors = inputs(1024, (4, 2), 32)
     expected = run_dense(tensors, dense_mask(ct.make_workload([700, 260, 64], mask="causal")))
     for found, one in zip(run_plan(names["plan"], tensors), expected):
@@ -93,12 +111,42 @@ def test_a_strategy_in_python_computes_what_others_do(tmp_path):
         (lambda tiles, moves: (tiles[:-1], moves), "violations"),
         (lambda tiles, moves: (tiles, moves[:-1]), "never arrives|expected"),
         (lambda tiles, moves: (tiles + tiles[:1], moves), "violations|expected"),
-        (lambda tiles, moves: (tiles, [*moves, {"kind": "kv", "block": 99, "src": 0, "dst": 1}]), "expected"),
-        (lambda tiles, moves: (tiles, [*moves, {"kind": "kv", "block": 0, "src": 0, "dst": 7}]), "expected"),
-        (lambda tiles, moves: (tiles, [*moves, {"kind": "kv", "block": 0, "src": 0, "dst": 1, "group": 5}]), "expected"),
-        (lambda tiles, moves: ([*tiles, {"q_block": -3, "kv_block": 0, "device": 0, "pairs": 1}], moves), "expected"),
-        (lambda tiles, moves: ([*tiles, {"q_block": 0, "kv_block": 0, "device": 9, "pairs": 1}], moves), "expected"),
-        (lambda tiles, moves: ([*tiles, {"q_block": 0, "kv_block": 0, "device": 0, "pairs": 1, "stage": -5}], moves), "expected"),
+        (
+            lambda tiles, moves: (tiles, [*moves, {"kind": "kv", "block": 99, "src": 0, "dst": 1}]),
+            "expected",
+        ),
+        (
+            lambda tiles, moves: (tiles, [*moves, {"kind": "kv", "block": 0, "src": 0, "dst": 7}]),
+            "expected",
+        ),
+        (
+            lambda tiles, moves: (
+                tiles,
+                [*moves, {"kind": "kv", "block": 0, "src": 0, "dst": 1, "group": 5}],
+            ),
+            "expected",
+        ),
+        (
+            lambda tiles, moves: (
+                [*tiles, {"q_block": -3, "kv_block": 0, "device": 0, "pairs": 1}],
+                moves,
+            ),
+            "expected",
+        ),
+        (
+            lambda tiles, moves: (
+                [*tiles, {"q_block": 0, "kv_block": 0, "device": 9, "pairs": 1}],
+                moves,
+            ),
+            "expected",
+        ),
+        (
+            lambda tiles, moves: (
+                [*tiles, {"q_block": 0, "kv_block": 0, "device": 0, "pairs": 1, "stage": -5}],
+                moves,
+            ),
+            "expected",
+        ),
     ],
 )
 def test_wrong_arrangements_are_refused(change, message):
@@ -112,17 +160,37 @@ def test_wrong_arrangements_are_refused(change, message):
         tiles, moves = [], set()
         for tile in ct.tiles(workload.mask(), blocks):
             device, owner = owners[tile.q_block], owners[tile.kv_block]
-            tiles.append({"q_block": tile.q_block, "kv_block": tile.kv_block, "device": device, "pairs": tile.pairs,
-                          "stage": int(device != owner)})
+            tiles.append(
+                {
+                    "q_block": tile.q_block,
+                    "kv_block": tile.kv_block,
+                    "device": device,
+                    "pairs": tile.pairs,
+                    "stage": int(device != owner),
+                }
+            )
             if device != owner:
                 moves.add((tile.kv_block, owner, device))
-        moves = [{"kind": "kv", "block": block, "src": src, "dst": dst} for block, src, dst in sorted(moves)]
+        moves = [
+            {"kind": "kv", "block": block, "src": src, "dst": dst}
+            for block, src, dst in sorted(moves)
+        ]
         tiles, moves = change(sorted(tiles, key=lambda tile: tile["stage"]), moves)
-        forward = ct.ArrangedDirection(tiles=[ct.PlacedTile(**tile) for tile in tiles],
-                                       transfers=[ct.Transfer(**move) for move in moves])
-        return ct.Arrangement(strategy="mine", rounds=[ct.ArrangedRound(
-            blocks=blocks, owners=owners, masks=[workload.mask()],
-            programs=[ct.ArrangedMask(forward=forward)])])  # fmt: skip
+        forward = ct.ArrangedDirection(
+            tiles=[ct.PlacedTile(**tile) for tile in tiles],
+            transfers=[ct.Transfer(**move) for move in moves],
+        )
+        return ct.Arrangement(
+            strategy="mine",
+            rounds=[
+                ct.ArrangedRound(
+                    blocks=blocks,
+                    owners=owners,
+                    masks=[workload.mask()],
+                    programs=[ct.ArrangedMask(forward=forward)],
+                )
+            ],
+        )
 
     with pytest.raises(ct.Error, match=message):
         ct.plan(workload, cluster="local:1x2", strategy=arrange, backward=False)

@@ -19,8 +19,12 @@ def parity(folder, *words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, PARITY, "--steps", "3", "--ranks", "2", *words, folder],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
@@ -38,8 +42,12 @@ def pooled_parity(*words):
     script = PARITY.parents[1] / "train_distca" / "parity.py"
     return subprocess.run(
         [sys.executable, script, "--quick", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
@@ -49,18 +57,39 @@ def test_training_through_megatrons_layers_with_pools_is_one_process(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Megatron's layers: loss" in done.stdout and "the same" in done.stdout
     refused = subprocess.run(
-        [sys.executable, PARITY.parents[1] / "train_distca" / "train_distca.py", "--megatron", "--nano-batches", "1"],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert refused.returncode == 2 and "--nano-batches: expected 2 with --megatron, found 1" in refused.stderr
+        [
+            sys.executable,
+            PARITY.parents[1] / "train_distca" / "train_distca.py",
+            "--megatron",
+            "--nano-batches",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (
+        refused.returncode == 2
+        and "--nano-batches: expected 2 with --megatron, found 1" in refused.stderr
+    )
 
 
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 def test_training_over_a_pool_of_replicas_and_stages_is_one_process(tmp_path):
     done = pooled_parity(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for text in ("Attention of one layer by rank and tick", "Idle ticks", "Exposed communication over loopback", "the same"):
+    for text in (
+        "Attention of one layer by rank and tick",
+        "Idle ticks",
+        "Exposed communication over loopback",
+        "the same",
+    ):
         assert text in done.stdout
     # Idle stages have computed for the others.
-    idle = [float(line.split()[3]) for line in done.stdout.splitlines() if line.split()[:2] in (["0", "6"], ["1", "6"])]
+    idle = [
+        float(line.split()[3])
+        for line in done.stdout.splitlines()
+        if line.split()[:2] in (["0", "6"], ["1", "6"])
+    ]
     assert len(idle) == 2 and min(idle) > 0, done.stdout

@@ -9,7 +9,7 @@ import time
 import pytest
 
 pytest.importorskip("torch")
-from ranks import run_alone, run_ranks  # noqa: E402
+from ranks import run_alone, run_ranks
 
 
 def fails_on(rank: str, how: str) -> None:
@@ -48,9 +48,14 @@ def test_ranks_that_do_not_end_fail():
 def says() -> None:
     import torch.distributed as dist
 
-    print(f"rank {dist.get_rank()} of {os.environ['WORLD_SIZE']}, {os.environ['OMP_NUM_THREADS']} thread")
+    print(
+        f"rank {dist.get_rank()} of {os.environ['WORLD_SIZE']}, {os.environ['OMP_NUM_THREADS']} "
+        "thread"
+    )
 
 
 def test_outputs_are_those_of_every_rank():
-    assert run_ranks(says, 3).stdout == "".join(f"rank {rank} of 3, 1 thread\n" for rank in range(3))
+    assert run_ranks(says, 3).stdout == "".join(
+        f"rank {rank} of 3, 1 thread\n" for rank in range(3)
+    )
     assert run_alone(says, 2) == [f"rank {rank} of 2, 1 thread\n" for rank in range(2)]

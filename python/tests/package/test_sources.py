@@ -8,10 +8,26 @@ from pathlib import Path
 import contextile
 
 # Modules that make objects, or run code, of bytes.
-MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "multiprocessing", "jsonpickle"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "dill",
+    "cloudpickle",
+    "marshal",
+    "shelve",
+    "joblib",
+    "multiprocessing",
+    "jsonpickle",
+}
 OBJECTS = {
-    "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "send_object_list", "recv_object_list",
-}  # fmt: skip
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "broadcast_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
 CALLS = {"eval", "exec", "compile", "__import__"}
 
 
@@ -26,7 +42,11 @@ def forbidden(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-            found += [f"{node.lineno}: imports {name}" for name in names if name.split(".")[0] in MODULES or name in OBJECTS]
+            found += [
+                f"{node.lineno}: imports {name}"
+                for name in names
+                if name.split(".")[0] in MODULES or name in OBJECTS
+            ]
         if isinstance(node, ast.Attribute) and node.attr in OBJECTS:
             found.append(f"{node.lineno}: {ast.unparse(node)}")
         if not isinstance(node, ast.Call):
@@ -44,7 +64,11 @@ def forbidden(tree: ast.AST) -> list[str]:
 def test_the_package_unpickles_and_evaluates_nothing():
     sources = sorted(Path(contextile.__file__).parent.rglob("*.py"))
     assert len(sources) > 60
-    found = {source.name: problems for source in sources if (problems := forbidden(ast.parse(source.read_text())))}
+    found = {
+        source.name: problems
+        for source in sources
+        if (problems := forbidden(ast.parse(source.read_text())))
+    }
     assert not found
 
 
@@ -62,5 +86,10 @@ def test_the_check_finds_what_it_looks_for():
         "exec(text)",
     ):
         assert forbidden(ast.parse(source)), source
-    for source in ("model.eval()", "torch.load('x', weights_only=True)", "import json", "self._object(x)"):
+    for source in (
+        "model.eval()",
+        "torch.load('x', weights_only=True)",
+        "import json",
+        "self._object(x)",
+    ):
         assert not forbidden(ast.parse(source)), source

@@ -43,7 +43,14 @@ def test_a_plan_says_what_it_is(plan):
 
 def test_plans_are_those_of_the_program(plan):
     # docs/start.md shows this digest for the same batch: the program and Python make one plan.
-    same = ct.plan([700, 260, 64], cluster="local:2x2", strategy="zigzag", heads=(8, 2), head_dim=32, dtype="f32")
+    same = ct.plan(
+        [700, 260, 64],
+        cluster="local:2x2",
+        strategy="zigzag",
+        heads=(8, 2),
+        head_dim=32,
+        dtype="f32",
+    )
     assert same.digest == "822e18d01a584461"
 
 
@@ -68,7 +75,9 @@ def test_layouts_partition_the_batch(plan):
     for rank in range(4):
         local = plan.local_tokens(rank)
         assert len(local) == plan.num_local_tokens(rank)
-        assert np.array_equal(np.concatenate([np.arange(a, b) for a, b in plan.local_ranges(rank)]), local)
+        assert np.array_equal(
+            np.concatenate([np.arange(a, b) for a, b in plan.local_ranges(rank)]), local
+        )
         starts = np.array([begin for begin, _ in plan.sequences])
         assert np.array_equal(plan.positions(rank), local - starts[plan.sequence_ids(rank)])
         ends = np.array([end for _, end in plan.sequences])[plan.sequence_ids(rank)]
@@ -147,7 +156,11 @@ def test_clusters():
     faster = ct.plan([4096], cluster=preset, strategy="ring", **SMALL)
     assert slower.simulate().time_us > faster.simulate().time_us
     copy.devices_per_node = 0
-    for broken in (copy.check, lambda: copy.node_of(0), lambda: ct.plan([64], cluster=copy, **SMALL)):
+    for broken in (
+        copy.check,
+        lambda: copy.node_of(0),
+        lambda: ct.plan([64], cluster=copy, **SMALL),
+    ):
         with pytest.raises(ct.InvalidArgument):
             broken()
     with pytest.raises(ct.InvalidArgument, match="launches: expected concurrent or grouped"):
@@ -176,7 +189,9 @@ def test_every_strategy_has_a_function_with_its_options():
 
 
 def test_comparisons():
-    rows = ct.compare([900, 100], cluster="local:1x4", strategies="zigzag,dcp,distca", mask="lambda:8,64", **SMALL)
+    rows = ct.compare(
+        [900, 100], cluster="local:1x4", strategies="zigzag,dcp,distca", mask="lambda:8,64", **SMALL
+    )
     by_name = {row.strategy: row for row in rows}
     assert by_name["distca"].skipped and not by_name["distca"].ok
     assert rows.best() is rows[0] and rows[0].time_us <= rows[1].time_us
@@ -192,7 +207,9 @@ def test_comparisons_say_what_they_hang_on():
     as_is, *changed = rows.sensitivity
     assert as_is.constant == "" and as_is.fastest == [rows.best().strategy]
     assert as_is.times_us == {row.strategy: row.time_us for row in rows}
-    slower = next(row for row in changed if row.constant == "attention_tflops" and row.value == "0.05")
+    slower = next(
+        row for row in changed if row.constant == "attention_tflops" and row.value == "0.05"
+    )
     assert slower.was == "0.1" and slower.cluster.attention_tflops == 0.05
     plan = ct.plan([900, 100], cluster="local:1x4", strategy="dcp", **SMALL)
     assert slower.times_us["dcp"] == plan.simulate(slower.cluster).time_us
@@ -236,7 +253,13 @@ def test_bounds_are_not_undercut():
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, message):
-    arguments = {"lengths": [64, 64], "cluster": "local:1x8", "strategy": "zigzag", **SMALL, **arguments}
+    arguments = {
+        "lengths": [64, 64],
+        "cluster": "local:1x8",
+        "strategy": "zigzag",
+        **SMALL,
+        **arguments,
+    }
     lengths = arguments.pop("lengths")
     with pytest.raises((ct.InvalidArgument, ct.CheckFailed, ct.IoError)) as error:
         ct.plan(lengths, **arguments)
@@ -251,12 +274,20 @@ def test_a_workload_comes_alone():
 
 def test_home_stays():
     plan = ct.plan([512, 512], cluster="local:1x2", strategy="dcp", home="contiguous", **SMALL)
-    assert plan.local_ranges(0) == [(0, 512)] or sorted(plan.local_tokens(0).tolist()) == list(range(512))
+    assert plan.local_ranges(0) == [(0, 512)] or sorted(plan.local_tokens(0).tolist()) == list(
+        range(512)
+    )
 
 
 def test_progress_is_told_and_may_end_the_work():
     told = []
-    ct.plan([3000, 200], cluster="local:1x4", strategy="auto:steps=100000", progress=lambda *step: told.append(step), **SMALL)
+    ct.plan(
+        [3000, 200],
+        cluster="local:1x4",
+        strategy="auto:steps=100000",
+        progress=lambda *step: told.append(step),
+        **SMALL,
+    )
     assert {what for what, _, _ in told} >= {"arranging", "building the plan", "verifying"}
     assert all(0 <= done <= total for _, done, total in told)
 
@@ -287,7 +318,9 @@ def test_ctrl_c_ends_planning():
         "except KeyboardInterrupt:\n"
         "    print('ended')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.stdout.strip() == "ended", done.stderr
 
 
@@ -314,9 +347,9 @@ def test_the_gil_is_free_while_planning():
 
 def test_importing_needs_neither_torch_nor_numpy():
     code = (
-        "import sys, contextile\n"
-        "contextile.plan([64], cluster='local:1x2', strategy='zigzag')\n"
-        "print([name for name in ('torch', 'numpy', 'tqdm', 'matplotlib') if name in sys.modules])\n"
+        "import sys, contextile\ncontextile.plan([64], cluster='local:1x2', "
+        "strategy='zigzag')\nprint([name for name in ('torch', 'numpy', 'tqdm', 'matplotlib') if "
+        "name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -374,7 +407,11 @@ def test_a_rule_for_each_document():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 24).flatmap(lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=n, max_size=n)))
+@given(
+    st.integers(1, 24).flatmap(
+        lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
 def test_any_dense_mask_survives(rows):
     dense = np.array(rows, dtype=bool)
     n = len(dense)
@@ -398,7 +435,11 @@ def test_any_dense_mask_survives(rows):
 def test_cu_seqlens(lengths, window):
     ends = np.concatenate([[0], np.cumsum(lengths)])
     n = int(ends[-1])
-    for causal, last, rule in ((True, None, "causal"), (False, None, "full"), (True, window, f"sliding_window:{window}")):
+    for causal, last, rule in (
+        (True, None, "causal"),
+        (False, None, "full"),
+        (True, window, f"sliding_window:{window}"),
+    ):
         mask = ct.masks.from_cu_seqlens(ends, causal=causal, window=last)
         assert np.array_equal(mask.dense(n), dense_rule(rule, lengths))
 
@@ -442,7 +483,10 @@ def test_batches_of_a_sampler_are_its_pieces():
         pieces = sampler.pieces(step)
         assert sampler.batch(step) == [end - begin for _, begin, end in pieces]
         assert sum(sampler.batch(step)) == 100
-    assert ct.sample_lengths("prolong", tokens=4096)[0] and sum(ct.sample_lengths("prolong", tokens=4096)[0]) == 4096
+    assert (
+        ct.sample_lengths("prolong", tokens=4096)[0]
+        and sum(ct.sample_lengths("prolong", tokens=4096)[0]) == 4096
+    )
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -471,7 +515,9 @@ def test_stores(kind, tmp_path):
 def test_numpy_executors_of_threads():
     plan = ct.plan([100, 60], cluster="local:1x4", strategy="dcp", **SMALL)
     rng = np.random.default_rng(0)
-    q, k, v, dout = (rng.standard_normal((160, heads, 32), dtype=np.float32) for heads in (4, 2, 2, 4))
+    q, k, v, dout = (
+        rng.standard_normal((160, heads, 32), dtype=np.float32) for heads in (4, 2, 2, 4)
+    )
     mask = dense_rule("causal", [100, 60])
 
     def body(transport):
@@ -545,7 +591,9 @@ def test_executors_check_their_plans():
 
 
 @pytest.mark.parametrize("strategy", ["dcp", "auto:steps=10000", "zigzag", "fcp"])
-@pytest.mark.parametrize("home", [[(0, 20, 0), (20, 50, 7)], [(0, 20, 0), (20, 50, 10**6)], [(0, 50, -1)]])
+@pytest.mark.parametrize(
+    "home", [[(0, 20, 0), (20, 50, 7)], [(0, 20, 0), (20, 50, 10**6)], [(0, 50, -1)]]
+)
 def test_homes_that_the_cluster_lacks(strategy, home):
     with pytest.raises(ct.InvalidArgument, match="expected a rank below 2|rank"):
         ct.plan([50], cluster="local:1x2", strategy=strategy, home=home, **SMALL)
@@ -553,12 +601,17 @@ def test_homes_that_the_cluster_lacks(strategy, home):
 
 def test_backward_is_of_the_plan_of_forward():
     executor = ct.NumpyExecutor(ct.inproc_group(1)[0])
-    a, b = (ct.plan(lengths, cluster="local:1x1", strategy="zigzag", **SMALL) for lengths in ([100, 60], [80, 80]))
+    a, b = (
+        ct.plan(lengths, cluster="local:1x1", strategy="zigzag", **SMALL)
+        for lengths in ([100, 60], [80, 80])
+    )
     q, k, v = (np.ones((160, heads, 32), dtype=np.float32) for heads in (4, 2, 2))
     executor.prepare(a)
     output = executor.forward(q, k, v)
     executor.prepare(b)
-    with pytest.raises(ct.InvalidArgument, match="expected an executor prepared for the output's plan"):
+    with pytest.raises(
+        ct.InvalidArgument, match="expected an executor prepared for the output's plan"
+    ):
         executor.backward(output.out, q, k, v, output)
 
 
@@ -583,26 +636,50 @@ def test_what_is_given_to_plan_can_be_pickled():
     cluster.launch_us = 7.25
     spec = ct.masks.shared_question(lengths=[3, 4, 5])
     mask = ct.masks.from_row_ranges([[(0, 1)], [(0, 2)], [(1, 3)]])
-    shape = ct.AttentionShape(q_heads=8, kv_heads=2, head_dim=64, value_dim=32, dtype="f16", scale=0.3, softcap=20, sink=True)
+    shape = ct.AttentionShape(
+        q_heads=8,
+        kv_heads=2,
+        head_dim=64,
+        value_dim=32,
+        dtype="f16",
+        scale=0.3,
+        softcap=20,
+        sink=True,
+    )
     choice = ct.strategies.dcp(divisions=6)
     for one in (cluster, spec, mask, shape, choice):
         assert pickle.loads(pickle.dumps(one)) == one
     assert pickle.loads(pickle.dumps(mask)).num_tokens == 3
     workload = ct.make_workload(
-        [30, 12, 22], mask={"rules": (["causal", spec, "full"], 3), "all": "causal"}, num_ranks=2,
-        home=[(0, 40, 1), (40, 64, 0)], **SMALL,
-    )  # fmt: skip
+        [30, 12, 22],
+        mask={"rules": (["causal", spec, "full"], 3), "all": "causal"},
+        num_ranks=2,
+        home=[(0, 40, 1), (40, 64, 0)],
+        **SMALL,
+    )
     again = pickle.loads(pickle.dumps(workload))
-    plans = [ct.plan(one, cluster="local:1x2", strategy="dcp", block_size=8) for one in (workload, again)]
+    plans = [
+        ct.plan(one, cluster="local:1x2", strategy="dcp", block_size=8) for one in (workload, again)
+    ]
     assert again == workload != ct.make_workload([64], **SMALL)
     assert plans[0].digest == plans[1].digest
     assert plans[0].positions(0).tolist() == plans[1].positions(0).tolist()
-    cached = ct.make_workload([12], mask=ct.masks.from_bands([(8, 12, 0, 12, None, 0)], num_tokens=12), roles=[(0, 8, "kv_only")])
+    cached = ct.make_workload(
+        [12],
+        mask=ct.masks.from_bands([(8, 12, 0, 12, None, 0)], num_tokens=12),
+        roles=[(0, 8, "kv_only")],
+    )
     assert pickle.dumps(pickle.loads(pickle.dumps(cached))) == pickle.dumps(cached)
 
 
 def test_offsets_of_masks():
-    plan = ct.plan([20, 7], cluster="local:1x2", strategy="dcp", mask={"a": "causal", "b": "sliding_window:3", "c": "full"}, **SMALL)
+    plan = ct.plan(
+        [20, 7],
+        cluster="local:1x2",
+        strategy="dcp",
+        mask={"a": "causal", "b": "sliding_window:3", "c": "full"},
+        **SMALL,
+    )
     assert [plan.mask(i).offsets for i in range(3)] == [(-19, 0), (-2, 0), (-19, 19)]
     assert plan.mask(0) == ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)).mask(0)
     assert ct.masks.from_bands([], num_tokens=4).offsets is None
@@ -619,7 +696,17 @@ def test_pickles_of_others_are_checked():
         (ct.MaskSpec, "causl"),
         (ct.StrategyChoice, ("dpc", {})),
         (ct.AttentionShape, (8, 3, 64, 64, "f32", 0.0, 0.0, False)),
-        (ct.Workload, ([(0, 4)], (8, 2, 64, 64, "f32", 0.0, 0.0, False), [("m", 1, [(0, 9, 0, 9, None, None)])], [], [], [])),
+        (
+            ct.Workload,
+            (
+                [(0, 4)],
+                (8, 2, 64, 64, "f32", 0.0, 0.0, False),
+                [("m", 1, [(0, 9, 0, 9, None, None)])],
+                [],
+                [],
+                [],
+            ),
+        ),
     ):
         with pytest.raises(ct.InvalidArgument):
             one.__new__(one).__setstate__(state)
@@ -629,13 +716,17 @@ def test_masks_know_their_batch():
     mask = ct.masks.from_dense(np.tri(5))
     assert mask.num_tokens == 5
     assert np.array_equal(mask.dense(), np.tri(5) > 0)
-    with pytest.raises(ct.InvalidArgument, match="expected one of the batch's 8 tokens, found one of 5"):
+    with pytest.raises(
+        ct.InvalidArgument, match="expected one of the batch's 8 tokens, found one of 5"
+    ):
         ct.make_workload([8], mask=mask)
     slices = ([(0, 5)], [(0, 5)], ["causal"])
     assert ct.masks.from_slices(*slices).num_tokens is None
     with pytest.raises(ct.InvalidArgument, match="expected num_tokens"):
         ct.masks.from_slices(*slices).dense()
-    with pytest.raises(ct.InvalidArgument, match="expected one of the batch's 8 tokens, found one of 5"):
+    with pytest.raises(
+        ct.InvalidArgument, match="expected one of the batch's 8 tokens, found one of 5"
+    ):
         ct.make_workload([8], mask=ct.masks.from_slices(*slices, num_tokens=5))
     with pytest.raises(ct.InvalidArgument):
         ct.masks.from_slices(*slices, num_tokens=4)
@@ -650,9 +741,15 @@ def test_paths_and_names_of_clusters(plan, tmp_path):
     (tmp_path / "lengths").write_text("3\n4\n")
     assert ct.read_lengths(tmp_path / "lengths") == [3, 4]
     slow = plan.simulate("dgx-h200:2x2")
-    assert slow.time_us == plan.simulate(ct.Cluster.load("dgx-h200:2x2")).time_us != plan.simulate().time_us
+    assert (
+        slow.time_us
+        == plan.simulate(ct.Cluster.load("dgx-h200:2x2")).time_us
+        != plan.simulate().time_us
+    )
     assert plan.why("dgx-h200:2x2") == plan.why(ct.Cluster.load("dgx-h200:2x2"))
-    with pytest.raises(ct.InvalidArgument, match="cluster: expected a Cluster, its name or a file, found int"):
+    with pytest.raises(
+        ct.InvalidArgument, match="cluster: expected a Cluster, its name or a file, found int"
+    ):
         ct.plan([64], cluster=3)
 
 
@@ -674,7 +771,10 @@ def test_numbers_that_are_none(option, message):
 def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
     executor = ct.NumpyExecutor(ct.inproc_group(1)[0])
     executor.prepare(ct.plan([20], cluster="local:1x1", strategy="zigzag", **SMALL))
-    q, k, v = (np.random.default_rng(heads).random((20, heads, 32), dtype=np.float32) for heads in (4, 2, 3))
+    q, k, v = (
+        np.random.default_rng(heads).random((20, heads, 32), dtype=np.float32)
+        for heads in (4, 2, 3)
+    )
     v = v[:, :2]
     expected = executor.forward(q, k, v)
     gradients = executor.backward(expected.out, q, k, v, expected)
@@ -684,7 +784,9 @@ def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
     assert np.array_equal(found.out, expected.out)
     for one, other in zip(executor.backward(expected.out, q, k, v, expected)[:3], gradients[:3]):
         assert np.array_equal(one, other)
-    with pytest.raises(ct.InvalidArgument, match=r"q: expected \[tokens, heads, dim\], found \[20, 4\]"):
+    with pytest.raises(
+        ct.InvalidArgument, match=r"q: expected \[tokens, heads, dim\], found \[20, 4\]"
+    ):
         executor.forward(q[:, :, 0], k, v)
     with pytest.raises(ct.InvalidArgument, match="q: expected float32"):
         executor.forward(q.tolist(), k, v)
@@ -692,7 +794,13 @@ def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
 
 @pytest.mark.parametrize(
     ("ranks", "wire", "expected"),
-    [(4, None, "bf16"), (8, None, "f32"), (8, "original", "bf16"), (8, "bf16", "bf16"), (4, "f32", "f32")],
+    [
+        (4, None, "bf16"),
+        (8, None, "f32"),
+        (8, "original", "bf16"),
+        (8, "bf16", "bf16"),
+        (4, "f32", "f32"),
+    ],
 )
 def test_results_that_are_rounded_often_travel_in_f32(ranks, wire, expected):
     plan = ct.plan([4096], cluster=f"dgx-h200:1x{ranks}", strategy="zigzag", wire=wire)
@@ -717,7 +825,7 @@ def test_results_that_are_rounded_often_travel_in_f32(ranks, wire, expected):
         ({"softcap": True}, "softcap: expected a number, found True"),
         ({"sink": 1}, "sink: expected True or False, found 1"),
     ],
-)  # fmt: skip
+)
 def test_options_of_other_kinds_are_refused(options, message):
     for call, strategy in ((ct.plan, "zigzag"), (ct.schedule, "megatron_dynamic")):
         with pytest.raises(ct.InvalidArgument, match=f"^{message}$"):
@@ -735,7 +843,14 @@ def test_force_is_true_or_false():
 @pytest.mark.parametrize("rank", ["a", 1.0, True, (0,)])
 def test_ranks_of_other_kinds_are_refused(plan, rank):
     schedule = ct.schedule([64, 64], cluster="local:1x2", strategy="megatron_dynamic", **SMALL)
-    calls = [schedule.of, plan.num_local_tokens, plan.local_tokens, plan.local_ranges, plan.positions, plan.sequence_ids]
+    calls = [
+        schedule.of,
+        plan.num_local_tokens,
+        plan.local_tokens,
+        plan.local_ranges,
+        plan.positions,
+        plan.sequence_ids,
+    ]
     for call in [*calls, plan.rolled_tokens, plan.slice_to_bytes, plan.cluster.node_of]:
         with pytest.raises(ct.InvalidArgument, match="^rank: expected a whole number, found "):
             call(rank)
@@ -745,4 +860,9 @@ def test_ranks_of_other_kinds_are_refused(plan, rank):
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no list of mapped libraries")
 def test_importing_loads_no_blas():
     look = "import contextile; print('openblas' in open('/proc/self/maps').read())"
-    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", look], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )

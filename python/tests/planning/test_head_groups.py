@@ -32,27 +32,61 @@ def split_documents(groups_of_document, *, round_groups=4):
         for tile in ct.tiles(workload.mask(0), blocks):
             device, owner = owners[tile.q_block], owners[tile.kv_block]
             for group in range(groups[tile.q_block]):
-                placed.append(ct.PlacedTile(q_block=tile.q_block, kv_block=tile.kv_block, group=group, pairs=tile.pairs,
-                                            device=device, stage=0 if device == owner else 1))
+                placed.append(
+                    ct.PlacedTile(
+                        q_block=tile.q_block,
+                        kv_block=tile.kv_block,
+                        group=group,
+                        pairs=tile.pairs,
+                        device=device,
+                        stage=0 if device == owner else 1,
+                    )
+                )
                 if device != owner:
                     moves.add((tile.kv_block, group, owner, device))
         placed.sort(key=lambda tile: tile.stage)
-        keys = [ct.Transfer(kind="kv", block=block, group=group, src=src, dst=dst, launch_stage=0, need_stage=1)
-                for block, group, src, dst in sorted(moves)]
-        gradients = [ct.Transfer(kind="dkv", block=block, group=group, src=dst, dst=src, launch_stage=2, need_stage=3)
-                     for block, group, src, dst in sorted(moves)]
-        program = ct.ArrangedMask(forward=ct.ArrangedDirection(tiles=placed, transfers=keys),
-                                  backward=ct.ArrangedDirection(tiles=placed, transfers=keys + gradients))
-        return ct.Arrangement(strategy="split_documents", rounds=[
-            ct.ArrangedRound(blocks=blocks, owners=owners, masks=[workload.mask(0)], programs=[program],
-                             head_groups=round_groups, block_head_groups=groups)])
+        keys = [
+            ct.Transfer(
+                kind="kv", block=block, group=group, src=src, dst=dst, launch_stage=0, need_stage=1
+            )
+            for block, group, src, dst in sorted(moves)
+        ]
+        gradients = [
+            ct.Transfer(
+                kind="dkv", block=block, group=group, src=dst, dst=src, launch_stage=2, need_stage=3
+            )
+            for block, group, src, dst in sorted(moves)
+        ]
+        program = ct.ArrangedMask(
+            forward=ct.ArrangedDirection(tiles=placed, transfers=keys),
+            backward=ct.ArrangedDirection(tiles=placed, transfers=keys + gradients),
+        )
+        return ct.Arrangement(
+            strategy="split_documents",
+            rounds=[
+                ct.ArrangedRound(
+                    blocks=blocks,
+                    owners=owners,
+                    masks=[workload.mask(0)],
+                    programs=[program],
+                    head_groups=round_groups,
+                    block_head_groups=groups,
+                )
+            ],
+        )
 
     return strategy
 
 
 def plan_of(groups_of_document, **rest):
-    return ct.plan(LENGTHS, cluster="local:1x2", strategy=split_documents(groups_of_document, **rest), heads=HEADS,
-                   head_dim=16, dtype="f32")
+    return ct.plan(
+        LENGTHS,
+        cluster="local:1x2",
+        strategy=split_documents(groups_of_document, **rest),
+        heads=HEADS,
+        head_dim=16,
+        dtype="f32",
+    )
 
 
 def test_a_plan_of_different_head_groups_attends_as_dense_attention():
@@ -60,7 +94,9 @@ def test_a_plan_of_different_head_groups_attends_as_dense_attention():
     assert plan.verify().ok
     assert plan.stats().forward.tiles == 3 * (4 + 1 + 2)
     tensors = inputs(sum(LENGTHS), HEADS, 16)
-    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_mask(plan)), strict=True):
+    for found, expected in zip(
+        run_plan(plan, tensors), run_dense(tensors, dense_mask(plan)), strict=True
+    ):
         assert relative_error(found, expected) < 1e-5
 
 
@@ -70,7 +106,9 @@ def test_documents_are_of_the_plan_or_of_its_even_form():
     assert [block["head_groups"] for block in document["rounds"][0]["blocks"]] == [4, 4, 1, 1, 2, 2]
     assert ct.Plan.from_json(json.dumps(document)).digest == plan.digest
     assert ct.Plan.from_bytes(plan.to_bytes()).digest == plan.digest
-    assert all("head_groups" not in block for block in json.loads(plan.to_json())["rounds"][0]["blocks"])
+    assert all(
+        "head_groups" not in block for block in json.loads(plan.to_json())["rounds"][0]["blocks"]
+    )
     even = ct.Plan.from_json(plan.to_json())
     assert even.verify().ok
     assert even.stats().forward.tiles == 3 * (4 + 4 + 4)
@@ -88,7 +126,9 @@ def test_a_document_of_wrong_head_groups_is_one_error(value):
     document = json.loads(plan_of([4, 1, 2]).to_json(block_head_groups=True))
     document["rounds"][0]["blocks"][2]["head_groups"] = value
     del document["digest"]
-    with pytest.raises(ct.InvalidPlan, match=r"^JSON: rounds\[0\]\.blocks\[2\]\.head_groups: expected .*, found") as error:
+    with pytest.raises(
+        ct.InvalidPlan, match=r"^JSON: rounds\[0\]\.blocks\[2\]\.head_groups: expected .*, found"
+    ) as error:
         ct.Plan.from_json(json.dumps(document))
     assert "\n" not in str(error.value)
 

@@ -20,7 +20,11 @@ def dense(q, k, v, seen):
     tokens = [t for begin, end in seen for t in range(begin, end)]
     if tokens:
         for h in range(HEADS):
-            scores = k[tokens, h // (HEADS // KV_HEADS)].astype(float) @ q[h].astype(float) / np.sqrt(DIM)
+            scores = (
+                k[tokens, h // (HEADS // KV_HEADS)].astype(float)
+                @ q[h].astype(float)
+                / np.sqrt(DIM)
+            )
             lse[h] = np.log(np.sum(np.exp(scores)))
             out[h] = np.exp(scores - lse[h]) @ v[tokens, h // (HEADS // KV_HEADS)].astype(float)
     return out, lse
@@ -35,13 +39,19 @@ def test_attention_is_that_of_one_device(num_ranks, mode):
     layout = KvLayout(num_ranks=num_ranks, interleave=2, page_size=4)
     cache = KvCache(layout=layout, num_pages=40)
     lengths = [1, 30, 57]
-    k, v = ([random.standard_normal((n, KV_HEADS, d), np.float32) for n in lengths] for d in (DIM, VALUE_DIM))
+    k, v = (
+        [random.standard_normal((n, KV_HEADS, d), np.float32) for n in lengths]
+        for d in (DIM, VALUE_DIM)
+    )
     for i, length in enumerate(lengths):
         assert cache.add(i, random.integers(0, 1000, length).tolist()) == 0
     rows = [[[(0, 1)]], [[(0, 29)], [(0, 30)]], [[(0, 3), (40, 57)], []]]
     requests = [(cache.table(i), rows[i]) for i in range(3)]
     q = random.standard_normal((5, HEADS, DIM), np.float32)
-    expected = [dense(q[n], k[i], v[i], seen) for n, (i, seen) in enumerate((i, s) for i in range(3) for s in rows[i])]
+    expected = [
+        dense(q[n], k[i], v[i], seen)
+        for n, (i, seen) in enumerate((i, s) for i in range(3) for s in rows[i])
+    ]
 
     def run(transport):
         rank = transport.rank
@@ -54,15 +64,27 @@ def test_attention_is_that_of_one_device(num_ranks, mode):
                         page[slot // 4, slot % 4] = tensor[i][position]
         mine = slice(HEADS * rank // num_ranks, HEADS * (rank + 1) // num_ranks)
         before = transport.sent_bytes
-        found = attend(transport, layout=layout, q=q if mode == "q_replicated" else q[:, mine], k=pages[0], v=pages[1],
-                       requests=requests, mode=mode,
-                       hop_b_groups=1 if mode == "ag_rs" else 2)  # fmt: skip
+        found = attend(
+            transport,
+            layout=layout,
+            q=q if mode == "q_replicated" else q[:, mine],
+            k=pages[0],
+            v=pages[1],
+            requests=requests,
+            mode=mode,
+            hop_b_groups=1 if mode == "ag_rs" else 2,
+        )
         for n, (out, lse) in enumerate(expected):
             np.testing.assert_allclose(found.out[n], out[mine], atol=2e-6)
             np.testing.assert_allclose(found.lse[n], lse[mine], atol=4e-6)
         if HEADS % num_ranks == 0:
             assert transport.sent_bytes - before == decode_bytes(
-                mode=mode, num_ranks=num_ranks, num_rows=5, heads=HEADS // num_ranks, head_dim=DIM, value_dim=VALUE_DIM
+                mode=mode,
+                num_ranks=num_ranks,
+                num_rows=5,
+                heads=HEADS // num_ranks,
+                head_dim=DIM,
+                value_dim=VALUE_DIM,
             )
 
     ct.run_inproc(num_ranks, run)
@@ -102,11 +124,23 @@ def test_what_does_not_fit_is_said():
         "the group's 1 ranks, found 2": {"layout": KvLayout(num_ranks=2, page_size=4)},
     }.items():
         with pytest.raises(ct.InvalidArgument, match=message):
-            attend(transport, **{"layout": layout, "q": q, "k": pages, "v": pages, "requests": [([0], [[(0, 1)]])], **changed})
+            attend(
+                transport,
+                **{
+                    "layout": layout,
+                    "q": q,
+                    "k": pages,
+                    "v": pages,
+                    "requests": [([0], [[(0, 1)]])],
+                    **changed,
+                },
+            )
 
 
 def test_the_package_brings_the_library_that_it_loads_by_name():
     libraries = Path(ct.__file__).parent / "_libs"
     if not libraries.is_dir():
         pytest.skip("the package is not installed as a wheel")
-    assert (libraries / "libopenblas.so.0").is_file(), sorted(path.name for path in libraries.iterdir())
+    assert (libraries / "libopenblas.so.0").is_file(), sorted(
+        path.name for path in libraries.iterdir()
+    )

@@ -35,7 +35,8 @@ def begins():
     print("begins", flush=True)
 
 def plan_of(ranks=2):
-    return ct.plan([256], cluster=f"local:1x{ranks}", strategy="zigzag", heads=(4, 2), head_dim=32, dtype="f32")
+    sizes = {"heads": (4, 2), "head_dim": 32, "dtype": "f32"}
+    return ct.plan([256], cluster=f"local:1x{ranks}", strategy="zigzag", **sizes)
 
 def error_of(call):
     try:
@@ -50,7 +51,11 @@ def run(code: str, *, interrupt: bool = False, **more) -> subprocess.CompletedPr
     """Runs a program, and sends it Ctrl-C when it says that a call begins."""
     program = PRELUDE + textwrap.dedent(code)
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
     ) as process:
         killer = threading.Timer(LIMIT_S, process.kill)
         killer.start()
@@ -76,7 +81,9 @@ def wait_until_it_is_in_the_call(pid: int) -> None:
 
     def numbers() -> tuple[str, int, int]:
         with open(f"/proc/{pid}/task/{pid}/status", encoding="ascii") as file:
-            switches = next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches"))
+            switches = next(
+                int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches")
+            )
         with open(f"/proc/{pid}/task/{pid}/stat", encoding="ascii") as file:
             fields = file.read().rsplit(") ", 1)[1].split()
         return fields[0], switches, int(fields[11])
@@ -129,7 +136,8 @@ WAITS = {
         other.start()
         executors[0].prepare(plan)
         other.join()
-        q, k, v = (np.zeros((plan.num_local_tokens(0), heads, 32), np.float32) for heads in (4, 2, 2))
+        rows = plan.num_local_tokens(0)
+        q, k, v = (np.zeros((rows, heads, 32), np.float32) for heads in (4, 2, 2))
         begins()
         try:
             executors[0].forward(q, k, v)
@@ -143,7 +151,8 @@ WAITS = {
         workload = make_workload([100], mask="causal", heads=(4, 2), head_dim=32)
         store = ct.open_store("memory:")
         job = _core.PlanJob(
-            sampler=ct.BatchSampler([100], tokens=100), shape=workload.shape, cluster=cluster_of("local:1x2"),
+            sampler=ct.BatchSampler([100], tokens=100), shape=workload.shape,
+            cluster=cluster_of("local:1x2"),
             choice=choice_of("zigzag"), options=options_of({}), workload=lambda step: workload,
         )
         feed = _core.PlanFeed(store, job, rank=0, run_id="r", first_step=0, timeout=HOUR)
@@ -153,12 +162,15 @@ WAITS = {
         except KeyboardInterrupt:
             print(store.put("key", b"value", expiry=60))
     """,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_ctrl_c_ends_a_stores_pull(kind, tmp_path):
-    done = run(f"kind, folder = {kind!r}, {str(tmp_path)!r}\n" + textwrap.dedent(WAITS["a store's pull"]), interrupt=True)
+    done = run(
+        f"kind, folder = {kind!r}, {str(tmp_path)!r}\n" + textwrap.dedent(WAITS["a store's pull"]),
+        interrupt=True,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'value'\n", "")
 
 
@@ -187,7 +199,9 @@ def test_ctrl_c_ends_connecting(scheme, rank, tmp_path, unused_port):
     done = run(
         f"""
         begins()
-        ct.gloo_transport(rank={rank}, size=2, rendezvous={rendezvous!r}, run_id="r", connect_timeout=HOUR)
+        ct.gloo_transport(
+            rank={rank}, size=2, rendezvous={rendezvous!r}, run_id="r", connect_timeout=HOUR
+        )
         """,
         interrupt=True,
     )
@@ -202,7 +216,9 @@ def test_ctrl_c_ends_a_wait_for_a_peer_over_tcp(tmp_path):
         ends = [None, None]
 
         def connect(rank):
-            ends[rank] = ct.gloo_transport(rank=rank, size=2, rendezvous="file://{tmp_path}", run_id="r", timeout=HOUR)
+            ends[rank] = ct.gloo_transport(
+                rank=rank, size=2, rendezvous="file://{tmp_path}", run_id="r", timeout=HOUR
+            )
 
         other = threading.Thread(target=connect, args=(1,))
         other.start()
@@ -218,7 +234,9 @@ def test_ctrl_c_ends_a_wait_for_a_peer_over_tcp(tmp_path):
         interrupt=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(line.endswith("rank 0 gave up: KeyboardInterrupt") for line in done.stdout.splitlines())
+    assert all(
+        line.endswith("rank 0 gave up: KeyboardInterrupt") for line in done.stdout.splitlines()
+    )
 
 
 @pytest.fixture
@@ -230,7 +248,10 @@ def unused_port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("strategy", ["dcp:effort=1000", "dcp:partitioner=hypergraph,effort=1000", "auto:steps=1000000000"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["dcp:effort=1000", "dcp:partitioner=hypergraph,effort=1000", "auto:steps=1000000000"],
+)
 def test_ctrl_c_ends_planning(strategy):
     """These would take hours."""
     done = run(
@@ -245,12 +266,20 @@ def test_ctrl_c_ends_planning(strategy):
 
 
 @pytest.mark.parametrize(
-    "shapes", ["heads=(4, 2), head_dim=32", "heads={'full': (4, 2), 'sliding': (4, 4)}, head_dim={'full': 32, 'sliding': 16}"]
+    "shapes",
+    [
+        "heads=(4, 2), head_dim=32",
+        "heads={'full': (4, 2), 'sliding': (4, 4)}, head_dim={'full': 32, 'sliding': 16}",
+    ],
 )
 def test_ctrl_c_ends_a_data_loader_and_its_threads(shapes):
     """Whose first plan would take hours, made in this process."""
     pytest.importorskip("torch")
-    mask = "mask={'full': ('causal', 1), 'sliding': ('sliding_window:64', 2)}, " if "sliding" in shapes else ""
+    mask = (
+        "mask={'full': ('causal', 1), 'sliding': ('sliding_window:64', 2)}, "
+        if "sliding" in shapes
+        else ""
+    )
     done = run(
         f"""
         import torch
@@ -266,8 +295,8 @@ def test_ctrl_c_ends_a_data_loader_and_its_threads(shapes):
                 return {{"input_ids": torch.zeros(65536, dtype=torch.int64)}}
 
         loader = DataLoader(
-            Text(), cluster="dgx-h200:4x8", rank=0, strategy="dcp:effort=1000", tokens=8 * 65536, {mask}{shapes},
-            timeout=HOUR,
+            Text(), cluster="dgx-h200:4x8", rank=0, strategy="dcp:effort=1000", tokens=8 * 65536,
+            {mask}{shapes}, timeout=HOUR,
         )
         begins()
         next(iter(loader))
@@ -332,19 +361,20 @@ shape = make_workload([100], mask="causal", heads=(4, 2), head_dim=32)
 
 def planner(run_id):
     job = _core.PlanJob(
-        sampler=ct.BatchSampler([100], tokens=100), shape=shape.shape, cluster=cluster_of("local:1x2"),
-        choice=choice_of("zigzag"), options=options_of({}), workload=workload, lengths=lambda step: [100],
+        sampler=ct.BatchSampler([100], tokens=100), shape=shape.shape,
+        cluster=cluster_of("local:1x2"), choice=choice_of("zigzag"), options=options_of({}),
+        workload=workload, lengths=lambda step: [100],
     )
     return _core.LookaheadPlanner(
-        job, ct.open_store("memory:"), run_id=run_id, first_step=0, end_step=None, steps_ahead=65536, threads=2,
-        store_patience=HOUR,
+        job, ct.open_store("memory:"), run_id=run_id, first_step=0, end_step=None,
+        steps_ahead=65536, threads=2, store_patience=HOUR,
     )
 
 planners = [planner(f"r{i}") for i in range(2)]
 called.wait()
 while num_calls < moment:
     time.sleep(0)
-"""  # fmt: skip
+"""
 
 
 @pytest.mark.parametrize("moment", [1, 40, 400])
@@ -356,7 +386,12 @@ while num_calls < moment:
         ("sys.exit(5)", 5, ""),
         ("os._exit(6)", 6, ""),
         ("planners.clear()", 0, ""),
-        ("threading.Thread(target=planners[0].wait_for, kwargs={'timeout': HOUR}, daemon=True).start()", 0, ""),
+        (
+            "threading.Thread(target=planners[0].wait_for, kwargs={'timeout': HOUR}, "
+            "daemon=True).start()",
+            0,
+            "",
+        ),
     ],
 )
 def test_a_program_ends_while_planners_call_python(end, code, error, moment):
@@ -386,9 +421,13 @@ def test_a_program_ends_while_daemon_threads_are_in_calls():
 
 
 def test_a_planner_needs_an_interpreter_that_goes_on():
-    done = run("moment = 1\n" + PLANNERS + "\nimport atexit\natexit._run_exitfuncs()\nplanner('late')\n")
+    done = run(
+        "moment = 1\n" + PLANNERS + "\nimport atexit\natexit._run_exitfuncs()\nplanner('late')\n"
+    )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("planner: expected a running interpreter, found one that ends")
+    assert done.stderr.splitlines()[-1].endswith(
+        "planner: expected a running interpreter, found one that ends"
+    )
 
 
 def test_the_child_of_a_fork_ends_with_its_parents_planners():
@@ -432,7 +471,8 @@ def test_an_executor_says_that_another_thread_is_in_a_call():
     [error] = errors
     assert isinstance(error, ct.InvalidArgument)
     assert str(error) == (
-        "rank 0, prepare: expected one call at a time, found a call of another thread under way on this transport"
+        "rank 0, prepare: expected one call at a time, found a call of another thread under way "
+        "on this transport"
     )
 
 

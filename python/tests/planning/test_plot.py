@@ -10,10 +10,12 @@ import pytest
 
 import contextile as ct
 
-matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib (pip install 'contextile[plot]')")
+matplotlib = pytest.importorskip(
+    "matplotlib", reason="needs matplotlib (pip install 'contextile[plot]')"
+)
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.colors import to_hex, to_rgba  # noqa: E402
+from matplotlib import pyplot
+from matplotlib.colors import to_hex, to_rgba
 
 SMALL = {"heads": (4, 2), "head_dim": 32, "dtype": "f32"}
 MASKS = {"long": ("causal", 3), "short": ("sliding_window:100", 2)}
@@ -27,7 +29,9 @@ def _closed():
 
 @pytest.fixture(scope="module")
 def plan():
-    return ct.plan([700, 260, 64], cluster="local:2x2", strategy="dcp", mask=MASKS, block_size=64, **SMALL)
+    return ct.plan(
+        [700, 260, 64], cluster="local:2x2", strategy="dcp", mask=MASKS, block_size=64, **SMALL
+    )
 
 
 def collection(ax, label):
@@ -62,13 +66,17 @@ def test_tiles_are_the_plans_in_their_devices_colours(plan, mask, index, directi
     shades = ct.plot.device_colours(4)
     assert found == {(k0, k1, q0, q1, shades[device]) for q0, q1, k0, k1, device in rows.tolist()}
     assert len(colours) == len(rows)
-    assert [handle.get_text() for handle in ax.get_legend().get_texts()] == [f"device {d}" for d in range(4)]
+    assert [handle.get_text() for handle in ax.get_legend().get_texts()] == [
+        f"device {d}" for d in range(4)
+    ]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("key (token)", "query (token)")
     assert ax.get_xlim() == (0, 1024) and ax.get_ylim() == (1024, 0)
     assert plan.mask_names[index] in ax.get_title() and direction in ax.get_title()
 
 
-@pytest.mark.parametrize("rule", ["causal", "full", "sliding_window:30", "lambda:8,20", "chunked:40"])
+@pytest.mark.parametrize(
+    "rule", ["causal", "full", "sliding_window:30", "lambda:8,20", "chunked:40"]
+)
 def test_outlines_of_masks_hold_what_is_attended_and_no_more_than_a_row_beside(rule):
     lengths = [70, 33, 25]
     plan = ct.plan(lengths, cluster="local:1x2", strategy="dcp", mask=rule, block_size=16, **SMALL)
@@ -81,7 +89,9 @@ def test_outlines_of_masks_hold_what_is_attended_and_no_more_than_a_row_beside(r
         covered |= inside(path.vertices[:-1], centres)
     assert covered[dense.ravel()].all()
     padded = np.pad(dense, 1)
-    near = np.any([padded[1 + a : 129 + a, 1 + b : 129 + b] for a in (-1, 0, 1) for b in (-1, 0, 1)], axis=0)
+    near = np.any(
+        [padded[1 + a : 129 + a, 1 + b : 129 + b] for a in (-1, 0, 1) for b in (-1, 0, 1)], axis=0
+    )
     assert not (covered & ~near.ravel()).any()
     lines = {tuple(map(tuple, segment)) for segment in collection(ax, "documents").get_segments()}
     assert lines == {line for b in (70, 103) for line in (((0, b), (128, b)), ((b, 0), (b, 128)))}
@@ -97,7 +107,12 @@ def test_of_too_many_tiles_cells_have_the_colour_of_who_computes_most(plan):
     shades = np.array([to_rgba(colour)[:3] for colour in [*ct.plot.device_colours(4), "#fbfbfc"]])
     cells = owner[::2, ::2]  # 512 cells of 2 x 2 tokens, whose blocks begin at even tokens
     assert np.allclose(image.get_array(), shades[cells])
-    assert image.get_extent() == [0, 1024, 1024, 0] or tuple(image.get_extent()) == (0, 1024, 1024, 0)
+    assert image.get_extent() == [0, 1024, 1024, 0] or tuple(image.get_extent()) == (
+        0,
+        1024,
+        1024,
+        0,
+    )
     tiles = len(plan.placed_tiles(mask=0))
     assert f"of {tiles} tiles, cells by who computes most" in ax.get_title()
 
@@ -109,7 +124,9 @@ def test_cells_that_no_block_fits_go_by_area():
     owners = _owners_of_cells(rows[:2], 10, 4)  # cells of 2.5 tokens
     assert owners[:2].tolist() == [[0] * 4] * 2 and owners[3].tolist() == [1] * 4
     assert owners[2].tolist() == [0] * 4  # rows 5 to 7.5: 2 of 2.5 are device 0's
-    assert (_owners_of_cells(rows[2:], 10, 10) == 2).sum() == 6 and (_owners_of_cells(rows[2:], 10, 10) == -1).sum() == 94
+    assert (_owners_of_cells(rows[2:], 10, 10) == 2).sum() == 6 and (
+        _owners_of_cells(rows[2:], 10, 10) == -1
+    ).sum() == 94
 
 
 def test_many_devices_have_colours_of_their_own_and_a_bar():
@@ -138,21 +155,29 @@ def drawn_spans(ax, name):
 def test_spans_are_the_simulations(plan, direction):
     simulation = plan.simulate(timeline=True)
     ax = ct.plot.timeline(plan if direction else simulation, direction=direction)
-    directions = [getattr(simulation, name) for name in ([direction] if direction else ["forward", "backward"])]
+    directions = [
+        getattr(simulation, name)
+        for name in ([direction] if direction else ["forward", "backward"])
+    ]
     end = sum(one.time_us for one in directions) / 1e3
     assert ax.get_xlim() == pytest.approx((0, end))
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (ms)", "device")
     for name in ("attention", "merge", "launch", "exposed"):
         boxes, found = drawn_spans(ax, name)
         expected = sum(
-            (span[4] - span[3]) / 1e3 for one in directions for program in one.programs for span in program.activities
+            (span[4] - span[3]) / 1e3
+            for one in directions
+            for program in one.programs
+            for span in program.activities
             if span[1] == name
-        )  # fmt: skip
+        )
         assert (boxes[:, 1] - boxes[:, 0]).sum() == pytest.approx(expected)
         if len(boxes):
             assert to_hex(found.get_facecolors()[0]) == ct.plot.ACTIVITY_COLOURS[name]
     # A device's row: its activities add up to its time, to the last one's end, without overlap.
-    everything = np.concatenate([drawn_spans(ax, name)[0] for name in ("attention", "merge", "launch", "exposed")])
+    everything = np.concatenate(
+        [drawn_spans(ax, name)[0] for name in ("attention", "merge", "launch", "exposed")]
+    )
     for device in range(4):
         mine = everything[np.round(everything[:, 2:].mean(1)) == device]
         mine = mine[np.argsort(mine[:, 0])]
@@ -165,9 +190,15 @@ def test_waiting_is_what_the_simulation_calls_exposed(plan):
     ax = ct.plot.timeline(plan)
     boxes, found = drawn_spans(ax, "exposed")
     simulation = plan.simulate()
-    exposed = sum(device.exposed_us for one in (simulation.forward, simulation.backward) for device in one.devices)
+    exposed = sum(
+        device.exposed_us
+        for one in (simulation.forward, simulation.backward)
+        for device in one.devices
+    )
     assert (boxes[:, 1] - boxes[:, 0]).sum() == pytest.approx(exposed / 1e3)
-    assert found.get_label() == "waiting" and "waiting" in [text.get_text() for text in ax.get_legend().get_texts()]
+    assert found.get_label() == "waiting" and "waiting" in [
+        text.get_text() for text in ax.get_legend().get_texts()
+    ]
 
 
 def test_messages_are_in_the_rows_of_their_ends(plan):
@@ -196,7 +227,9 @@ def test_a_timeline_of_another_cluster(plan):
 
 
 def test_bars_of_a_comparison_are_its_times():
-    rows = ct.compare([900, 100], cluster="local:1x4", strategies="zigzag,dcp,distca", mask="lambda:8,64", **SMALL)
+    rows = ct.compare(
+        [900, 100], cluster="local:1x4", strategies="zigzag,dcp,distca", mask="lambda:8,64", **SMALL
+    )
     ax = ct.plot.compare(rows)
     shown = [row for row in rows if row.ok]
     forward, backward = ax.containers
@@ -206,11 +239,17 @@ def test_bars_of_a_comparison_are_its_times():
         assert high.get_y() + high.get_height() == pytest.approx(row.time_us / 1e3)
     lines = collection(ax, "lower bound").get_segments()
     for row, segment in zip(shown, lines, strict=True):
-        assert segment[0][1] == pytest.approx((row.forward_bound.time_us + row.backward_bound.time_us) / 1e3)
+        assert segment[0][1] == pytest.approx(
+            (row.forward_bound.time_us + row.backward_bound.time_us) / 1e3
+        )
         assert segment[0][1] <= row.time_us / 1e3
     assert [label.get_text() for label in ax.get_xticklabels()] == [row.strategy for row in shown]
-    assert ax.get_title() == "without distca" and ax.get_ylabel() == "predicted time of one layer (ms)"
-    forward_only = ct.compare([900, 100], cluster="local:1x4", strategies="zigzag", backward=False, **SMALL)
+    assert (
+        ax.get_title() == "without distca" and ax.get_ylabel() == "predicted time of one layer (ms)"
+    )
+    forward_only = ct.compare(
+        [900, 100], cluster="local:1x4", strategies="zigzag", backward=False, **SMALL
+    )
     assert len(ct.plot.compare(forward_only).containers) == 1
 
 
@@ -218,11 +257,18 @@ def test_bars_of_a_comparison_are_its_times():
 def test_loads_are_the_plans_statistics(plan, direction):
     compute, traffic = ct.plot.loads(plan, direction=direction)
     devices = getattr(plan.stats(), direction).devices
-    assert [bar.get_height() for bar in compute.containers[0]] == pytest.approx([d.flops / 1e9 for d in devices])
-    assert [to_hex(bar.get_facecolor()) for bar in compute.containers[0]] == ct.plot.device_colours(4)
+    assert [bar.get_height() for bar in compute.containers[0]] == pytest.approx(
+        [d.flops / 1e9 for d in devices]
+    )
+    assert [to_hex(bar.get_facecolor()) for bar in compute.containers[0]] == ct.plot.device_colours(
+        4
+    )
     mean = sum(d.flops for d in devices) / 4e9
     assert compute.lines[0].get_ydata()[0] == pytest.approx(mean)
-    heights = {bars.get_label(): np.array([bar.get_height() for bar in bars]) for bars in traffic.containers}
+    heights = {
+        bars.get_label(): np.array([bar.get_height() for bar in bars])
+        for bars in traffic.containers
+    }
     for name, sign in (("sent", 1), ("received", -1)):
         whole = sign * (heights[f"{name}, between nodes"] + heights[f"{name}, inside"]) * 1e6
         assert whole == pytest.approx([getattr(d, f"{name}_bytes") for d in devices])
@@ -252,7 +298,10 @@ def test_what_cannot_be_drawn_is_said(plan):
     for call, message in (
         (lambda: ct.plot.tiles(plan), r"expected one of the plan's \(long, short\), found None"),
         (lambda: ct.plot.tiles(plan, mask=2), "found 2"),
-        (lambda: ct.plot.tiles(plan, mask="long", direction="up"), "expected forward or backward, found 'up'"),
+        (
+            lambda: ct.plot.tiles(plan, mask="long", direction="up"),
+            "expected forward or backward, found 'up'",
+        ),
         (lambda: ct.plot.tiles(forward, direction="backward"), "for the plan has no backward"),
         (lambda: ct.plot.timeline(plan.simulate()), "expected one with spans"),
         (lambda: ct.plot.timeline(forward, direction="backward"), "found 'backward'"),

@@ -10,9 +10,9 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
+import torch.distributed as dist
 
-from contextile.torch import (  # noqa: E402
+from contextile.torch import (
     Executor,
     PingPong,
     Pool,
@@ -20,7 +20,7 @@ from contextile.torch import (  # noqa: E402
     gather_lengths,
     ticks,
 )
-from pooled_model import (  # noqa: E402
+from pooled_model import (
     HIDDEN,
     SHAPE,
     STRATEGY,
@@ -31,7 +31,7 @@ from pooled_model import (  # noqa: E402
     make_model,
     make_tokens,
 )
-from ranks import leave_together, run_alone, run_ranks  # noqa: E402
+from ranks import leave_together, run_alone, run_ranks
 
 needs_gloo = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 
@@ -74,7 +74,9 @@ def replicas_only(executor):
     assert mine == lengths
     batch = pool.prepare(mine)
     model, tokens = make_model(2), tokens[0, pool.neighbourhood]
-    x = PingPong(model.layers, pool)(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
+    x = PingPong(model.layers, pool)(
+        model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch
+    )
     loss = loss_of(model.head(x), tokens, batch.rows.tokens, num_tokens)
     loss.backward()
     check(model, loss, expected_loss, expected_gradients)
@@ -87,7 +89,10 @@ def pipeline(executor, micro_batches, layers_of_chunk, chunks=1, **options):
     model = make_model(num_layers)
     pool = Pool(executor, neighbourhoods=STAGES * REPLICAS, **SHAPE, strategy=STRATEGY)
     stage, replica = divmod(pool.neighbourhood, REPLICAS)
-    mine = [model.layers[(c * STAGES + stage) * layers_of_chunk :][:layers_of_chunk] for c in range(chunks)]
+    mine = [
+        model.layers[(c * STAGES + stage) * layers_of_chunk :][:layers_of_chunk]
+        for c in range(chunks)
+    ]
     pipeline = SamePhasePipeline(mine, pool, stages=STAGES, hidden=HIDDEN, **options)
     loss = pipeline.step(
         lengths,
@@ -96,12 +101,17 @@ def pipeline(executor, micro_batches, layers_of_chunk, chunks=1, **options):
     )
     check(model, loss, expected_loss, expected_gradients)
     # Idle stages serve: every rank makes the calls of every tick.
-    phases = [tick.phase for tick in ticks(STAGES, micro_batches, chunks) if tick.steps[stage] is None]
+    phases = [
+        tick.phase for tick in ticks(STAGES, micro_batches, chunks) if tick.steps[stage] is None
+    ]
     calls = layers_of_chunk * options.get("nano_batches", 2)
     again = 2 if options.get("recompute") else 1
     assert pipeline.times["forward"].calls == again * micro_batches * chunks * calls
     assert pipeline.times["backward"].calls == micro_batches * chunks * calls
-    assert pipeline.times["idle"].calls == (phases.count("forward") + again * phases.count("backward")) * calls
+    assert (
+        pipeline.times["idle"].calls
+        == (phases.count("forward") + again * phases.count("backward")) * calls
+    )
 
 
 def eight_ranks():
@@ -130,29 +140,76 @@ def refusals(executor):
     pool = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY)
 
     def made(chunks=None, pool=pool, **options):
-        return SamePhasePipeline([layers] if chunks is None else chunks, pool, **{"stages": 2, "hidden": HIDDEN, **options})
+        return SamePhasePipeline(
+            [layers] if chunks is None else chunks,
+            pool,
+            **{"stages": 2, "hidden": HIDDEN, **options},
+        )
 
     three = 3 if rank == 1 else 2
-    everywhere(executor, "^pipeline: expected stages that divide the pool's 4 neighbourhoods, found 3", lambda: made(stages=3))
-    everywhere(executor, "^pipeline, rank 1: expected stages that divide .* found 3", lambda: made(stages=three))
-    uneven = [layers, layers[:1]] if rank == 2 else [layers]
-    everywhere(executor, r"^pipeline, rank 2: expected chunks of equally many layers, found \[2, 1\]", lambda: made(uneven))
-    everywhere(executor, r"^pipeline: expected chunks of equally many layers, found \[\]", lambda: made([]))
-    fewer = [layers[: 1 + rank % 2]]
-    everywhere(executor, "^pipeline: expected the same layers on all ranks, found 1 on rank 0 and 2 on rank 1", lambda: made(fewer))
-    for name, value, usual in (("hidden", 8, HIDDEN), ("nano_batches", 1, 2), ("recompute", True, False)):
-        other = {name: value if rank == 3 else usual}
-        everywhere(executor, f"^pipeline: expected the same {name} on all ranks, .* on rank 3", lambda other=other: made(**other))
-    for name, value in (("hidden", "16"), ("hidden_dtype", "f32"), ("nano_batches", 1.0), ("recompute", 1), ("chunks", 5)):
-        other = {name: value} if rank == 1 else {}
-        everywhere(executor, "^pipeline, rank 1: .*expected .*, found", lambda other=other: made(**other))
-
-    keeps = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY.replace("resend=on,backward=own", "resend=off"))
-    nothing = {"embed": lambda i, rows: torch.zeros(len(rows.tokens), HIDDEN), "loss": lambda i, rows, x: x.sum()}
     everywhere(
-        executor, "^pipeline: strategy: expected one that keeps nothing from forward to backward",
+        executor,
+        "^pipeline: expected stages that divide the pool's 4 neighbourhoods, found 3",
+        lambda: made(stages=3),
+    )
+    everywhere(
+        executor,
+        "^pipeline, rank 1: expected stages that divide .* found 3",
+        lambda: made(stages=three),
+    )
+    uneven = [layers, layers[:1]] if rank == 2 else [layers]
+    everywhere(
+        executor,
+        r"^pipeline, rank 2: expected chunks of equally many layers, found \[2, 1\]",
+        lambda: made(uneven),
+    )
+    everywhere(
+        executor, r"^pipeline: expected chunks of equally many layers, found \[\]", lambda: made([])
+    )
+    fewer = [layers[: 1 + rank % 2]]
+    everywhere(
+        executor,
+        "^pipeline: expected the same layers on all ranks, found 1 on rank 0 and 2 on rank 1",
+        lambda: made(fewer),
+    )
+    for name, value, usual in (
+        ("hidden", 8, HIDDEN),
+        ("nano_batches", 1, 2),
+        ("recompute", True, False),
+    ):
+        other = {name: value if rank == 3 else usual}
+        everywhere(
+            executor,
+            f"^pipeline: expected the same {name} on all ranks, .* on rank 3",
+            lambda other=other: made(**other),
+        )
+    for name, value in (
+        ("hidden", "16"),
+        ("hidden_dtype", "f32"),
+        ("nano_batches", 1.0),
+        ("recompute", 1),
+        ("chunks", 5),
+    ):
+        other = {name: value} if rank == 1 else {}
+        everywhere(
+            executor, "^pipeline, rank 1: .*expected .*, found", lambda other=other: made(**other)
+        )
+
+    keeps = Pool(
+        executor,
+        neighbourhoods=4,
+        **SHAPE,
+        strategy=STRATEGY.replace("resend=on,backward=own", "resend=off"),
+    )
+    nothing = {
+        "embed": lambda i, rows: torch.zeros(len(rows.tokens), HIDDEN),
+        "loss": lambda i, rows, x: x.sum(),
+    }
+    everywhere(
+        executor,
+        "^pipeline: strategy: expected one that keeps nothing from forward to backward",
         lambda: made(pool=keeps).step(MICRO_BATCHES, **nothing),
-    )  # fmt: skip
+    )
     with pytest.raises(ct.InvalidArgument, match="one micro-batch in a neighbourhood, found"):
         gather_lengths([rank + 1], pool)
     steps_refused(executor, made)
@@ -172,11 +229,27 @@ def steps_refused(executor, made):
 
     for wrong, message in [
         ([[[60]]], "^pipeline: expected lengths of 2 replicas in micro-batch 0, found 1"),
-        ([*MICRO_BATCHES[:1], [[]]], "^pipeline: expected lengths of 2 replicas in micro-batch 1, found 1"),
-        ([*MICRO_BATCHES[:1], [[], [60]]], "^pipeline: expected document lengths of replica 0 in micro-batch 1, found none"),
-        ([[None, [60]]], "^pipeline: expected document lengths of replica 0 in micro-batch 0, found none"),
-        ([[[2], [60]]], "^pipeline: micro-batch 0, replica 0: pool: expected a token in every nano-batch"),
-        ([[[60], ["x"]]], "^pipeline: micro-batch 0: pool, neighbourhood 1: lengths: expected a whole number, found 'x'"),
+        (
+            [*MICRO_BATCHES[:1], [[]]],
+            "^pipeline: expected lengths of 2 replicas in micro-batch 1, found 1",
+        ),
+        (
+            [*MICRO_BATCHES[:1], [[], [60]]],
+            "^pipeline: expected document lengths of replica 0 in micro-batch 1, found none",
+        ),
+        (
+            [[None, [60]]],
+            "^pipeline: expected document lengths of replica 0 in micro-batch 0, found none",
+        ),
+        (
+            [[[2], [60]]],
+            "^pipeline: micro-batch 0, replica 0: pool: expected a token in every nano-batch",
+        ),
+        (
+            [[[60], ["x"]]],
+            "^pipeline: micro-batch 0: pool, neighbourhood 1: lengths: expected a whole number, "
+            "found 'x'",
+        ),
         (None, "^pipeline: expected lengths of every micro-batch and replica, found None"),
         ([], "at least 1 stage, 1 micro-batch"),
         (MICRO_BATCHES[:1], "pipeline interleaved|multiple|at least"),
@@ -184,24 +257,67 @@ def steps_refused(executor, made):
         everywhere(executor, message, lambda wrong=wrong: step(wrong))
         if wrong != MICRO_BATCHES[:1]:
             only_here = wrong if rank == 1 else MICRO_BATCHES
-            everywhere(executor, message.lstrip("^").replace("pipeline: ", "pipeline, rank 1: "), lambda given=only_here: step(given))
+            everywhere(
+                executor,
+                message.lstrip("^").replace("pipeline: ", "pipeline, rank 1: "),
+                lambda given=only_here: step(given),
+            )
     shuffled = [*MICRO_BATCHES[1:], MICRO_BATCHES[0]] if rank == 5 else MICRO_BATCHES
-    everywhere(executor, "^pipeline: expected the same lengths on all ranks, found .* on rank 0 and .* on rank 5", lambda: step(shuffled))
-    first = f"^pipeline, rank 0: embed of micro-batch 0: expected rows .*, {HIDDEN}. of torch.float32 .*, found "
-    everywhere(executor, first + ".* of torch.float64", lambda: step(embed=lambda i, rows: model.embed(rows.tokens % 50).double()))
-    everywhere(executor, first + r"\[1, 16\]", lambda: step(embed=lambda i, rows: model.embed(rows.tokens[:1] % 50)))
-    everywhere(executor, first + r"\[\d+, 8\]", lambda: step(embed=lambda i, rows: model.embed(rows.tokens % 50)[:, :8]))
+    everywhere(
+        executor,
+        "^pipeline: expected the same lengths on all ranks, found .* on rank 0 and .* on rank 5",
+        lambda: step(shuffled),
+    )
+    first = (
+        f"^pipeline, rank 0: embed of micro-batch 0: expected rows .*, {HIDDEN}. of torch.float32 "
+        ".*, found "
+    )
+    everywhere(
+        executor,
+        first + ".* of torch.float64",
+        lambda: step(embed=lambda i, rows: model.embed(rows.tokens % 50).double()),
+    )
+    everywhere(
+        executor,
+        first + r"\[1, 16\]",
+        lambda: step(embed=lambda i, rows: model.embed(rows.tokens[:1] % 50)),
+    )
+    everywhere(
+        executor,
+        first + r"\[\d+, 8\]",
+        lambda: step(embed=lambda i, rows: model.embed(rows.tokens % 50)[:, :8]),
+    )
     everywhere(executor, first + "None", lambda: step(embed=lambda i, rows: None))
-    everywhere(executor, "rank 0: embed: expected a function, found 5", lambda: step(embed=5 if rank == 0 else None))
-    loss = "^pipeline, forward tick \\d, rank \\d: loss of micro-batch 0: expected a scalar tensor of floating point, found "
-    for returned, found in ((2.5, "2.5"), (None, "None"), (torch.zeros(2), "a tensor"), (torch.tensor(1), "a tensor")):
-        everywhere(executor, loss + found, lambda returned=returned: step(loss=lambda i, rows, x: returned))
+    everywhere(
+        executor,
+        "rank 0: embed: expected a function, found 5",
+        lambda: step(embed=5 if rank == 0 else None),
+    )
+    loss = (
+        "^pipeline, forward tick \\d, rank \\d: loss of micro-batch 0: expected a scalar tensor "
+        "of floating point, found "
+    )
+    for returned, found in (
+        (2.5, "2.5"),
+        (None, "None"),
+        (torch.zeros(2), "a tensor"),
+        (torch.tensor(1), "a tensor"),
+    ):
+        everywhere(
+            executor, loss + found, lambda returned=returned: step(loss=lambda i, rows, x: returned)
+        )
     cut = model.layers[0].post_attention
     model.layers[0].post_attention = lambda *arguments: cut(*arguments)[:, :8]
-    everywhere(executor, "^pipeline, forward tick 0, rank 0: layers of chunk 0: expected rows .*found .*8. of", step)
+    everywhere(
+        executor,
+        "^pipeline, forward tick 0, rank 0: layers of chunk 0: expected rows .*found .*8. of",
+        step,
+    )
     model.layers[0].post_attention = cut
     # An error of another class stays with its rank.
-    with pytest.raises(ZeroDivisionError if rank < executor.size // 2 else ct.InvalidArgument, match="division"):
+    with pytest.raises(
+        ZeroDivisionError if rank < executor.size // 2 else ct.InvalidArgument, match="division"
+    ):
         step(embed=lambda i, rows: 1 // 0)
     step()
 
@@ -211,7 +327,9 @@ def late(where):
     executor = Executor()
     model, calls = make_model(4), []
     pool = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY)
-    pipeline = SamePhasePipeline([model.layers[2 * (executor.rank // 2) :][:2]], pool, stages=2, hidden=HIDDEN)
+    pipeline = SamePhasePipeline(
+        [model.layers[2 * (executor.rank // 2) :][:2]], pool, stages=2, hidden=HIDDEN
+    )
 
     class Raises(torch.autograd.Function):
         @staticmethod
@@ -251,7 +369,11 @@ def late(where):
     [
         ("embed", 1, "KeyError: 'of embed'"),
         ("loss", 3, "KeyError: 'of loss'"),
-        ("loss of another kind", 3, "loss of micro-batch 2: expected a scalar tensor of floating point, found 5.0"),
+        (
+            "loss of another kind",
+            3,
+            "loss of micro-batch 2: expected a scalar tensor of floating point, found 5.0",
+        ),
         ("backward", 1, "KeyError: 'of backward'"),
     ],
 )
@@ -260,7 +382,10 @@ def test_ranks_hear_of_functions_that_raise(where, rank, cause):
     for r, output in enumerate(outputs):
         assert cause in output, outputs
         if r != rank:
-            assert f"rank {r}: TransportError" in output and f"rank {rank} gave up: pipeline, " in output, outputs
+            assert (
+                f"rank {r}: TransportError" in output
+                and f"rank {rank} gave up: pipeline, " in output
+            ), outputs
 
 
 @needs_gloo
@@ -299,6 +424,13 @@ def test_impossible_ticks_are_refused():
         ticks(stages=2, micro_batches=0)
     with pytest.raises(ct.InvalidArgument, match="the last of at least 3"):
         ticks(stages=3, micro_batches=4, chunks=2)
-    for sizes, name in (((1.5, 2), "stages"), ((2, "2"), "micro_batches"), ((2, 2, None), "chunks"), ((True, 2), "stages")):
-        with pytest.raises(ct.InvalidArgument, match=f"ticks, {name}: expected a whole number, found"):
+    for sizes, name in (
+        ((1.5, 2), "stages"),
+        ((2, "2"), "micro_batches"),
+        ((2, 2, None), "chunks"),
+        ((True, 2), "stages"),
+    ):
+        with pytest.raises(
+            ct.InvalidArgument, match=f"ticks, {name}: expected a whole number, found"
+        ):
             ticks(*sizes)

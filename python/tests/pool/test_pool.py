@@ -12,11 +12,11 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch.utils.checkpoint import checkpoint
 
-from contextile.torch import Executor, PingPong, Pool, attention, gather_lengths  # noqa: E402
-from contextile.torch._pool.pooled_calls import _InFlight  # noqa: E402
-from pooled_model import (  # noqa: E402
+from contextile.torch import Executor, PingPong, Pool, attention, gather_lengths
+from contextile.torch._pool.pooled_calls import _InFlight
+from pooled_model import (
     SHAPE,
     STRATEGY,
     assert_same,
@@ -34,7 +34,11 @@ REPLICAS = [[150, 10], [24, 40, 30, 33, 33]]
 def make_pool(transport, *, neighbourhoods=2, strategy=STRATEGY, **options):
     shape = {**SHAPE, **options}
     return Pool(
-        Executor(transport), neighbourhoods=neighbourhoods, strategy=strategy, cluster=f"local:1x{transport.size}", **shape
+        Executor(transport),
+        neighbourhoods=neighbourhoods,
+        strategy=strategy,
+        cluster=f"local:1x{transport.size}",
+        **shape,
     )
 
 
@@ -42,7 +46,10 @@ def expected_of(num_layers, replicas):
     """Loss and gradients of one process."""
     model = make_model(num_layers)
     num_tokens = sum(map(sum, replicas))
-    losses = [dense_loss(model, lengths, make_tokens(lengths, d), num_tokens) for d, lengths in enumerate(replicas)]
+    losses = [
+        dense_loss(model, lengths, make_tokens(lengths, d), num_tokens)
+        for d, lengths in enumerate(replicas)
+    ]
     sum(losses).backward()
     return sum(loss.item() for loss in losses), gradients_of(model)
 
@@ -51,7 +58,10 @@ def check(results, expected):
     """Compares the sum of the ranks' losses and gradients with those of one process."""
     expected_loss, expected_gradients = expected
     assert sum(loss for loss, _ in results) == pytest.approx(expected_loss, rel=1e-5)
-    assert_same({name: sum(found[name] for _, found in results) for name in expected_gradients}, expected_gradients)
+    assert_same(
+        {name: sum(found[name] for _, found in results) for name in expected_gradients},
+        expected_gradients,
+    )
 
 
 def test_one_plan_balances_the_attention_of_replicas():
@@ -62,7 +72,9 @@ def test_one_plan_balances_the_attention_of_replicas():
         x = model.embed(tokens[batch.rows.tokens])
         for layer in model.layers:
             q, k, v = layer.pre_attention(x, batch.rows.positions)
-            x = layer.post_attention(attention(q, k, v, executor=pool.executor), x, batch.rows.positions)
+            x = layer.post_attention(
+                attention(q, k, v, executor=pool.executor), x, batch.rows.positions
+            )
         loss = loss_of(model.head(x), tokens, batch.rows.tokens, 320)
         loss.backward()
         return (loss.item(), gradients_of(model)), batch.plans[0]
@@ -106,7 +118,9 @@ def test_a_pool_takes_rows_in_the_order_of_megatron():
     ],
 )
 def test_ping_pong_is_one_process(form, replicas):
-    strategy = STRATEGY.replace("resend=on,backward=own", "resend=off") if form == "retained" else STRATEGY
+    strategy = (
+        STRATEGY.replace("resend=on,backward=own", "resend=off") if form == "retained" else STRATEGY
+    )
 
     def body(transport):
         pool = make_pool(transport, strategy=strategy)
@@ -135,8 +149,18 @@ def test_random_pools_are_one_process(seed):
     random = np.random.default_rng(seed)
     neighbourhoods, size = random.integers(1, 4, 2).tolist()
     longest = random.choice([2 * size, 50, 200], neighbourhoods)
-    replicas = [[*random.integers(1, 60, random.integers(1, 6)).tolist(), int(last)] for last in longest]
-    strategy = str(random.choice([STRATEGY, "fcp:block=16", "distca:nano_batches=2,kv_subrange=on,granularity=1,cost=pairs"]))
+    replicas = [
+        [*random.integers(1, 60, random.integers(1, 6)).tolist(), int(last)] for last in longest
+    ]
+    strategy = str(
+        random.choice(
+            [
+                STRATEGY,
+                "fcp:block=16",
+                "distca:nano_batches=2,kv_subrange=on,granularity=1,cost=pairs",
+            ]
+        )
+    )
     nano_batches = int(random.integers(1, 3))
 
     def body(transport):
@@ -144,7 +168,9 @@ def test_random_pools_are_one_process(seed):
         tokens = make_tokens(replicas[pool.neighbourhood], pool.neighbourhood)
         batch = pool.prepare(replicas, nano_batches=nano_batches)
         model = make_model(2)
-        x = PingPong(model.layers, pool)(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
+        x = PingPong(model.layers, pool)(
+            model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch
+        )
         loss = loss_of(model.head(x), tokens, batch.rows.tokens, sum(map(sum, replicas)))
         loss.backward()
         return loss.item(), gradients_of(model)
@@ -170,7 +196,10 @@ def test_gradients_of_micro_batches_in_flight_add_up():
             loss.backward()
         return sum(loss.item() for loss in losses), gradients_of(model)
 
-    check(ct.run_inproc(4, body), expected_of(2, [lengths for of_replicas in micro_batches for lengths in of_replicas]))
+    check(
+        ct.run_inproc(4, body),
+        expected_of(2, [lengths for of_replicas in micro_batches for lengths in of_replicas]),
+    )
 
 
 def test_one_nano_batch_computes_while_the_other_is_on_its_way(monkeypatch):
@@ -212,15 +241,41 @@ def test_one_nano_batch_computes_while_the_other_is_on_its_way(monkeypatch):
     x = layers(model.embed(tokens[batch.rows.tokens]), batch.rows.positions, batch=batch)
     x.sum().backward()
     assert [step for direction, step in log if direction == "forward"] == [
-        "begin A", "begin B",
-        "advance A", "advance B", "end A", "work", "begin A", "end B", "work", "begin B",
-        "advance A", "advance B", "end A", "work", "end B", "work",
-    ]  # fmt: skip
+        "begin A",
+        "begin B",
+        "advance A",
+        "advance B",
+        "end A",
+        "work",
+        "begin A",
+        "end B",
+        "work",
+        "begin B",
+        "advance A",
+        "advance B",
+        "end A",
+        "work",
+        "end B",
+        "work",
+    ]
     assert [step for direction, step in log if direction == "backward"] == [
-        "work", "begin B", "work", "begin A",
-        "advance B", "advance A", "end B", "work", "begin B", "end A", "work", "begin A",
-        "advance B", "advance A", "end B", "end A",
-    ]  # fmt: skip
+        "work",
+        "begin B",
+        "work",
+        "begin A",
+        "advance B",
+        "advance A",
+        "end B",
+        "work",
+        "begin B",
+        "end A",
+        "work",
+        "begin A",
+        "advance B",
+        "advance A",
+        "end B",
+        "end A",
+    ]
 
 
 def test_rows_are_dealt_in_sequence_or_as_megatron_deals_them():
@@ -233,25 +288,37 @@ def test_rows_are_dealt_in_sequence_or_as_megatron_deals_them():
     assert all(found.counts == (6, 6) for found in rows)
     assert sorted(torch.cat([rows[0].tokens, rows[1].tokens]).tolist()) == list(range(24))
     assert torch.equal(rows[0].tokens, rows[2].tokens)
-    assert torch.equal(rows[0].positions, torch.where(rows[0].tokens < 8, rows[0].tokens, rows[0].tokens - 8))
+    assert torch.equal(
+        rows[0].positions, torch.where(rows[0].tokens < 8, rows[0].tokens, rows[0].tokens - 8)
+    )
     assert torch.equal(rows[1].sequence_ids, (rows[1].tokens >= 8).long())
-    zigzag = [make_pool(transport, layout="zigzag").rows_of([8, 16], nano_batches=1).tokens.tolist() for transport in group[:2]]
+    zigzag = [
+        make_pool(transport, layout="zigzag").rows_of([8, 16], nano_batches=1).tokens.tolist()
+        for transport in group[:2]
+    ]
     assert zigzag[0] == [0, 1, 6, 7, 8, 9, 10, 11, 20, 21, 22, 23]
     assert zigzag[1] == [2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 18, 19]
 
 
 def test_what_a_pool_cannot_do_is_refused_by_name():
     group = ct.inproc_group(4)
-    with pytest.raises(ct.InvalidArgument, match="neighbourhoods that divide the 4 ranks evenly, found 3"):
+    with pytest.raises(
+        ct.InvalidArgument, match="neighbourhoods that divide the 4 ranks evenly, found 3"
+    ):
         make_pool(group[0], neighbourhoods=3)
     with pytest.raises(ct.InvalidArgument, match="expected contiguous or zigzag, found 'ring'"):
         make_pool(group[0], layout="ring")
     pool = make_pool(group[0])
-    with pytest.raises(ct.InvalidArgument, match="expected the micro-batches of 2 neighbourhoods, not all idle, found 1"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="expected the micro-batches of 2 neighbourhoods, not all idle, found 1",
+    ):
         pool.plan([[60]])
     with pytest.raises(ct.InvalidArgument, match="found 2, 2 of them idle"):
         pool.plan([None, []])
-    with pytest.raises(ct.InvalidArgument, match="found a micro-batch of 3 tokens in 2 nano-batches, one of 1"):
+    with pytest.raises(
+        ct.InvalidArgument, match="found a micro-batch of 3 tokens in 2 nano-batches, one of 1"
+    ):
         pool.plan([[3], [60]])
     with pytest.raises(ct.InvalidArgument, match="expected 1 or 2 nano-batches, found 3"):
         pool.plan([[60], [60]], nano_batches=3)
@@ -259,7 +326,10 @@ def test_what_a_pool_cannot_do_is_refused_by_name():
         make_pool(group[0], layout="zigzag").plan([[60], [60]])
     with pytest.raises(ct.InvalidArgument, match="multiples of 4 .* found 6"):
         make_pool(group[0], layout="zigzag").plan([[6], [8]], nano_batches=1)
-    with pytest.raises(ct.InvalidArgument, match="pre_attention and post_attention of layer 0, found no post_attention"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="pre_attention and post_attention of layer 0, found no post_attention",
+    ):
         layer = torch.nn.Linear(1, 1)
         layer.pre_attention = layer.forward
         PingPong([layer], pool)
@@ -274,10 +344,19 @@ def test_what_a_pool_cannot_do_is_refused_by_name():
     with pytest.raises(ct.InvalidArgument, match="q, k and v of 100 rows, found 99"):
         alone.attention(q[:99], k[:99], k[:99], batch=alone.prepare([[60, 40]], nano_batches=1))
     with pytest.raises(ct.InvalidArgument, match="found 99 rows for 100"):
-        PingPong(make_model(1).layers, alone)(torch.zeros(99, 16), batch.rows.positions, batch=batch)
-    few = Pool(Executor(ct.inproc_group(1)[0], plans_prepared=1), neighbourhoods=1, cluster="local:1x1", **SHAPE)
+        PingPong(make_model(1).layers, alone)(
+            torch.zeros(99, 16), batch.rows.positions, batch=batch
+        )
+    few = Pool(
+        Executor(ct.inproc_group(1)[0], plans_prepared=1),
+        neighbourhoods=1,
+        cluster="local:1x1",
+        **SHAPE,
+    )
     with pytest.raises(ct.InvalidArgument, match="plans_prepared of at least 2"):
-        PingPong(make_model(1).layers, few)(torch.zeros(100, 16), batch.rows.positions, batch=few.prepare([[60, 40]]))
+        PingPong(make_model(1).layers, few)(
+            torch.zeros(100, 16), batch.rows.positions, batch=few.prepare([[60, 40]])
+        )
 
 
 def test_plain_attention_refuses_rows_that_are_not_the_plans():
@@ -298,10 +377,18 @@ def test_pools_refuse_values_of_other_kinds():
     alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
     with pytest.raises(ct.InvalidArgument, match="lengths: expected a whole number, found 1.5"):
         alone.prepare([[1.5, 20]])
-    with pytest.raises(ct.InvalidArgument, match="cluster: expected one of 1 devices, as there are ranks, found 3"):
+    with pytest.raises(
+        ct.InvalidArgument, match="cluster: expected one of 1 devices, as there are ranks, found 3"
+    ):
         Pool(Executor(ct.inproc_group(1)[0]), neighbourhoods=1, cluster="local:1x3", **SHAPE)
     with pytest.raises(ct.InvalidArgument, match="plans_cached: expected at least 1, found 0"):
-        Pool(Executor(ct.inproc_group(1)[0]), neighbourhoods=1, cluster="local:1x1", plans_cached=0, **SHAPE)
+        Pool(
+            Executor(ct.inproc_group(1)[0]),
+            neighbourhoods=1,
+            cluster="local:1x1",
+            plans_cached=0,
+            **SHAPE,
+        )
 
 
 @pytest.mark.parametrize("returned", [lambda x: x[:-1], lambda x: (x, x), lambda x: None])
@@ -311,11 +398,15 @@ def test_ping_pong_checks_the_rows_that_layers_return(returned):
     post = layers[0].post_attention
     layers[0].post_attention = lambda *arguments: returned(post(*arguments))
     batch = alone.prepare([[60, 40]])
-    with pytest.raises(ct.InvalidArgument, match="layer 0: expected post_attention to return a tensor of 50 rows"):
+    with pytest.raises(
+        ct.InvalidArgument, match="layer 0: expected post_attention to return a tensor of 50 rows"
+    ):
         PingPong(layers, alone)(torch.zeros(100, 16), batch.rows.positions, batch=batch)
 
 
-@pytest.mark.parametrize("replicas", [[None, [24, 40, 30, 33, 33]], [[150, 10], None], [[64, 96], []]])
+@pytest.mark.parametrize(
+    "replicas", [[None, [24, 40, 30, 33, 33]], [[150, 10], None], [[64, 96], []]]
+)
 @pytest.mark.parametrize("nano_batches", [1, 2])
 def test_an_idle_replica_runs_the_same_code_with_no_rows(replicas, nano_batches):
     given = [(d, lengths) for d, lengths in enumerate(replicas) if lengths]
@@ -381,7 +472,12 @@ def test_a_rank_in_prepare_and_one_in_attention_say_so():
             pool.prepare([[50, 50]], nano_batches=1)
         else:
             rows = len(batch.rows.tokens)
-            attention(torch.zeros(rows, 4, 8), torch.zeros(rows, 2, 8), torch.zeros(rows, 2, 8), executor=pool.executor)
+            attention(
+                torch.zeros(rows, 4, 8),
+                torch.zeros(rows, 2, 8),
+                torch.zeros(rows, 2, 8),
+                executor=pool.executor,
+            )
 
     for error in errors_of(2, body):
         assert "prepare of plan" in str(error) and "forward 1 of plan" in str(error), error
@@ -425,27 +521,40 @@ def test_ranks_with_other_micro_batches_go_on():
 def test_a_batch_of_another_pool_is_refused():
     executor = Executor(ct.inproc_group(1)[0])
     pools = [
-        Pool(executor, neighbourhoods=1, cluster="local:1x1", mask=mask, strategy="dcp", **SHAPE) for mask in ("causal", "sliding_window:8")
+        Pool(executor, neighbourhoods=1, cluster="local:1x1", mask=mask, strategy="dcp", **SHAPE)
+        for mask in ("causal", "sliding_window:8")
     ]
     batch = pools[1].prepare([[60, 40]], nano_batches=1)
-    message = "expected a batch that this pool prepared, found one of another pool .*mask sliding_window:8, for one of 1, mask causal"
+    message = (
+        "expected a batch that this pool prepared, found one of another pool .*mask "
+        "sliding_window:8, for one of 1, mask causal"
+    )
     with pytest.raises(ct.InvalidArgument, match=message):
-        PingPong(make_model(1).layers, pools[0])(torch.zeros(100, 16), batch.rows.positions, batch=batch)
+        PingPong(make_model(1).layers, pools[0])(
+            torch.zeros(100, 16), batch.rows.positions, batch=batch
+        )
     q, k = torch.zeros(100, 4, 8), torch.zeros(100, 2, 8)
     with pytest.raises(ct.InvalidArgument, match=message):
         pools[0].attention(q, k, k, batch=batch)
     for wrong in (None, [[60, 40]]):
         with pytest.raises(ct.InvalidArgument, match=r"expected a batch of Pool.prepare, found "):
             pools[0].attention(q, k, k, batch=wrong)
-        with pytest.raises(ct.InvalidArgument, match=r"ping-pong: expected a batch of Pool.prepare, found "):
-            PingPong(make_model(1).layers, pools[0])(torch.zeros(100, 16), batch.rows.positions, batch=wrong)
+        with pytest.raises(
+            ct.InvalidArgument, match=r"ping-pong: expected a batch of Pool.prepare, found "
+        ):
+            PingPong(make_model(1).layers, pools[0])(
+                torch.zeros(100, 16), batch.rows.positions, batch=wrong
+            )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"mask": None}, "pool, mask: expected one rule .*, found None"),
-        ({"mask": {"full": "causal"}}, "pool, mask: expected one rule .*, found {'full': 'causal'}"),
+        (
+            {"mask": {"full": "causal"}},
+            "pool, mask: expected one rule .*, found {'full': 'causal'}",
+        ),
         ({"mask": ["causal"]}, "pool, mask: expected one rule"),
         ({"mask": "causl"}, "causl"),
         ({"plans_cached": -1}, "pool, plans_cached: expected at least 1, found -1"),
@@ -467,21 +576,34 @@ def test_pools_of_other_kinds_are_refused(options, message):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (None, {}, "pool: expected a list with document lengths, or None, for every neighbourhood's .*, found None"),
+        (
+            None,
+            {},
+            "pool: expected a list with document lengths, or None, for every neighbourhood's .*, "
+            "found None",
+        ),
         (5, {}, "for every neighbourhood's micro-batch, found 5"),
         ("64", {}, "for every neighbourhood's micro-batch, found '64'"),
         ({0: [64]}, {}, "for every neighbourhood's micro-batch, found {0"),
         ([64], {}, "pool, neighbourhood 0: lengths: expected a list of whole numbers, found 64"),
-        (["64"], {}, "pool, neighbourhood 0: lengths: expected a list of whole numbers, found '64'"),
+        (
+            ["64"],
+            {},
+            "pool, neighbourhood 0: lengths: expected a list of whole numbers, found '64'",
+        ),
         ([["64"]], {}, "pool, neighbourhood 0: lengths: expected a whole number, found '64'"),
         ([[True]], {}, "lengths: expected a whole number, found True"),
-        (torch.tensor([64]), {}, "pool, neighbourhood 0: lengths: expected a list of whole numbers"),
+        (
+            torch.tensor([64]),
+            {},
+            "pool, neighbourhood 0: lengths: expected a list of whole numbers",
+        ),
         ([torch.tensor([64.0])], {}, "pool, neighbourhood 0: lengths: expected a whole number"),
         ([[64]], {"nano_batches": 1.0}, "pool, nano_batches: expected a whole number, found 1.0"),
         ([[64]], {"nano_batches": "2"}, "pool, nano_batches: expected a whole number, found '2'"),
         ([[64]], {"nano_batches": True}, "pool, nano_batches: expected a whole number, found True"),
     ],
-)  # fmt: skip
+)
 def test_micro_batches_of_other_kinds_are_refused(call, given, options, message):
     alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
     with pytest.raises(ct.InvalidArgument, match=message):
@@ -491,17 +613,29 @@ def test_micro_batches_of_other_kinds_are_refused(call, given, options, message)
 def test_micro_batches_may_be_arrays_of_whole_numbers():
     alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
     expected = alone.plan([[60, 40]])
-    for given in (torch.tensor([[60, 40]]), [torch.tensor([60, 40])], np.array([[60, 40]]), ([60, 40],), iter([[60, 40]])):
+    for given in (
+        torch.tensor([[60, 40]]),
+        [torch.tensor([60, 40])],
+        np.array([[60, 40]]),
+        ([60, 40],),
+        iter([[60, 40]]),
+    ):
         assert alone.plan(given) == expected
 
 
 def test_rows_of_another_micro_batch_are_refused():
     alone = make_pool(ct.inproc_group(1)[0], neighbourhoods=1)
-    with pytest.raises(ct.InvalidArgument, match="pool, rows: expected this rank's 100 rows .*, found 99 rows"):
+    with pytest.raises(
+        ct.InvalidArgument, match="pool, rows: expected this rank's 100 rows .*, found 99 rows"
+    ):
         alone.prepare([[60, 40]], nano_batches=1, rows=alone.rows_of([60, 39], nano_batches=1))
-    with pytest.raises(ct.InvalidArgument, match="pool, rows: expected Rows of 2 nano-batches .*, found rows of 1"):
+    with pytest.raises(
+        ct.InvalidArgument, match="pool, rows: expected Rows of 2 nano-batches .*, found rows of 1"
+    ):
         alone.prepare([[60, 40]], rows=alone.rows_of([60, 40], nano_batches=1))
-    with pytest.raises(ct.InvalidArgument, match=r"pool, rows: expected Rows of 1 nano-batches .*, found tensor"):
+    with pytest.raises(
+        ct.InvalidArgument, match=r"pool, rows: expected Rows of 1 nano-batches .*, found tensor"
+    ):
         alone.prepare([[60, 40]], nano_batches=1, rows=torch.arange(100))
 
 
@@ -516,21 +650,37 @@ def test_ping_pong_of_other_kinds_is_refused():
     ]:
         with pytest.raises(ct.InvalidArgument, match=message):
             PingPong(*arguments)
-    with pytest.raises(ct.InvalidArgument, match="ping-pong, checkpoint: expected True or False, found 'yes'"):
+    with pytest.raises(
+        ct.InvalidArgument, match="ping-pong, checkpoint: expected True or False, found 'yes'"
+    ):
         PingPong(layers, alone, checkpoint="yes")
     for x in (None, torch.zeros(()), [0.0] * 100):
-        with pytest.raises(ct.InvalidArgument, match="ping-pong: expected x of this rank's rows of the batch, found"):
+        with pytest.raises(
+            ct.InvalidArgument,
+            match="ping-pong: expected x of this rank's rows of the batch, found",
+        ):
             PingPong(layers, alone)(x, batch.rows.positions, batch=batch)
     for returned in (None, torch.zeros(3, 1), (None, None, None)):
         layers[0].pre_attention = lambda *_, returned=returned: returned
-        with pytest.raises(ct.InvalidArgument, match="layer 0: expected pre_attention to return the tensors q, k and v, found"):
+        with pytest.raises(
+            ct.InvalidArgument,
+            match="layer 0: expected pre_attention to return the tensors q, k and v, found",
+        ):
             PingPong(layers, alone)(torch.zeros(100, 16), batch.rows.positions, batch=batch)
 
 
 def test_executors_of_other_kinds_are_refused():
     transport = ct.inproc_group(1)[0]
-    for options in ({"plans_kept": "16"}, {"plans_kept": True}, {"plans_prepared": 1.5}, {"timeout": "60"}):
-        with pytest.raises(ct.InvalidArgument, match=f"executor, {next(iter(options))}: expected a (whole )?number, found"):
+    for options in (
+        {"plans_kept": "16"},
+        {"plans_kept": True},
+        {"plans_prepared": 1.5},
+        {"timeout": "60"},
+    ):
+        with pytest.raises(
+            ct.InvalidArgument,
+            match=f"executor, {next(iter(options))}: expected a (whole )?number, found",
+        ):
             Executor(transport, **options)
     for plan in (None, "plan.ctx", 5):
         with pytest.raises(ct.InvalidArgument, match="executor, prepare: expected a Plan, found"):
@@ -540,7 +690,10 @@ def test_executors_of_other_kinds_are_refused():
 def test_lengths_of_another_kind_are_refused_on_every_rank():
     def body(transport):
         pool = make_pool(transport)
-        with pytest.raises(ct.InvalidArgument, match="gather_lengths, rank 1: lengths: expected a whole number, found 'x'"):
+        with pytest.raises(
+            ct.InvalidArgument,
+            match="gather_lengths, rank 1: lengths: expected a whole number, found 'x'",
+        ):
             gather_lengths([5, "x"] if transport.rank == 1 else [5], pool)
         return gather_lengths([40] if pool.neighbourhood else None, pool)
 

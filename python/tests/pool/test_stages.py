@@ -14,13 +14,13 @@ if not ct.gloo_available():
     pytest.skip("this build has no gloo", allow_module_level=True)
 pipelining = pytest.importorskip("torch.distributed.pipelining")
 
-from torch import nn  # noqa: E402
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
-from contextile.torch import Executor, Stage, attention, local_batch, use  # noqa: E402
-from contextile.torch._pool import stages  # noqa: E402
-from ranks import run_alone, run_ranks  # noqa: E402
+from contextile.torch import Executor, Stage, attention, local_batch, use
+from contextile.torch._pool import stages
+from ranks import run_alone, run_ranks
 
 HEADS, KV_HEADS, DIM, HIDDEN, VOCABULARY = 4, 2, 8, 16, 50
 # Documents of every micro-batch. The second rank of two has no token of the fourth; two are alike.
@@ -33,7 +33,9 @@ LAYERS = 4
 def rotated(x, positions):
     angles = positions[..., None, None] * 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], -1).flatten(-2)
+    return torch.stack(
+        [even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], -1
+    ).flatten(-2)
 
 
 class Layer(nn.Module):
@@ -43,7 +45,11 @@ class Layer(nn.Module):
         self.project = nn.Linear(HIDDEN, (HEADS + 2 * KV_HEADS) * DIM)
 
     def forward(self, x, positions, attend):
-        q, k, v = self.project(self.norm(x)).unflatten(2, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=2)
+        q, k, v = (
+            self.project(self.norm(x))
+            .unflatten(2, (-1, DIM))
+            .split([HEADS, KV_HEADS, KV_HEADS], dim=2)
+        )
         return x + self.out(attend(rotated(q, positions), rotated(k, positions), v).flatten(2))
 
 
@@ -64,7 +70,11 @@ class Part(nn.Module):
         self.calls += 1
         x = self.embed(x) if self.embed is not None else x
         for layer in self.layers:
-            x = checkpoint(layer, x, positions, self.attend, use_reentrant=False) if self.again else layer(x, positions, self.attend)
+            x = (
+                checkpoint(layer, x, positions, self.attend, use_reentrant=False)
+                if self.again
+                else layer(x, positions, self.attend)
+            )
         if self.head is None:
             return x
         return (cross_entropy(self.head(x)[0], labels, reduction="none") * loss_weights).sum()
@@ -81,7 +91,11 @@ def alone(parts):
         out = []
         for q, k, v in zip(*(x.split(lengths, dim=1) for x in (q, k, v)), strict=True):
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            out.append(scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2))
+            out.append(
+                scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(
+                    1, 2
+                )
+            )
         return torch.cat(out, dim=1)
 
     models = [Part(part, parts, attend) for part in range(parts)]
@@ -91,7 +105,11 @@ def alone(parts):
         local = local_batch(tokens_of(lengths, i), plan=ct.plan(lengths, **plan_options), rank=0)
         x = local.tokens[None]
         for part, model in enumerate(models):
-            more = {"labels": local.labels, "loss_weights": local.loss_weights} if part == parts - 1 else {}
+            more = (
+                {"labels": local.labels, "loss_weights": local.loss_weights}
+                if part == parts - 1
+                else {}
+            )
             x = model(x, local.positions[None], **more)
         x.backward()
         losses.append(x.item())
@@ -105,14 +123,17 @@ class Rank:
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
-        mesh = init_device_mesh("cpu", (pp, dist.get_world_size() // pp), mesh_dim_names=("pp", "cp"))
+        mesh = init_device_mesh(
+            "cpu", (pp, dist.get_world_size() // pp), mesh_dim_names=("pp", "cp")
+        )
         self.pp, self.cp = mesh["pp"].get_group(), mesh["cp"].get_group()
         self.executor = Executor(self.cp, timeout=timeout, **executor)
         self.stage, self.size = self.pp.rank(), self.pp.size()
         self.plans = [self.plan(lengths) for lengths in LENGTHS]
         tokens = [tokens_of(lengths, i) for i, lengths in enumerate(LENGTHS)]
         self.locals = [
-            local_batch(t, plan=plan, rank=self.executor.rank) for t, plan in zip(tokens, self.plans, strict=True)
+            local_batch(t, plan=plan, rank=self.executor.rank)
+            for t, plan in zip(tokens, self.plans, strict=True)
         ]
 
     def plan(self, lengths):
@@ -134,7 +155,10 @@ class Rank:
     def arguments(self, last):
         found = {"positions": [local.positions[None] for local in self.locals]}
         if last:
-            found |= {name: [getattr(local, name) for local in self.locals] for name in ("labels", "loss_weights")}
+            found |= {
+                name: [getattr(local, name) for local in self.locals]
+                for name in ("labels", "loss_weights")
+            }
         return found
 
     def schedule(self, kind, stage, count=len(LENGTHS)):
@@ -145,7 +169,9 @@ class Rank:
         losses = []
         given = [stage.inputs([local.tokens for local in self.locals])] if self.stage == 0 else []
         last = self.stage == self.size - 1
-        schedule.step(*given, **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if last else {}))
+        schedule.step(
+            *given, **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if last else {})
+        )
         return [loss.detach() for loss in losses]
 
 
@@ -182,12 +208,20 @@ def train(name, again):
             losses = rank.run(schedule, stage)
         # The call for shapes, in the first step alone, ran nothing.
         assert stage.module.calls - calls == len(LENGTHS), step
-        assert rank.executor._num_calls - before == len(LENGTHS) * LAYERS // 2 * (2 if again == "again" else 1)
+        assert rank.executor._num_calls - before == len(LENGTHS) * LAYERS // 2 * (
+            2 if again == "again" else 1
+        )
     check(rank, [(rank.stage, stage.module, 2)], losses)
 
 
 @pytest.mark.parametrize(
-    ("name", "again", "ranks"), [("ScheduleGPipe", "", 4), ("Schedule1F1B", "", 4), ("Schedule1F1B", "again", 4), ("Schedule1F1B", "", 6)]
+    ("name", "again", "ranks"),
+    [
+        ("ScheduleGPipe", "", 4),
+        ("Schedule1F1B", "", 4),
+        ("Schedule1F1B", "again", 4),
+        ("Schedule1F1B", "", 6),
+    ],
 )
 def test_losses_and_gradients_are_those_of_one_process(name, again, ranks):
     run_ranks(train, ranks, name, again)
@@ -197,7 +231,9 @@ def train_interleaved(name):
     rank = Rank(2)
     parts = [rank.stage, 3 - rank.stage if "ZBV" in name else rank.stage + 2]
     both = [rank.wrapped(part, 4) for part in parts]
-    torch_stages = [rank.torch_stage(stage, part, 4) for part, stage in zip(parts, both, strict=True)]
+    torch_stages = [
+        rank.torch_stage(stage, part, 4) for part, stage in zip(parts, both, strict=True)
+    ]
     schedule = rank.schedule(getattr(pipelining, name), torch_stages)
     losses = []
     for _ in range(2):
@@ -205,12 +241,23 @@ def train_interleaved(name):
             for part, stage in zip(parts, both, strict=True):
                 stage.zero_grad()
                 steps.enter_context(stage.step(rank.plans, **rank.arguments(part == 3)))
-            given = [both[0].inputs([local.tokens for local in rank.locals])] if rank.stage == 0 else []
-            schedule.step(*given, **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if 3 in parts else {}))
-    check(rank, [(part, stage.module, 4) for part, stage in zip(parts, both, strict=True)], [x.detach() for x in losses])
+            given = (
+                [both[0].inputs([local.tokens for local in rank.locals])] if rank.stage == 0 else []
+            )
+            schedule.step(
+                *given,
+                **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if 3 in parts else {}),
+            )
+    check(
+        rank,
+        [(part, stage.module, 4) for part, stage in zip(parts, both, strict=True)],
+        [x.detach() for x in losses],
+    )
 
 
-@pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"])
+@pytest.mark.parametrize(
+    "name", ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"]
+)
 def test_ranks_of_several_stages_share_an_executor(name):
     run_ranks(train_interleaved, 4, name)
 
@@ -222,8 +269,15 @@ def train_in_another_order():
     schedule = rank.schedule(pipelining.Schedule1F1B, rank.torch_stage(stage, rank.stage, 2))
     order, losses = [3, 5, 0, 2, 1, 4], []
     with stage.step(rank.plans, **rank.arguments(rank.stage == 1)):
-        given = [stage.inputs([local.tokens for local in rank.locals])[order]] if rank.stage == 0 else []
-        schedule.step(*given, **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if rank.stage == 1 else {}))
+        given = (
+            [stage.inputs([local.tokens for local in rank.locals])[order]]
+            if rank.stage == 0
+            else []
+        )
+        schedule.step(
+            *given,
+            **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if rank.stage == 1 else {}),
+        )
     losses = [losses[order.index(i)].detach() for i in range(len(losses))]
     check(rank, [(rank.stage, stage.module, 2)], losses)
 
@@ -238,7 +292,9 @@ def attends_by_use():
     def attend(q, k, v):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         with use(rank.executor):
-            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(
+                1, 2
+            )
 
     stage = rank.wrapped(rank.stage, 2, attend=attend)
     schedule = rank.schedule(pipelining.ScheduleGPipe, rank.torch_stage(stage, rank.stage, 2))
@@ -269,15 +325,40 @@ def with_ticket(x, at, **changes):
 UNKNOWN = "0123456789abcdef"
 # Changes of the input by a rank of the first stage, and the error of all ranks.
 SPOILED = {
-    "unknown": (lambda x, rank: with_ticket(x, 2, digest=UNKNOWN), rf"micro-batch 2: expected .* of plan \w+, found those of {UNKNOWN}, no plan of the step"),
-    "another": (lambda x, rank: with_ticket(x, 2, digest=rank.plans[1].digest), "micro-batch 2: expected .*, that of micro-batch 1"),
-    "beyond": (lambda x, rank: with_ticket(x, 1, number=77), "micro-batch 77: expected one of the 6 of the step"),
-    "tokens": (lambda x, rank: with_ticket(x, 1, num_tokens=63), r"micro-batch 1: expected \d+ tokens of this rank, as its plan has, found 63"),
-    "rank": (lambda x, rank: with_ticket(x, 1, rank=5), "micro-batch 1: expected hidden states of rank . of the executor's group, found those of rank 5"),
-    "refused": (lambda x, rank: with_ticket(x, 1, is_refused=True), "expected hidden states, found that an earlier stage refused the micro-batch"),
-    "no ticket": (lambda x, rank: torch.ones_like(x), "expected one micro-batch of inputs.* found torch.int64 .* without one"),
-    "other shape": (lambda x, rank: x[:, 1:], "expected one micro-batch of inputs.* found torch.int64 .* without one"),
-}  # fmt: skip
+    "unknown": (
+        lambda x, rank: with_ticket(x, 2, digest=UNKNOWN),
+        rf"micro-batch 2: expected .* of plan \w+, found those of {UNKNOWN}, no plan of the step",
+    ),
+    "another": (
+        lambda x, rank: with_ticket(x, 2, digest=rank.plans[1].digest),
+        "micro-batch 2: expected .*, that of micro-batch 1",
+    ),
+    "beyond": (
+        lambda x, rank: with_ticket(x, 1, number=77),
+        "micro-batch 77: expected one of the 6 of the step",
+    ),
+    "tokens": (
+        lambda x, rank: with_ticket(x, 1, num_tokens=63),
+        r"micro-batch 1: expected \d+ tokens of this rank, as its plan has, found 63",
+    ),
+    "rank": (
+        lambda x, rank: with_ticket(x, 1, rank=5),
+        "micro-batch 1: expected hidden states of rank . of the executor's group, found those of "
+        "rank 5",
+    ),
+    "refused": (
+        lambda x, rank: with_ticket(x, 1, is_refused=True),
+        "expected hidden states, found that an earlier stage refused the micro-batch",
+    ),
+    "no ticket": (
+        lambda x, rank: torch.ones_like(x),
+        "expected one micro-batch of inputs.* found torch.int64 .* without one",
+    ),
+    "other shape": (
+        lambda x, rank: x[:, 1:],
+        "expected one micro-batch of inputs.* found torch.int64 .* without one",
+    ),
+}
 
 
 def goes_on(rank, stage, schedule):
@@ -296,11 +377,20 @@ def refuse_inputs(where):
         schedule = rank.schedule(pipelining.Schedule1F1B, rank.torch_stage(stage, rank.stage, 2))
         given = []
         calls = rank.executor._num_calls
-        with pytest.raises(ct.InvalidArgument, match=rf"pipeline(, rank 0)?: stage.*: {message}"), stage.step(rank.plans, **rank.arguments(rank.stage == 1)):
+        with (
+            pytest.raises(ct.InvalidArgument, match=rf"pipeline(, rank 0)?: stage.*: {message}"),
+            stage.step(rank.plans, **rank.arguments(rank.stage == 1)),
+        ):
             if rank.stage == 0:
                 x = stage.inputs([local.tokens for local in rank.locals])
-                given = [spoil(x, rank) if where == "everywhere" or rank.executor.rank == 1 or name == "other shape" else x]
-            schedule.step(*given, **({"target": torch.zeros(len(LENGTHS))} if rank.stage == 1 else {}))
+                given = [
+                    spoil(x, rank)
+                    if where == "everywhere" or rank.executor.rank == 1 or name == "other shape"
+                    else x
+                ]
+            schedule.step(
+                *given, **({"target": torch.zeros(len(LENGTHS))} if rank.stage == 1 else {})
+            )
         # No rank attended for the refused micro-batch.
         num_run = 0 if name in ("no ticket", "other shape") and where == "everywhere" else None
         if num_run is not None:
@@ -325,16 +415,21 @@ def refuse_hidden_states():
 
         def lying(*arguments, **options):
             x = inputs(*arguments, **options)
-            stage._ticket = lambda step, number, is_refused=False: honest(step, number, is_refused)._replace(
-                digest=UNKNOWN if number == 3 else honest(step, number).digest
-            )
+            stage._ticket = lambda step, number, is_refused=False: honest(
+                step, number, is_refused
+            )._replace(digest=UNKNOWN if number == 3 else honest(step, number).digest)
             stage._problem_of = lambda step, x, ticket: None
             return x
 
         stage.inputs = lying
-    message = f"pipeline, rank 1: stage, rank 1: micro-batch 3: expected .* found those of {UNKNOWN}"
+    message = (
+        f"pipeline, rank 1: stage, rank 1: micro-batch 3: expected .* found those of {UNKNOWN}"
+    )
     calls = stage.module.calls
-    with pytest.raises(ct.InvalidArgument, match=message), stage.step(rank.plans, **rank.arguments(rank.stage == 1)):
+    with (
+        pytest.raises(ct.InvalidArgument, match=message),
+        stage.step(rank.plans, **rank.arguments(rank.stage == 1)),
+    ):
         rank.run(schedule, stage)
     assert stage.module.calls - calls == len(LENGTHS) - rank.stage
     for name in ("inputs", "_ticket", "_problem_of"):
@@ -357,40 +452,74 @@ def refuse_before():
     foreign = ct.plan([7, 8], cluster="local:1x3", strategy="zigzag", **SHAPE)
     wrong = {
         # Plans and arguments of this rank, and the error of all.
-        "pipeline: expected the same plans on all ranks": (rank.plans if first else rank.plans[::-1], unknown),
-        "pipeline, rank 0: stage: expected the same plans on all ranks": ([other, *rank.plans[1:]] if first and one else rank.plans, unknown),
-        "pipeline, rank 1: stage: micro-batch 0, positions: expected tensors of plan":
-            (rank.plans if first else rank.plans[::-1], arguments),
-        "pipeline, rank 1: stage, rank 1: labels: expected a value for each of 6 micro-batches, found 5":
-            (rank.plans, arguments | ({"labels": arguments["labels"][:5]} if last and one else {})),
-        "pipeline, rank 0: stage: micro-batch 5: expected a plan for the 2 ranks of the executor, found one for 3":
-            ([*rank.plans[:5], foreign] if first else rank.plans, arguments),
-        r"stage: arguments: expected those of \w+.forward.*, found positions, .*places": (rank.plans, arguments | {"places": [0] * 6}),
-        "missing a required argument: 'positions'": (rank.plans, {name: values for name, values in arguments.items() if name != "positions"}),
+        "pipeline: expected the same plans on all ranks": (
+            rank.plans if first else rank.plans[::-1],
+            unknown,
+        ),
+        "pipeline, rank 0: stage: expected the same plans on all ranks": (
+            [other, *rank.plans[1:]] if first and one else rank.plans,
+            unknown,
+        ),
+        "pipeline, rank 1: stage: micro-batch 0, positions: expected tensors of plan": (
+            rank.plans if first else rank.plans[::-1],
+            arguments,
+        ),
+        "stage, rank 1: labels: expected a value for each of 6 micro-batches, found 5": (
+            rank.plans,
+            arguments | ({"labels": arguments["labels"][:5]} if last and one else {}),
+        ),
+        "micro-batch 5: expected a plan for the 2 ranks of the executor, found one for 3": (
+            [*rank.plans[:5], foreign] if first else rank.plans,
+            arguments,
+        ),
+        r"stage: arguments: expected those of \w+.forward.*, found positions, .*places": (
+            rank.plans,
+            arguments | {"places": [0] * 6},
+        ),
+        "missing a required argument: 'positions'": (
+            rank.plans,
+            {name: values for name, values in arguments.items() if name != "positions"},
+        ),
         "pipeline: stage: plans: expected one of every micro-batch, found none": ([], {}),
         "pipeline: stage: micro-batch 1, plan: expected a Plan, found 7": ([rank.plans[0], 7], {}),
-        r"pipeline: stage: executor: expected plans_kept of at least 7, as a step has plans, found 6":
-            ([*rank.plans, other, rank.plan([8, 7])], {}),
-        r"pipeline: stage: micro-batch 0: expected at most 64 tokens of a rank \(max_tokens\), found \d+":
-            ([rank.plan([200])], {}),
-    }  # fmt: skip
+        "executor: expected plans_kept of at least 7, as a step has plans, found 6": (
+            [*rank.plans, other, rank.plan([8, 7])],
+            {},
+        ),
+        r"micro-batch 0: expected at most 64 tokens of a rank \(max_tokens\), found \d+": (
+            [rank.plan([200])],
+            {},
+        ),
+    }
     for message, (plans, given) in wrong.items():
         with pytest.raises(ct.InvalidArgument, match=message), stage.step(plans, **given):
             raise AssertionError(message)
-    one_inside_another = pytest.raises(ct.InvalidArgument, match="pipeline: stage: step: expected one at a time")
-    with one_inside_another, stage.step(rank.plans, **arguments), stage.step(rank.plans, **arguments):
+    one_inside_another = pytest.raises(
+        ct.InvalidArgument, match="pipeline: stage: step: expected one at a time"
+    )
+    with (
+        one_inside_another,
+        stage.step(rank.plans, **arguments),
+        stage.step(rank.plans, **arguments),
+    ):
         raise AssertionError
     for call in (lambda: stage.inputs([]), lambda: stage(torch.ones(1, 90))):
         with pytest.raises(ct.InvalidArgument, match="stage: expected a call inside of step"):
             call()
     for message, options in {
-        "pipeline, rank 1: stage: expected the same out_features on all ranks": {"out_features": 16 + (rank.executor.rank if last else 0)},
+        "pipeline, rank 1: stage: expected the same out_features on all ranks": {
+            "out_features": 16 + (rank.executor.rank if last else 0)
+        },
         "pipeline: expected the same max_tokens on all ranks": {"max_tokens": 64 + rank.stage},
-        "pipeline, rank 0: stage: out_dtype: expected float32": {"out_dtype": torch.int64 if first else torch.float32},
+        "pipeline, rank 0: stage: out_dtype: expected float32": {
+            "out_dtype": torch.int64 if first else torch.float32
+        },
     }.items():
         with pytest.raises(ct.InvalidArgument, match=message):
             rank.wrapped(rank.stage, 2, **options)
-    goes_on(rank, stage, rank.schedule(pipelining.Schedule1F1B, rank.torch_stage(stage, rank.stage, 2)))
+    goes_on(
+        rank, stage, rank.schedule(pipelining.Schedule1F1B, rank.torch_stage(stage, rank.stage, 2))
+    )
 
 
 def test_all_ranks_refuse_a_step_before_it_begins():
@@ -403,17 +532,34 @@ def refuse_other_counts():
     stage = rank.wrapped(rank.stage, 2)
     # Two micro-batches in one call, and a micro-batch that does not run.
     for count, message in {
-        3: r"pipeline, rank 0: stage: expected one micro-batch of inputs.*found torch.int64 \[2, 87\]",
-        5: "pipeline: stage: expected the schedule to run all 6 micro-batches of the step, found no forward of 5",
+        3: (
+            r"pipeline, rank 0: stage: expected one micro-batch of inputs.*found torch.int64 \[2, "
+            r"87\]"
+        ),
+        5: (
+            "pipeline: stage: expected the schedule to run all 6 micro-batches of the step, found "
+            "no forward of 5"
+        ),
     }.items():
-        schedule = rank.schedule(pipelining.ScheduleGPipe, rank.torch_stage(stage, rank.stage, 2), count)
-        with pytest.raises(ct.InvalidArgument, match=message), stage.step(rank.plans, **rank.arguments(last)):
+        schedule = rank.schedule(
+            pipelining.ScheduleGPipe, rank.torch_stage(stage, rank.stage, 2), count
+        )
+        with (
+            pytest.raises(ct.InvalidArgument, match=message),
+            stage.step(rank.plans, **rank.arguments(last)),
+        ):
             x = stage.inputs([local.tokens for local in rank.locals])
             given = [] if last else [x if count == 3 else x[:5]]
             schedule.step(*given, **({"target": torch.zeros(count)} if last else {}))
     schedule = rank.schedule(pipelining.Schedule1F1B, rank.torch_stage(stage, rank.stage, 2))
-    message = r"pipeline, rank 0: stage, rank 1: inputs, micro-batch 2: expected the \d+ rows of this rank by its plan, found \d+"
-    with pytest.raises(ct.InvalidArgument, match=message), stage.step(rank.plans, **rank.arguments(last)):
+    message = (
+        r"pipeline, rank 0: stage, rank 1: inputs, micro-batch 2: expected the \d+ rows of this "
+        r"rank by its plan, found \d+"
+    )
+    with (
+        pytest.raises(ct.InvalidArgument, match=message),
+        stage.step(rank.plans, **rank.arguments(last)),
+    ):
         if rank.executor.rank == 1:
             whole = rank.locals[2]
             rank.locals[2] = SimpleNamespace(tokens=whole.tokens[:-1])
@@ -440,5 +586,7 @@ def end_when_layers_raise():
 def test_no_rank_waits_for_one_whose_layers_raise():
     outputs = run_alone(end_when_layers_raise, 4, timeout=60)
     assert "ZeroDivisionError: division by zero" in outputs[2]
-    assert "TransportError" in outputs[3] and "stage, micro-batch 0: ZeroDivisionError" in outputs[3]
+    assert (
+        "TransportError" in outputs[3] and "stage, micro-batch 0: ZeroDivisionError" in outputs[3]
+    )
     assert all("Traceback" in text for text in outputs)

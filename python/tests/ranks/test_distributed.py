@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 if not ct.gloo_available():
     pytest.skip("this build has no gloo", allow_module_level=True)
 
-from contextile.torch import Executor, attention, collect, dispatch  # noqa: E402
-from ranks import run_alone, run_ranks  # noqa: E402
-from reference import dense_mask, inputs, relative_error, run_dense  # noqa: E402
+from contextile.torch import Executor, attention, collect, dispatch
+from ranks import run_alone, run_ranks
+from reference import dense_mask, inputs, relative_error, run_dense
 
 LENGTHS = [300, 41, 170, 1]
 HEADS = (4, 2)
@@ -33,7 +33,9 @@ def attend_everywhere(strategies):
     tensors = inputs(sum(LENGTHS), HEADS, DIM)
     expected = run_dense(tensors, dense_mask(ct.make_workload(LENGTHS, mask="causal")))
     for strategy in strategies.split():
-        plan = ct.plan(LENGTHS, cluster=cluster, strategy=strategy, heads=HEADS, head_dim=DIM, dtype="f32")
+        plan = ct.plan(
+            LENGTHS, cluster=cluster, strategy=strategy, heads=HEADS, head_dim=DIM, dtype="f32"
+        )
         executor.prepare(plan)
         local = [dispatch(x, plan=plan, rank=executor.rank).requires_grad_() for x in tensors[:3]]
         out = attention(*local, executor=executor)
@@ -44,7 +46,11 @@ def attend_everywhere(strategies):
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_ranks_attend(num_ranks):
-    run_ranks(attend_everywhere, num_ranks, "zigzag dcp fcp:block=64 auto:steps=20000 distca:granularity=16")
+    run_ranks(
+        attend_everywhere,
+        num_ranks,
+        "zigzag dcp fcp:block=64 auto:steps=20000 distca:granularity=16",
+    )
 
 
 def attend_in_halves():
@@ -55,12 +61,24 @@ def attend_in_halves():
     executor = Executor(groups[mine])
     assert (executor.rank, executor.size) == (dist.get_rank() % 2, 2)
     lengths = LENGTHS if mine == 0 else [100, 60]
-    plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(groups[mine]), strategy="dcp", heads=HEADS, head_dim=DIM, dtype="f32")
+    plan = ct.plan(
+        lengths,
+        cluster=ct.Cluster.from_torch(groups[mine]),
+        strategy="dcp",
+        heads=HEADS,
+        head_dim=DIM,
+        dtype="f32",
+    )
     executor.prepare(plan)
     tensors = inputs(sum(lengths), HEADS, DIM)
     local = [dispatch(x, plan=plan, rank=executor.rank) for x in tensors[:3]]
     expected = run_dense(tensors, dense_mask(ct.make_workload(lengths, mask="causal")))[0]
-    assert relative_error(collect(attention(*local, executor=executor), plan=plan, group=groups[mine]), expected) < 1e-5
+    assert (
+        relative_error(
+            collect(attention(*local, executor=executor), plan=plan, group=groups[mine]), expected
+        )
+        < 1e-5
+    )
 
 
 def test_groups_of_a_job():
@@ -72,7 +90,14 @@ def hold_different_plans():
 
     lengths = [300 + dist.get_rank(), 60]
     executor = Executor()
-    plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="f32")
+    plan = ct.plan(
+        lengths,
+        cluster=ct.Cluster.from_torch(),
+        strategy="zigzag",
+        heads=HEADS,
+        head_dim=DIM,
+        dtype="f32",
+    )
     try:
         executor.prepare(plan)
     except ct.InvalidPlan as error:
@@ -88,7 +113,14 @@ def lose_a_rank():
     import torch.distributed as dist
 
     executor = Executor(timeout=5)
-    plan = ct.plan([512], cluster=ct.Cluster.from_torch(), strategy="zigzag", heads=HEADS, head_dim=DIM, dtype="f32")
+    plan = ct.plan(
+        [512],
+        cluster=ct.Cluster.from_torch(),
+        strategy="zigzag",
+        heads=HEADS,
+        head_dim=DIM,
+        dtype="f32",
+    )
     executor.prepare(plan)
     dist.barrier()  # otherwise the other rank may still be in prepare
     if executor.rank == 1:

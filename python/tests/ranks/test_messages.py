@@ -13,11 +13,11 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from contextile.torch import Executor, Pool, gather_lengths  # noqa: E402
-from contextile.torch._execute.agreement import agree, agreed  # noqa: E402
-from contextile.torch._ranks import messages  # noqa: E402
-from contextile.torch._ranks.peers import Peers  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+from contextile.torch import Executor, Pool, gather_lengths
+from contextile.torch._execute.agreement import agree, agreed
+from contextile.torch._ranks import messages
+from contextile.torch._ranks.peers import Peers
+from ranks import run_ranks
 
 
 class Command:
@@ -35,18 +35,36 @@ MALFORMED = [
     (b"\xff\xfe", "expected UTF-8, found byte 0xff at 0"),
     (b'{"problem": "", ', "expected JSON, found other text at"),
     (b"[" * 100_000, "expected JSON of a few levels, found too many"),
-    (b'{"problem":"","value":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "expected JSON of a few levels, found too many"),
+    (
+        b'{"problem":"","value":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        "expected JSON of a few levels, found too many",
+    ),
     (b'{"problem":"","value":[NaN]}', "expected JSON, found NaN"),
     (b'{"problem":"","value":[Infinity]}', "expected JSON, found Infinity"),
     (b'{"problem":"","value":[1e999]}', "expected numbers of 64 bits, found 1e999"),
-    (b'{"problem":"","value":[' + b"9" * 100_000 + b"]}", "expected whole numbers of 64 bits, found one of 100000 digits"),
-    (b'{"problem":"","value":[9223372036854775808]}', "expected whole numbers of 64 bits, found one of 19 digits"),
-    (b'{"problem":"","problem":"","value":[1]}', "expected fields of different names, found one twice"),
-    (b'{"problem":"","value":[1],"more":1}', "expected an object with problem, value, found fields 'problem', 'value', 'more'"),
+    (
+        b'{"problem":"","value":[' + b"9" * 100_000 + b"]}",
+        "expected whole numbers of 64 bits, found one of 100000 digits",
+    ),
+    (
+        b'{"problem":"","value":[9223372036854775808]}',
+        "expected whole numbers of 64 bits, found one of 19 digits",
+    ),
+    (
+        b'{"problem":"","problem":"","value":[1]}',
+        "expected fields of different names, found one twice",
+    ),
+    (
+        b'{"problem":"","value":[1],"more":1}',
+        "expected an object with problem, value, found fields 'problem', 'value', 'more'",
+    ),
     (b'{"problem":""}', "expected an object with problem, value, found fields 'problem'"),
     (b"[]", "expected an object with problem, value, found a list of 0"),
     (b'{"problem":1,"value":[1]}', "expected a text of at most 4000 characters, found 1"),
-    (b'{"problem":"%s","value":null}' % (b"x" * 4001), "expected a text of at most 4000 characters, found one of 4001"),
+    (
+        b'{"problem":"%s","value":null}' % (b"x" * 4001),
+        "expected a text of at most 4000 characters, found one of 4001",
+    ),
     (b'{"problem":"","value":7}', "expected a list, found 7"),
     (b'{"problem":"","value":["7"]}', "expected a whole number from 1 to .*, found '7'"),
     (b'{"problem":"","value":[true]}', "expected a whole number from 1 to .*, found true"),
@@ -81,7 +99,10 @@ def says(message: bytes):
     """A rank that sends these bytes in place of its message."""
 
     def body(transport):
-        sizes = [int.from_bytes(size, "little") for size in transport.all_gather(len(message).to_bytes(8, "little"))]
+        sizes = [
+            int.from_bytes(size, "little")
+            for size in transport.all_gather(len(message).to_bytes(8, "little"))
+        ]
         if max(sizes) <= messages.MOST_BYTES:
             transport.all_gather(message.ljust(max(sizes), b"\0"))
 
@@ -90,7 +111,13 @@ def says(message: bytes):
 
 def lengths_of(transport):
     executor = Executor(transport)
-    pool = Pool(executor, neighbourhoods=executor.size, cluster=f"local:1x{executor.size}", heads=(4, 2), head_dim=32)
+    pool = Pool(
+        executor,
+        neighbourhoods=executor.size,
+        cluster=f"local:1x{executor.size}",
+        heads=(4, 2),
+        head_dim=32,
+    )
     return gather_lengths([50, 20], pool)
 
 
@@ -110,7 +137,10 @@ def test_a_message_without_end_is_refused_before_it_comes():
         transport.all_gather((2**63).to_bytes(8, "little"))
 
     found, _ = on_threads([lengths_of, body])
-    with pytest.raises(ct.TransportError, match="message of rank 1: expected 1 to 16777216 bytes, found 9223372036854775808"):
+    with pytest.raises(
+        ct.TransportError,
+        match="message of rank 1: expected 1 to 16777216 bytes, found 9223372036854775808",
+    ):
         raise found
 
 
@@ -150,17 +180,33 @@ def test_values_and_problems_come_to_every_rank():
 def test_settings_are_compared_as_json():
     def body(transport):
         executor = Executor(transport)
-        one = {"dtype": torch.float32, "sizes": [(1, 2), (3,)], "flag": True, "count": 3, "none": None}
+        one = {
+            "dtype": torch.float32,
+            "sizes": [(1, 2), (3,)],
+            "flag": True,
+            "count": 3,
+            "none": None,
+        }
         agree(executor, "here", **one)
-        with pytest.raises(ct.InvalidArgument, match="^here: expected the same dtype on all ranks, found 'torch.float32' on "
-                           "rank 0 and 'torch.bfloat16' on rank 2$"):  # fmt: skip
-            agree(executor, "here", **{**one, "dtype": torch.bfloat16 if transport.rank == 2 else torch.float32})
+        with pytest.raises(
+            ct.InvalidArgument,
+            match="^here: expected the same dtype on all ranks, found 'torch.float32' on "
+            "rank 0 and 'torch.bfloat16' on rank 2$",
+        ):
+            agree(
+                executor,
+                "here",
+                **{**one, "dtype": torch.bfloat16 if transport.rank == 2 else torch.float32},
+            )
         with pytest.raises(ct.InvalidArgument, match="expected the same sizes on all ranks, found"):
             agree(executor, "here", **{**one, "sizes": [[1, 2 + transport.rank]]})
         large = 10**5000
         agree(executor, "here", count=large, sizes=[2**63, -(2**63)])
-        with pytest.raises(ct.InvalidArgument, match="^here: expected the same count on all ranks, found '0x8000000000000000' on "
-                           "rank 0 and '0x8000000000000001' on rank 1$"):  # fmt: skip
+        with pytest.raises(
+            ct.InvalidArgument,
+            match="^here: expected the same count on all ranks, found '0x8000000000000000' on "
+            "rank 0 and '0x8000000000000001' on rank 1$",
+        ):
             agree(executor, "here", count=2**63 + transport.rank)
         return "all"
 
@@ -172,9 +218,14 @@ def over_a_group():
 
     rank, size = dist.get_rank(), dist.get_world_size()
     peers = Peers(rank, size, None)  # without a transport, as where the build has no gloo
-    assert peers.told("here", {"rank": rank}, lambda value: messages.fields(value, "rank")[0]) == list(range(size))
+    assert peers.told(
+        "here", {"rank": rank}, lambda value: messages.fields(value, "rank")[0]
+    ) == list(range(size))
     assert peers.numbers("here", [rank, -1]) == [[other, -1] for other in range(size)]
-    with pytest.raises(ct.TransportError, match="^here: message of rank 1: expected a whole number from 0 to 0, found 1$"):
+    with pytest.raises(
+        ct.TransportError,
+        match="^here: message of rank 1: expected a whole number from 0 to 0, found 1$",
+    ):
         peers.told("here", rank, lambda value: messages.whole(value, 0, 0))
     # A message is as long as the longest.
     texts = peers.told("here", "x" * 1000 * rank, messages.text)
@@ -202,7 +253,10 @@ def announces_another_address():
             return told(group, where, value, check)
 
         group_module.messages.gather_over = gather_over
-    with pytest.raises(ct.TransportError, match="^group, rendezvous: message of rank 0: expected an IPv4 address, found 'exam"):
+    with pytest.raises(
+        ct.TransportError,
+        match="^group, rendezvous: message of rank 0: expected an IPv4 address, found 'exam",
+    ):
         make_transport(timeout=60)
 
 
@@ -220,16 +274,23 @@ def test_tensors_of_any_shape_move_and_add_up(num_ranks):
             for shape in ((), (1,), (7,), (0, 3), (2, 3, 5)):
                 whole = torch.arange(3 * max(torch.Size(shape).numel(), 1)).to(dtype)
                 whole = whole[: torch.Size(shape).numel()].reshape(shape)
-                assert torch.equal(torch.stack(peers.everyones("all", whole + rank)), torch.stack([whole + r for r in range(size)]))
+                assert torch.equal(
+                    torch.stack(peers.everyones("all", whole + rank)),
+                    torch.stack([whole + r for r in range(size)]),
+                )
                 assert torch.equal(peers.sum("sum", whole + rank), size * whole + sum(range(size)))
         # One element with a stride, as columns have them.
         column = torch.arange(12).reshape(3, 4)[:1, 3]
-        assert [part.tolist() for part in peers.everyones("column", column + rank)] == [[3 + r] for r in range(size)]
+        assert [part.tolist() for part in peers.everyones("column", column + rank)] == [
+            [3 + r] for r in range(size)
+        ]
         # Rank a sends a + b rows of a to rank b.
         rows = torch.full((sum(rank + other for other in range(size)), 2), float(rank))
         counts = [rank + other for other in range(size)]
         found = peers.exchange("rows", rows, counts, counts)
-        assert found[:, 0].tolist() == [float(other) for other in range(size) for _ in range(rank + other)]
+        assert found[:, 0].tolist() == [
+            float(other) for other in range(size) for _ in range(rank + other)
+        ]
         return "all"
 
     assert on_threads([body] * num_ranks) == ["all"] * num_ranks

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 if not ct.gloo_available():
     pytest.skip("this build has no gloo", allow_module_level=True)
 
-from contextile.torch import (  # noqa: E402
+from contextile.torch import (
     Executor,
     Pool,
     SamePhasePipeline,
@@ -32,9 +32,9 @@ from contextile.torch import (  # noqa: E402
     make_transport,
     roll,
 )
-from contextile.torch._execute.agreement import peers_of  # noqa: E402
-from pooled_model import Layer  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+from contextile.torch._execute.agreement import peers_of
+from pooled_model import Layer
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.timing, pytest.mark.long]
 
@@ -45,10 +45,16 @@ TIMEOUT_S = 8.0
 
 def rule(query, key, value, g, initial_state=None, output_final_state=False):
     """Linear attention with a decay per token."""
-    state = key.new_zeros(1, value.shape[2], key.shape[3], value.shape[3]) if initial_state is None else initial_state
+    state = (
+        key.new_zeros(1, value.shape[2], key.shape[3], value.shape[3])
+        if initial_state is None
+        else initial_state
+    )
     outs = []
     for t in range(query.shape[1]):
-        state = state * g[:, t].exp()[..., None, None] + torch.einsum("bhk,bhv->bhkv", key[:, t], value[:, t])
+        state = state * g[:, t].exp()[..., None, None] + torch.einsum(
+            "bhk,bhv->bhkv", key[:, t], value[:, t]
+        )
         outs.append(torch.einsum("bhkv,bhk->bhv", state, query[:, t]))
     return torch.stack(outs, dim=1), state if output_final_state else None
 
@@ -59,7 +65,9 @@ class Scene:
     def __init__(self, folder):
         self.executor = Executor(timeout=TIMEOUT_S, flight_folder=folder)
         self.rank, self.size = self.executor.rank, self.executor.size
-        self.plan = ct.plan([96], cluster=f"local:1x{self.size}", strategy="zigzag", block_size=8, **SHAPE)
+        self.plan = ct.plan(
+            [96], cluster=f"local:1x{self.size}", strategy="zigzag", block_size=8, **SHAPE
+        )
         self.prepared = self.executor.prepare(self.plan)
         rows = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
         self.rows = dispatch(rows, plan=self.plan, rank=self.rank).requires_grad_()
@@ -110,7 +118,14 @@ def begin_pool(scene):
 
 
 def begin_pipeline(scene):
-    pool = Pool(scene.executor, neighbourhoods=scene.size, cluster=f"local:1x{scene.size}", heads=(4, 2), head_dim=8, dtype="f32")
+    pool = Pool(
+        scene.executor,
+        neighbourhoods=scene.size,
+        cluster=f"local:1x{scene.size}",
+        heads=(4, 2),
+        head_dim=8,
+        dtype="f32",
+    )
     return lambda: SamePhasePipeline([[Layer()]], pool, stages=scene.size, hidden=16)
 
 
@@ -118,10 +133,18 @@ def begin_generate(scene):
     transformers = pytest.importorskip("transformers")
     import contextile.transformers as cth
 
-    config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                                      num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     model = transformers.LlamaForCausalLM(config).eval()
-    return lambda: cth.generate(model, torch.zeros(1, 4, dtype=torch.int64), max_new_tokens=2, do_sample=False)
+    return lambda: cth.generate(
+        model, torch.zeros(1, 4, dtype=torch.int64), max_new_tokens=2, do_sample=False
+    )
 
 
 def begin_large(scene):

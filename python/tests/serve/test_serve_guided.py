@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
-from test_serve import Server  # noqa: E402
-from test_serve_clients import (  # noqa: E402, F401
+from test_serve import Server
+from test_serve_clients import (  # noqa: F401
     CHAT,
     asked,
     client_of,
@@ -47,13 +47,24 @@ def test_chats_keep_to_a_schema(front):  # noqa: F811
     client = client_of(front)
     for temperature in (0, 1):
         answer = client.chat.completions.create(
-            model="tiny", messages=CHAT, max_tokens=200, temperature=temperature, seed=3, n=3, response_format=FORMAT
+            model="tiny",
+            messages=CHAT,
+            max_tokens=200,
+            temperature=temperature,
+            seed=3,
+            n=3,
+            response_format=FORMAT,
         )
         for choice in answer.choices:
             assert choice.finish_reason == "stop"
             check_place(choice.message.content)
     parts = client.chat.completions.create(
-        model="tiny", messages=CHAT, max_tokens=200, temperature=0, stream=True, response_format=FORMAT
+        model="tiny",
+        messages=CHAT,
+        max_tokens=200,
+        temperature=0,
+        stream=True,
+        response_format=FORMAT,
     )
     check_place("".join(part.choices[0].delta.content or "" for part in parts))
 
@@ -63,7 +74,9 @@ def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):  # 
     import numpy as np
 
     words = llguidance.hf.from_tokenizer(tokenizer, n_vocab=model.config.vocab_size, eos_token=[2])
-    matcher = llguidance.LLMatcher(words, llguidance.LLMatcher.grammar_from_regex(r"[a-f]{4}( [0-9]+){3}"))
+    matcher = llguidance.LLMatcher(
+        words, llguidance.LLMatcher.grammar_from_regex(r"[a-f]{4}( [0-9]+){3}")
+    )
     prompt = tokenizer.encode("The quick fox", add_special_tokens=True)
     tokens = list(prompt)
     while tokens[-1] != 2 and len(tokens) < len(prompt) + 30:
@@ -75,7 +88,12 @@ def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):  # 
         matcher.consume_token(tokens[-1])
     outputs = {"regex": r"[a-f]{4}( [0-9]+){3}"}
     answer = asked(
-        front, prompt=prompt, max_tokens=30, temperature=0, return_token_ids=True, structured_outputs=outputs
+        front,
+        prompt=prompt,
+        max_tokens=30,
+        temperature=0,
+        return_token_ids=True,
+        structured_outputs=outputs,
     )
     assert answer.status == 200, answer.body
     assert answer.json()["choices"][0]["token_ids"] == tokens[len(prompt) :]
@@ -86,14 +104,25 @@ def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):  # 
     [
         ({"json": SCHEMA}, lambda text: check_place(text) is None),
         ({"json": json.dumps(SCHEMA)}, lambda text: check_place(text) is None),
-        ({"regex": "[0-9]{3}-[0-9]{2}"}, lambda text: len(text) == 6 and text[3] == "-" and text.replace("-", "").isdigit()),
+        (
+            {"regex": "[0-9]{3}-[0-9]{2}"},
+            lambda text: len(text) == 6 and text[3] == "-" and text.replace("-", "").isdigit(),
+        ),
         ({"choice": ["yes", 'no "never"', "é"]}, lambda text: text in ("yes", 'no "never"', "é")),
         ({"grammar": 'start: "x" ("b" | "c") "y"'}, lambda text: text in ("xby", "xcy")),
         ({"grammar": 'root ::= "x" ("b" | "c") "y"'}, lambda text: text in ("xby", "xcy")),
     ],
-)  # fmt: skip
+)
 def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):  # noqa: F811
-    answer = asked(front, prompt=["The", "fox"], n=2, max_tokens=150, temperature=1, seed=1, structured_outputs=outputs)
+    answer = asked(
+        front,
+        prompt=["The", "fox"],
+        n=2,
+        max_tokens=150,
+        temperature=1,
+        seed=1,
+        structured_outputs=outputs,
+    )
     assert answer.status == 200, answer.body
     for choice in answer.json()["choices"]:
         assert choice["finish_reason"] == "stop"
@@ -101,17 +130,31 @@ def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):  #
 
 
 def test_json_objects_are_objects_as_far_as_they_come(front):  # noqa: F811
-    answer = asked(front, "/v1/chat/completions", messages=CHAT, max_tokens=8, response_format={"type": "json_object"})
+    answer = asked(
+        front,
+        "/v1/chat/completions",
+        messages=CHAT,
+        max_tokens=8,
+        response_format={"type": "json_object"},
+    )
     assert answer.json()["choices"][0]["message"]["content"].lstrip().startswith("{"), answer.body
 
 
 WRONG = [
     ({"response_format": {"type": "xml"}}, "expected type text, json_object or json_schema, found"),
     ({"response_format": "json"}, "expected type text"),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "schema: expected response_format of type, found another"),
+    (
+        {"response_format": {"type": "json_object", "schema": {}}},
+        "schema: expected response_format of type, found another",
+    ),
     ({"response_format": {"type": "json_schema"}}, "expected json_schema with an object schema"),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"not": {}}},
+            }
+        },
         'Unimplemented keys: ["not"]',
     ),
     (
@@ -129,15 +172,30 @@ WRONG = [
     ({"structured_outputs": {"json_object": False}}, "expected json_object true"),
     ({"structured_outputs": {"choice": []}}, "expected choice of 1 to 1024 texts"),
     ({"structured_outputs": {"choice": ["a", ""]}}, "texts that are not empty"),
-    ({"structured_outputs": {"grammar": "start: nothing"}}, "expected a grammar that llguidance takes"),
-    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "expected one of json, json_object, regex"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag: expected structured_outputs of choice, grammar, json"),
+    (
+        {"structured_outputs": {"grammar": "start: nothing"}},
+        "expected a grammar that llguidance takes",
+    ),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        "expected one of json, json_object, regex",
+    ),
+    (
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structural_tag: expected structured_outputs of choice, grammar, json",
+    ),
     ({"structured_outputs": {}}, "expected one of"),
-    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "no response_format next to it"),
-    ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos: expected false next to structured_outputs"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "no response_format next to it",
+    ),
+    (
+        {"structured_outputs": {"regex": "a"}, "ignore_eos": True},
+        "ignore_eos: expected false next to structured_outputs",
+    ),
     ({"structured_outputs": {"regex": "a" * 300_000}}, "expected at most 262144 bytes"),
     ({"guided_json": {}}, "guided_json: expected parameters of "),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fields", "said"), WRONG, ids=range(len(WRONG)))
@@ -149,14 +207,22 @@ def test_what_no_grammar_can_be_made_of_is_refused(front, fields, said):  # noqa
 def test_nothing_is_asked_by_text(front):  # noqa: F811
     plain = asked(front, prompt="Hello", max_tokens=4, temperature=0).json()["choices"]
     text = {"type": "text"}
-    assert asked(front, prompt="Hello", max_tokens=4, temperature=0, response_format=text).json()["choices"] == plain
+    assert (
+        asked(front, prompt="Hello", max_tokens=4, temperature=0, response_format=text).json()[
+            "choices"
+        ]
+        == plain
+    )
 
 
 # -------------------------------------------------------------------------------------------- tools
 
 
 def tool(name, parameters):
-    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": name, "parameters": parameters},
+    }
 
 
 TOOLS = [tool("visit", SCHEMA), tool("wait", None)]
@@ -172,7 +238,8 @@ def with_tools(tmp_path_factory, folder):  # noqa: F811
     shutil.copytree(folder, path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)  # noqa: F811
     tokenizer.chat_template = (
-        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tokenizer.chat_template
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+        + tokenizer.chat_template
     )
     (path / "chat_template.jinja").unlink(missing_ok=True)
     tokenizer.save_pretrained(path)
@@ -183,7 +250,10 @@ def with_tools(tmp_path_factory, folder):  # noqa: F811
 
 def calls_of(server, **fields):
     """The message and the finish of a chat, and of the same as a stream."""
-    client, given = client_of(server), {"model": "tiny", "messages": CHAT, "temperature": 0, "tools": TOOLS, **fields}
+    client, given = (
+        client_of(server),
+        {"model": "tiny", "messages": CHAT, "temperature": 0, "tools": TOOLS, **fields},
+    )
     whole = client.chat.completions.create(**given).choices[0]
     arguments, names, content, finish = {}, {}, "", None
     for chunk in client.chat.completions.create(**given, stream=True):
@@ -196,7 +266,9 @@ def calls_of(server, **fields):
             arguments[call.index] = arguments.get(call.index, "") + call.function.arguments
         finish = chunk.choices[0].finish_reason or finish
     assert finish == whole.finish_reason and content == (whole.message.content or "")
-    found = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    found = [
+        (call.function.name, call.function.arguments) for call in whole.message.tool_calls or []
+    ]
     assert found == [(names[i], arguments[i]) for i in sorted(arguments)]
     return found, whole
 
@@ -211,27 +283,45 @@ def test_a_function_that_is_named_is_called(with_tools):
 
 
 def test_some_function_is_called(with_tools):
-    found, whole = calls_of(with_tools, tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+    found, whole = calls_of(
+        with_tools, tool_choice="required", parallel_tool_calls=False, max_tokens=400
+    )
     assert whole.finish_reason in ("tool_calls", "length")
     if whole.finish_reason == "tool_calls":
         [(name, arguments)] = found
         assert json.loads(arguments) == {} if name == "wait" else check_place(arguments) is None
     found, whole = calls_of(with_tools, tool_choice="required", max_tokens=5)
-    assert not found and whole.finish_reason == "length" and whole.message.content.lstrip().startswith("[")
+    assert (
+        not found
+        and whole.finish_reason == "length"
+        and whole.message.content.lstrip().startswith("[")
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tools": TOOLS, "tool_choice": "always"}, "expected none, auto, required or a function by name"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "go"}}}, "one of the tools visit, wait"),
+        (
+            {"tools": TOOLS, "tool_choice": "always"},
+            "expected none, auto, required or a function by name",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "go"}}},
+            "one of the tools visit, wait",
+        ),
         ({"tool_choice": "required"}, "expected tools next to required"),
-        ({"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"}, "functions with different names"),
+        (
+            {"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"},
+            "functions with different names",
+        ),
         ({"tools": [tool("x", {"not": {}})], "tool_choice": "required"}, "Unimplemented keys"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "no response_format"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT},
+            "no response_format",
+        ),
         ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls: expected true"),
     ],
-)  # fmt: skip
+)
 def test_calls_that_cannot_be_asked_for_are_refused(with_tools, fields, said):
     answer = asked(with_tools, "/v1/chat/completions", messages=CHAT, **fields)
     assert answer.status == 400 and said in answer.json()["error"]["message"], answer.body

@@ -16,7 +16,9 @@ STRATEGY = "distca:nano_batches=1,resend=on,backward=own,granularity=8,tolerance
 def rotated(x, positions):
     angles = positions[:, None, None] * 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], -1).flatten(-2)
+    return torch.stack(
+        [even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], -1
+    ).flatten(-2)
 
 
 class Layer(nn.Module):
@@ -24,10 +26,18 @@ class Layer(nn.Module):
         super().__init__()
         self.norm, self.feed_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
         self.project = nn.Linear(HIDDEN, (HEADS + 2 * KV_HEADS) * DIM)
-        self.out, self.up, self.down = nn.Linear(HEADS * DIM, HIDDEN), nn.Linear(HIDDEN, 32), nn.Linear(32, HIDDEN)
+        self.out, self.up, self.down = (
+            nn.Linear(HEADS * DIM, HIDDEN),
+            nn.Linear(HIDDEN, 32),
+            nn.Linear(32, HIDDEN),
+        )
 
     def pre_attention(self, x, positions):
-        q, k, v = self.project(self.norm(x)).unflatten(1, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        q, k, v = (
+            self.project(self.norm(x))
+            .unflatten(1, (-1, DIM))
+            .split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        )
         return rotated(q, positions), rotated(k, positions), v
 
     def post_attention(self, attended, x, positions):
@@ -76,10 +86,15 @@ def dense_loss(model, lengths, tokens, num_tokens):
 
 def gradients_of(model):
     """Gradients by name; of parameters that this rank does not use, zeros."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    return {
+        name: torch.zeros_like(p) if p.grad is None else p.grad
+        for name, p in model.named_parameters()
+    }
 
 
 def assert_same(found, expected, tolerance=1e-5):
     for name, value in expected.items():
         difference = (found[name] - value).abs().max() / value.abs().max().clamp(min=1e-3)
-        assert difference < tolerance, f"{name}: expected at most {tolerance}, found {difference:.1e}"
+        assert difference < tolerance, (
+            f"{name}: expected at most {tolerance}, found {difference:.1e}"
+        )

@@ -43,23 +43,38 @@ class Ranks:
         import torch.distributed as dist
 
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([name for name in PRELOADED if importlib.util.find_spec(name.split(".")[0])])
+        context.set_forkserver_preload(
+            [name for name in PRELOADED if importlib.util.find_spec(name.split(".")[0])]
+        )
         # As torchrun has it, the store outlives every rank.
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.folder = tempfile.TemporaryDirectory()
         self.ranks = []
         for rank in range(num_ranks):
             environment = {
-                "RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks,
-                "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port,
-                "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_RUN_ID": "tests",
-            }  # fmt: skip
+                "RANK": rank,
+                "WORLD_SIZE": num_ranks,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": num_ranks,
+                "GROUP_RANK": 0,
+                "GROUP_WORLD_SIZE": 1,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": self.store.port,
+                "TORCHELASTIC_USE_AGENT_STORE": True,
+                "TORCHELASTIC_RESTART_COUNT": 0,
+                "TORCHELASTIC_RUN_ID": "tests",
+            }
             files = [Path(self.folder.name) / f"{rank}.{stream}" for stream in ("stdout", "stderr")]
             process = context.Process(
                 target=main,
-                args=(function.__module__, function.__name__, arguments,
-                      {name: str(value) for name, value in environment.items()}, *map(str, files)),
-            )  # fmt: skip
+                args=(
+                    function.__module__,
+                    function.__name__,
+                    arguments,
+                    {name: str(value) for name, value in environment.items()},
+                    *map(str, files),
+                ),
+            )
             # The first rank starts the process with the imports.
             with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
                 process.start()
@@ -89,8 +104,12 @@ def run_ranks(
             for process in [running.pop(sentinel) for sentinel in ended]:
                 process.join()
                 failed = failed or process.exitcode != 0
-        stdout, stderr = ("".join(getattr(rank, name).read_text() for rank in ranks if getattr(rank, name).exists())
-                          for name in ("stdout", "stderr"))  # fmt: skip
+        stdout, stderr = (
+            "".join(
+                getattr(rank, name).read_text() for rank in ranks if getattr(rank, name).exists()
+            )
+            for name in ("stdout", "stderr")
+        )
     what = f"{function.__name__} on {num_ranks} ranks"
     if late:
         raise AssertionError(f"{what} runs for more than {timeout} s:\n{stdout}\n{stderr}")
@@ -132,7 +151,12 @@ def leave_together() -> None:
 
 
 def main(
-    module: str, name: str, arguments: tuple[str, ...], environment: dict[str, str], stdout: str, stderr: str
+    module: str,
+    name: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    stdout: str,
+    stderr: str,
 ) -> None:
     """The program of a rank."""
     for path, stream in ((stdout, 1), (stderr, 2)):

@@ -16,7 +16,12 @@ def dense_mask(plan_or_workload: Any, name: int = 0) -> np.ndarray:
 
 
 def dense_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: np.ndarray, *, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: np.ndarray,
+    *,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """[tokens, heads, dim] in fp64; rows that attend nothing are 0."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
@@ -35,7 +40,9 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
 
 
-def inputs(num_tokens: int, heads: tuple[int, int], dim: int, *, seed: int = 0, dtype: Any = torch.float32) -> Any:
+def inputs(
+    num_tokens: int, heads: tuple[int, int], dim: int, *, seed: int = 0, dtype: Any = torch.float32
+) -> Any:
     """q, k, v and a gradient of the output."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -46,7 +53,12 @@ def inputs(num_tokens: int, heads: tuple[int, int], dim: int, *, seed: int = 0, 
 
 
 def run_plan(
-    plan: ct.Plan, tensors: Any, *, mask: str = "", sink: torch.Tensor | None = None, make: Any = Executor
+    plan: ct.Plan,
+    tensors: Any,
+    *,
+    mask: str = "",
+    sink: torch.Tensor | None = None,
+    make: Any = Executor,
 ) -> Any:
     """out, dq, dk, dv (and dsink) of the whole batch by a thread for every rank, with the executor
     that ``make`` gives it."""

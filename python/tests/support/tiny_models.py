@@ -16,7 +16,9 @@ def finished(model, implementation, std=0.2):
     for name, parameter in model.named_parameters() if std is not None else ():
         if parameter.dim() > 1:
             generator = torch.Generator().manual_seed(parameter.numel())
-            torch.nn.init.normal_(parameter, std=std(name) if callable(std) else std, generator=generator)
+            torch.nn.init.normal_(
+                parameter, std=std(name) if callable(std) else std, generator=generator
+            )
     if implementation is not None:
         model.set_attn_implementation(implementation)
     return model.float().train()
@@ -25,4 +27,8 @@ def finished(model, implementation, std=0.2):
 def make_tiny(name, config_name, sizes, implementation=None, std=0.2):
     """A model of a class, the same in every process."""
     torch.manual_seed(5)
-    return finished(getattr(transformers, name)(getattr(transformers, config_name)(**sizes)), implementation, std)
+    return finished(
+        getattr(transformers, name)(getattr(transformers, config_name)(**sizes)),
+        implementation,
+        std,
+    )

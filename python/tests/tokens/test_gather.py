@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 if not ct.gloo_available():
     pytest.skip("this build has no gloo", allow_module_level=True)
 
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
+from torch import nn
+from torch.nn import functional
 
-from contextile.torch import (  # noqa: E402
+from contextile.torch import (
     Executor,
     attention,
     collect,
@@ -24,7 +24,7 @@ from contextile.torch import (  # noqa: E402
     local_batch,
     token_log_probs,
 )
-from ranks import run_ranks  # noqa: E402
+from ranks import run_ranks
 
 LENGTHS = [70, 26, 160, 1]
 FEW = [2]  # tokens for more ranks
@@ -32,13 +32,20 @@ STRATEGIES = ["zigzag", "dcp"]
 
 
 def planned(lengths, strategy="zigzag", **options):
-    return ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=16,
-                   **{"heads": (4, 2), "head_dim": 16, "dtype": "f32", **options})  # fmt: skip
+    return ct.plan(
+        lengths,
+        cluster=ct.Cluster.from_torch(),
+        strategy=strategy,
+        block_size=16,
+        **{"heads": (4, 2), "head_dim": 16, "dtype": "f32", **options},
+    )
 
 
 def close(found, expected, bound=1e-5):
     assert found.shape == expected.shape
-    assert found.numel() == 0 or (found - expected).abs().max() <= bound * expected.abs().max().clamp(min=1e-12)
+    assert found.numel() == 0 or (
+        found - expected
+    ).abs().max() <= bound * expected.abs().max().clamp(min=1e-12)
 
 
 def random(*shape, seed=0):
@@ -90,7 +97,9 @@ def gather_with_gradients():
                 close(mine.grad, dispatch(whole.grad, plan=whole_plan, rank=rank))
                 # Any dimension of the tokens, counted from either end.
                 for dim in (1, -2):
-                    mine = dispatch(whole.movedim(0, 1).detach(), plan=whole_plan, rank=rank, dim=dim).requires_grad_()
+                    mine = dispatch(
+                        whole.movedim(0, 1).detach(), plan=whole_plan, rank=rank, dim=dim
+                    ).requires_grad_()
                     found = gathered(mine, dim=dim)
                     close(found.movedim(1, 0), expected)
                     (found.movedim(1, 0).sin() * weights).sum().backward()
@@ -101,7 +110,9 @@ def gather_with_gradients():
         mine = dispatch(whole, plan=plan, rank=rank)
         assert torch.equal(collect(mine, plan=plan), whole)
         assert torch.equal(gather_last(mine, plan=plan), last_of(plan, whole))
-        assert document_sums(mine, plan=plan).dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+        assert document_sums(mine, plan=plan).dtype == (
+            torch.float32 if dtype == torch.bfloat16 else dtype
+        )
     half = dispatch(random(sum(LENGTHS), 2), plan=plan, rank=rank).bfloat16().requires_grad_()
     collect(half, plan=plan, loss="share").sum().backward()
     assert torch.equal(half.grad, torch.full_like(half, size))
@@ -123,20 +134,38 @@ def gather_what_does_not_fit():
     rank = dist.get_rank()
     plan, other = planned(LENGTHS), planned([200, 57])
     mine = dispatch(random(sum(LENGTHS), 4), plan=plan, rank=rank)
-    refused("loss: expected same or share, found 'mean'", lambda: collect(mine, plan=plan, loss="mean"))
-    refused(r"collect: expected a dimension of \[\d+, 4\], found dim=2", lambda: collect(mine, plan=plan, dim=2))
-    refused(r"dispatch: expected a dimension of \[257\], found dim=-2", lambda: dispatch(torch.zeros(257), plan=plan, rank=0, dim=-2))
-    refused(r"tokens: expected 0 to 256, found -1 to 5", lambda: gather_rows(mine, [5, -1], plan=plan))
+    refused(
+        "loss: expected same or share, found 'mean'", lambda: collect(mine, plan=plan, loss="mean")
+    )
+    refused(
+        r"collect: expected a dimension of \[\d+, 4\], found dim=2",
+        lambda: collect(mine, plan=plan, dim=2),
+    )
+    refused(
+        r"dispatch: expected a dimension of \[257\], found dim=-2",
+        lambda: dispatch(torch.zeros(257), plan=plan, rank=0, dim=-2),
+    )
+    refused(
+        r"tokens: expected 0 to 256, found -1 to 5", lambda: gather_rows(mine, [5, -1], plan=plan)
+    )
     refused(r"tokens: expected whole numbers", lambda: gather_rows(mine, [0.5], plan=plan))
     # All ranks learn of what is wrong on one.
     wrong = mine[:-1] if rank == 1 else mine
     refused(
-        r"gather_last: expected \d+ tokens in dimension 0, found \d+" if rank == 1 else "expected every rank's own tokens.*on rank 1",
+        r"gather_last: expected \d+ tokens in dimension 0, found \d+"
+        if rank == 1
+        else "expected every rank's own tokens.*on rank 1",
         lambda: gather_last(wrong, plan=plan),
     )
     found = "expected one plan, shape, dtype, loss= and tokens on all ranks, found others on rank"
     refused(found, lambda: gather_rows(mine, [3, rank], plan=plan))
-    refused(found, lambda: collect(dispatch(random(257, 4), plan=other, rank=rank) if rank else mine, plan=other if rank else plan))
+    refused(
+        found,
+        lambda: collect(
+            dispatch(random(257, 4), plan=other, rank=rank) if rank else mine,
+            plan=other if rank else plan,
+        ),
+    )
     refused(found, lambda: document_sums(mine if rank else mine[:, :2], plan=plan))
     refused(found, lambda: collect(mine, plan=plan, loss="share" if rank else "same"))
     # Gradients that differ are no gradients of one loss.
@@ -177,11 +206,18 @@ def test_log_probs_are_those_of_log_softmax():
         close(hidden.grad, gradients[0])
         close(weight.grad, gradients[1])
     assert calls[:50] == [1] * 37 + [0] * 13  # as often on every rank, however many its tokens
-    refused(r"labels: expected \[37\], as the tokens, found \[36\]", lambda: token_log_probs(hidden, labels[1:], head=head))
-    refused("chunks: expected at least 1, found 0", lambda: token_log_probs(hidden, labels, head=head, chunks=0))
+    refused(
+        r"labels: expected \[37\], as the tokens, found \[36\]",
+        lambda: token_log_probs(hidden, labels[1:], head=head),
+    )
+    refused(
+        "chunks: expected at least 1, found 0",
+        lambda: token_log_probs(hidden, labels, head=head, chunks=0),
+    )
 
 
-# ---------------------------------------------------------------------------------------- preferences
+# ----------------------------------------------------------------------------------------
+# preferences
 
 
 class Model(nn.Module):
@@ -203,7 +239,9 @@ class Model(nn.Module):
 
 def attend_alone(q, k, v):
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[
+        0
+    ].transpose(0, 1)
 
 
 # chosen and rejected in turns; the first tokens of each are a prompt
@@ -213,7 +251,9 @@ PROMPTS = [30, 30, 8, 8, 2, 2]
 
 def preference_batch(seed=3):
     tokens = torch.randint(50, (sum(ANSWERS),), generator=torch.Generator().manual_seed(seed))
-    is_answer = torch.cat([torch.arange(length) >= prompt for length, prompt in zip(ANSWERS, PROMPTS)])
+    is_answer = torch.cat(
+        [torch.arange(length) >= prompt for length, prompt in zip(ANSWERS, PROMPTS)]
+    )
     return tokens, is_answer
 
 
@@ -253,7 +293,9 @@ def check_parameters(model, alone):
             continue
         dist.all_reduce(found.grad)
         error = (found.grad - expected.grad).abs().max() / expected.grad.abs().max().clamp(min=1e-4)
-        assert error < 1e-5, f"gradient of {name} is off by {error:.2e}, largest {expected.grad.abs().max():.2e}"
+        assert error < 1e-5, (
+            f"gradient of {name} is off by {error:.2e}, largest {expected.grad.abs().max():.2e}"
+        )
 
 
 def made(outputs, seed):
@@ -311,7 +353,7 @@ def gather_on_one_rank_and_go_back_on_another(loss):
     total = gather_last(x, plan=plan, loss=loss).sum()
     other = "forward" if executor.rank == 0 else "backward"
     match = f"expected all ranks in the same call.*in {other} of a gathering function"
-    with pytest.raises(ct.InvalidArgument, match=match):  # noqa: PT012
+    with pytest.raises(ct.InvalidArgument, match=match):
         if executor.rank == 0:
             total.backward()
         else:

@@ -12,9 +12,12 @@ import pytest
 import contextile as ct
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install --no-deps 'megatron-core==0.16.*')")
+pytest.importorskip(
+    "megatron.core",
+    reason="megatron-core is not installed (pip install --no-deps 'megatron-core==0.16.*')",
+)
 
-from test_megatron import (  # noqa: E402
+from test_megatron import (
     VOCABULARY,
     config_of,
     make,
@@ -25,14 +28,18 @@ from test_megatron import (  # noqa: E402
     te_indices,
 )
 
-from ranks import run_ranks  # noqa: E402
+from ranks import run_ranks
 
 SHAPE = {"heads": (4, 2), "head_dim": 16, "dtype": "f32"}
 # Skewed lengths, all multiples of 2 x ranks.
 SKEWED = [128, 16, 16, 32, 48, 16, 32, 16]
 # Micro-batches of equally many tokens, as stages of a pipeline need them.
 PACKS = [[32, 16], [48], [8, 24, 16], [16, 32], [40, 8], [16, 16, 16], [24, 24], [8, 40]]
-RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+RECOMPUTED = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
 
 
 def sample_of(number, length):
@@ -41,7 +48,12 @@ def sample_of(number, length):
     tokens = torch.randint(0, VOCABULARY, (length + 1,), generator=generator)
     loss_mask = torch.ones(length)
     loss_mask[-3:] = 0
-    return {"tokens": tokens[:-1], "labels": tokens[1:], "loss_mask": loss_mask, "position_ids": torch.arange(length)}
+    return {
+        "tokens": tokens[:-1],
+        "labels": tokens[1:],
+        "loss_mask": loss_mask,
+        "position_ids": torch.arange(length),
+    }
 
 
 class Reference:
@@ -55,12 +67,21 @@ class Reference:
         self.model = make("plain", num_layers=2)
         losses, num_tokens = 0.0, 0
         for sample in samples:
-            tokens, labels, positions = (sample[name][None] for name in ("tokens", "labels", "position_ids"))
-            found = (self.model(tokens, positions, None, labels=labels)[0] * sample["loss_mask"]).sum()
+            tokens, labels, positions = (
+                sample[name][None] for name in ("tokens", "labels", "position_ids")
+            )
+            found = (
+                self.model(tokens, positions, None, labels=labels)[0] * sample["loss_mask"]
+            ).sum()
             found.backward()
-            losses, num_tokens = losses + found.item(), num_tokens + sample["loss_mask"].sum().item()
+            losses, num_tokens = (
+                losses + found.item(),
+                num_tokens + sample["loss_mask"].sum().item(),
+            )
         self.loss = losses / num_tokens
-        self.gradients = {name: one.grad / num_tokens for name, one in self.model.named_parameters()}
+        self.gradients = {
+            name: one.grad / num_tokens for name, one in self.model.named_parameters()
+        }
         parallel_state.destroy_model_parallel()
 
 
@@ -78,25 +99,36 @@ def make_wrapped(reference, **options):
     import contextile.megatron as ctm
 
     config = config_of(
-        "plain", num_layers=2, calculate_per_token_loss=True, pipeline_dtype=torch.float32,
+        "plain",
+        num_layers=2,
+        calculate_per_token_loss=True,
+        pipeline_dtype=torch.float32,
         tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
         context_parallel_size=parallel_state.get_context_parallel_world_size(),
-        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(), **options,
-    )  # fmt: skip
+        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        **options,
+    )
     config.finalize_model_grads_func = finalize_model_grads
     spec = get_gpt_layer_local_spec()
     spec.submodules.self_attention.submodules.core_attention = ctm.CoreAttention
     model = GPTModel(
-        config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=256,
-        position_embedding_type="rope", share_embeddings_and_output_weights=False,
-        pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
-    )  # fmt: skip
+        config=config,
+        transformer_layer_spec=spec,
+        vocab_size=VOCABULARY,
+        max_sequence_length=256,
+        position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+    )
     whole = dict(reference.model.named_parameters())
     with torch.no_grad():
         for name, value in model.named_parameters():
             value.copy_(share_of(whole[name_in_whole(name)], value))
     wrapped = DistributedDataParallel(
-        config, DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False), model
+        config,
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False),
+        model,
     )
     wrapped.zero_grad_buffer()
     return wrapped.train()
@@ -150,7 +182,9 @@ def on_all_tp_ranks(data_iterator):
     found = [None if data_iterator is None else next(data_iterator)]
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         group = parallel_state.get_tensor_model_parallel_group()
-        dist.broadcast_object_list(found, src=parallel_state.get_tensor_model_parallel_src_rank(), group=group)
+        dist.broadcast_object_list(
+            found, src=parallel_state.get_tensor_model_parallel_src_rank(), group=group
+        )
     return dict(found[0])
 
 
@@ -176,7 +210,13 @@ def hybrid_step(planner):
         elif parallel_state.get_context_parallel_world_size() > 1:
             group = planner.group_of(size)
         batch, params = get_batch_on_this_hybrid_cp_rank(sample, size, group)
-        losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"], packed_seq_params=params)
+        losses = model(
+            batch["tokens"],
+            batch["position_ids"],
+            None,
+            labels=batch["labels"],
+            packed_seq_params=params,
+        )
         return losses, loss_of(batch["loss_mask"])
 
     return step
@@ -190,10 +230,18 @@ def packed_step(data_iterator, model):
     lengths = batch.pop("lengths")
     params = packed(lengths, lengths)
     rows = te_indices(
-        params.cu_seqlens_q.tolist(), parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+        params.cu_seqlens_q.tolist(),
+        parallel_state.get_context_parallel_world_size(),
+        parallel_state.get_context_parallel_rank(),
     )
     local = {name: field[None, rows] for name, field in batch.items()}
-    losses = model(local["tokens"], local["position_ids"], None, labels=local["labels"], packed_seq_params=params)
+    losses = model(
+        local["tokens"],
+        local["position_ids"],
+        None,
+        labels=local["labels"],
+        packed_seq_params=params,
+    )
     return losses, loss_of(local["loss_mask"])
 
 
@@ -216,9 +264,12 @@ def train(what, reference, model, step, data_iterator, **options):
     saved = SavedBytes(model)
     with saved.hooks:
         losses = get_forward_backward_func()(
-            forward_step_func=step, data_iterator=data_iterator, model=[model], micro_batch_size=1,
+            forward_step_func=step,
+            data_iterator=data_iterator,
+            model=[model],
+            micro_batch_size=1,
             **{"num_microbatches": 1, "seq_length": 128, **options},
-        )  # fmt: skip
+        )
     gc.collect()
     loss = torch.stack(losses).sum() if losses else torch.zeros(())
     dist.all_reduce(loss)
@@ -227,12 +278,17 @@ def train(what, reference, model, step, data_iterator, **options):
     total = sum(len(reference_sample["tokens"]) - 3 for reference_sample in reference.samples)
     difference = abs(loss.item() / total - reference.loss) / reference.loss
     largest = max(
-        relative(one.main_grad, share_of(reference.gradients[name_in_whole(name)], one)) for name, one in model.module.named_parameters()
+        relative(one.main_grad, share_of(reference.gradients[name_in_whole(name)], one))
+        for name, one in model.module.named_parameters()
     )
     peaks = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(peaks, torch.tensor(saved.peak))
     if dist.get_rank() == 0:
-        print(f"{what}: loss {difference:.1e}, gradients {largest:.1e}, peaks {[int(one) for one in peaks]}", flush=True)
+        print(
+            f"{what}: loss {difference:.1e}, gradients {largest:.1e}, peaks "
+            f"{[int(one) for one in peaks]}",
+            flush=True,
+        )
     assert difference < 1e-5 and largest < 1e-5, f"{what}: loss {difference}, gradients {largest}"
     return [int(one) for one in peaks]
 
@@ -242,7 +298,9 @@ def megatrons_batches(samples, config):
     from megatron.core import parallel_state
     from megatron.core.datasets.data_schedule import HybridCPDataLoaderWrapper
 
-    share = samples[parallel_state.get_data_parallel_rank() :: parallel_state.get_data_parallel_world_size()]
+    share = samples[
+        parallel_state.get_data_parallel_rank() :: parallel_state.get_data_parallel_world_size()
+    ]
     packs = []
     for number in range(0, len(share), 2):
         one = pack(share[number : number + 2])
@@ -256,7 +314,10 @@ def hybrid(what, planner, reference, schedule=None, model_options=None, **option
     import contextile.megatron as ctm
 
     model = make_wrapped(
-        reference, hybrid_context_parallel=True, max_seqlen_per_dp_cp_rank=options.pop("cap", 32), **(model_options or {})
+        reference,
+        hybrid_context_parallel=True,
+        max_seqlen_per_dp_cp_rank=options.pop("cap", 32),
+        **(model_options or {}),
     )
     batches, waits = megatrons_batches(reference.samples, model.config), Waits()
     if schedule is not None:
@@ -291,7 +352,11 @@ class Waits(logging.Handler):
 def by_hand(*rounds):
     return SimpleNamespace(
         rounds=[
-            SimpleNamespace(micro_batches=[SimpleNamespace(sequences=sequences, ranks=ranks) for sequences, ranks in one])
+            SimpleNamespace(
+                micro_batches=[
+                    SimpleNamespace(sequences=sequences, ranks=ranks) for sequences, ranks in one
+                ]
+            )
             for one in rounds
         ]
     )
@@ -312,8 +377,12 @@ def four_ranks():
     reference = Reference([sample_of(number, length) for number, length in enumerate(SKEWED)])
     of_packed, _ = static("CP 4, one pack", reference, [reference.samples], context_parallel_size=4)
     singles = [[one] for one in reference.samples]
-    of_singles, _ = static("CP 4, a sequence at a time", reference, singles, context_parallel_size=4)
-    of_pairs, _ = static("CP 2 x DP 2, a sequence at a time", reference, singles, context_parallel_size=2)
+    of_singles, _ = static(
+        "CP 4, a sequence at a time", reference, singles, context_parallel_size=4
+    )
+    of_pairs, _ = static(
+        "CP 2 x DP 2, a sequence at a time", reference, singles, context_parallel_size=2
+    )
 
     parallel_state.initialize_model_parallel(hybrid_context_parallel=True)
     planner = ctm.Planner(strategy="dcp", block_size=8)
@@ -327,10 +396,18 @@ def four_ranks():
     for strategy in ("megatron_dynamic", "megatron_packed:cap=32"):
         hybrid(strategy, planner, reference, schedule_of(strategy, 4))
     hand_made = by_hand(
-        [((1, 2), (0, 1)), ((4,), (2, 3)), ((3,), (2, 3))], [((0,), (0, 1, 2, 3))], [((5, 6), (2,)), ((7,), (3,))]
+        [((1, 2), (0, 1)), ((4,), (2, 3)), ((3,), (2, 3))],
+        [((0,), (0, 1, 2, 3))],
+        [((5, 6), (2,)), ((7,), (3,))],
     )
     attention_only = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    hybrid("made by hand, attention recomputed", planner, reference, hand_made, model_options=attention_only)
+    hybrid(
+        "made by hand, attention recomputed",
+        planner,
+        reference,
+        hand_made,
+        model_options=attention_only,
+    )
     # Groups that Megatron does not have, and no round in which all ranks have work.
     odd = by_hand([((4,), (1, 2, 3))], [((0, 3), (1, 2))], [((1, 2, 5, 6, 7), (0,))])
     hybrid("groups of three", planner, reference, odd, with_ranks=True)
@@ -346,12 +423,24 @@ def refused(samples):
         with pytest.raises(ct.InvalidArgument, match=message):
             ctm.hybrid_batch(by_hand(*rounds), samples, **options)
 
-    check(r"round 1: sequence 0: expected ranks that Megatron .* found \[1, 2\]", [((1,), (0,))], [((0,), (1, 2))])
-    check("sequence 1: expected a multiple of 2 x 3 tokens .*, found 16", [((1,), (0, 1, 2))], with_ranks=True)
+    check(
+        r"round 1: sequence 0: expected ranks that Megatron .* found \[1, 2\]",
+        [((1,), (0,))],
+        [((0,), (1, 2))],
+    )
+    check(
+        "sequence 1: expected a multiple of 2 x 3 tokens .*, found 16",
+        [((1,), (0, 1, 2))],
+        with_ranks=True,
+    )
     check(r"ranks of DP x CP, 0 to 3, found \(3, 4\)", [((0,), (3, 4))])
     check("expected sequence 2 once, found it again", [((2,), (0,))], [((2,), (1,))])
     check("expected sequences, found none", [])
-    check("expected loss_mask, .* found tokens", [((0,), (0,))], samples=[{"tokens": samples[0]["tokens"]}])
+    check(
+        "expected loss_mask, .* found tokens",
+        [((0,), (0,))],
+        samples=[{"tokens": samples[0]["tokens"]}],
+    )
     longer = {**samples[0], "labels": samples[0]["labels"][1:]}
     check("sequence 0: expected tensors of equally many tokens", [((0,), (1,))], samples=[longer])
 
@@ -365,7 +454,9 @@ def groups_refused(planner):
     ):
         with pytest.raises(ct.InvalidArgument, match=message):
             planner.group_of(ranks)
-    assert planner.group_of([0, 1]) is planner.group_of(2) and planner.group_of([1, 2, 3]) is planner.group_of([1, 2, 3])
+    assert planner.group_of([0, 1]) is planner.group_of(2) and planner.group_of(
+        [1, 2, 3]
+    ) is planner.group_of([1, 2, 3])
 
 
 def static(what, reference, packs, strategy="zigzag", **parallel):
@@ -375,15 +466,22 @@ def static(what, reference, packs, strategy="zigzag", **parallel):
     import contextile.megatron as ctm
 
     parallel_state.initialize_model_parallel(**parallel)
-    share = packs[parallel_state.get_data_parallel_rank() :: parallel_state.get_data_parallel_world_size()]
+    share = packs[
+        parallel_state.get_data_parallel_rank() :: parallel_state.get_data_parallel_world_size()
+    ]
     planner = ctm.Planner(strategy=strategy, block_size=8 if strategy == "dcp" else None)
     with ctm.use(planner):
         model = make_wrapped(reference)
         order = note_order(model)
         peaks = train(
-            what, reference, model, packed_step, iter([pack(samples) for samples in share]), num_microbatches=len(share),
+            what,
+            reference,
+            model,
+            packed_step,
+            iter([pack(samples) for samples in share]),
+            num_microbatches=len(share),
             seq_length=sum(len(one["tokens"]) for one in packs[0]),
-        )  # fmt: skip
+        )
     parallel_state.destroy_model_parallel()
     return peaks, order
 
@@ -409,11 +507,23 @@ def eight_ranks():
     parallel_state.initialize_model_parallel(context_parallel_size=2, hybrid_context_parallel=True)
     planner = ctm.Planner(strategy="dcp", block_size=8)
     hybrid("CP 2 x DP 4, Megatron's scheduler", planner, reference, cap=16)
-    hybrid("CP 2 x DP 4, megatron_dynamic", planner, reference, schedule_of("megatron_dynamic:cap=16", 8))
+    hybrid(
+        "CP 2 x DP 4, megatron_dynamic",
+        planner,
+        reference,
+        schedule_of("megatron_dynamic:cap=16", 8),
+    )
     parallel_state.destroy_model_parallel()
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2, hybrid_context_parallel=True)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=2, hybrid_context_parallel=True
+    )
     planner = ctm.Planner(strategy="zigzag")
-    hybrid("TP 2 x DP 4, megatron_dynamic", planner, reference, schedule_of("megatron_dynamic:cap=32", 4))
+    hybrid(
+        "TP 2 x DP 4, megatron_dynamic",
+        planner,
+        reference,
+        schedule_of("megatron_dynamic:cap=32", 4),
+    )
     parallel_state.destroy_model_parallel()
 
     packs, number = [], 0
@@ -421,12 +531,21 @@ def eight_ranks():
         packs.append([sample_of(number + i, length) for i, length in enumerate(lengths)])
         number += len(lengths)
     reference = Reference([one for samples in packs for one in samples])
-    tp, cp, pp = ({f"{name}_parallel_size": 2} for name in ("tensor_model", "context", "pipeline_model"))
+    tp, cp, pp = (
+        {f"{name}_parallel_size": 2} for name in ("tensor_model", "context", "pipeline_model")
+    )
     static("TP 2 x CP 2 x DP 2", reference, packs, "dcp", **tp, **cp)
-    for what, parallel in (("PP 2 x CP 2 x DP 2", {**cp, **pp}), ("PP 2 x TP 2 x CP 2", {**tp, **cp, **pp})):
+    for what, parallel in (
+        ("PP 2 x CP 2 x DP 2", {**cp, **pp}),
+        ("PP 2 x TP 2 x CP 2", {**tp, **cp, **pp}),
+    ):
         _, order = static(what, reference, packs, "dcp", **parallel)
         first_stage = dist.get_rank() < 4
-        assert order[:3] == (["forward", "forward", "backward"] if first_stage else ["forward", "backward", "forward"])
+        assert order[:3] == (
+            ["forward", "forward", "backward"]
+            if first_stage
+            else ["forward", "backward", "forward"]
+        )
 
 
 def test_dynamic_groups_are_one_process():

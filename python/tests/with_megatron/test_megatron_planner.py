@@ -17,9 +17,12 @@ import pytest
 import contextile as ct
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install --no-deps 'megatron-core==0.16.*')")
+pytest.importorskip(
+    "megatron.core",
+    reason="megatron-core is not installed (pip install --no-deps 'megatron-core==0.16.*')",
+)
 
-from test_megatron import Group, config_of, packed  # noqa: E402
+from test_megatron import Group, config_of, packed
 
 
 def layer_of(num_ranks=1, rank=0, **options):
@@ -28,7 +31,9 @@ def layer_of(num_ranks=1, rank=0, **options):
     import contextile.megatron as ctm
 
     groups = SimpleNamespace(tp=Group(1, 0), cp=Group(num_ranks, rank))
-    return ctm.CoreAttention(config_of("plain", **options), 3, AttnMaskType.causal, "self", pg_collection=groups)
+    return ctm.CoreAttention(
+        config_of("plain", **options), 3, AttnMaskType.causal, "self", pg_collection=groups
+    )
 
 
 def planner_of(**options):
@@ -83,8 +88,8 @@ def test_a_layer_waits_only_for_its_own_plan(monkeypatch, caplog):
     (message,) = waits(caplog)
     assert message.startswith("layer 3 waited 0.")
     assert message.endswith(
-        "s for the plan of a micro-batch (1 sequences, 16 tokens, 1 ranks); plan it ahead with Planner.prepare, or choose a "
-        "quicker strategy (Planner(strategy=...))"
+        "s for the plan of a micro-batch (1 sequences, 16 tokens, 1 ranks); plan it ahead with "
+        "Planner.prepare, or choose a quicker strategy (Planner(strategy=...))"
     )
     caplog.clear()
 
@@ -129,8 +134,24 @@ def plan_while_ending():
 @pytest.mark.timing
 def test_a_process_may_end_while_a_thread_plans():
     code = "import test_megatron_planner; test_megatron_planner.plan_while_ending()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            [
+                str(Path(__file__).parent),
+                str(Path(__file__).parents[1] / "support"),
+                os.environ.get("PYTHONPATH", ""),
+            ]
+        ),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "planning: False\n"), done.stderr
 
 
@@ -165,8 +186,11 @@ def test_the_default_search_is_quick_and_the_same_on_all_ranks():
     from contextile.megatron._planner import quick_strategy
 
     assert [quick_strategy(size) for size in (1, 8, 16, 64)] == [
-        "auto:steps=100000", "auto:steps=100000", "auto:steps=25000", "auto:steps=5000",
-    ]  # fmt: skip
+        "auto:steps=100000",
+        "auto:steps=100000",
+        "auto:steps=25000",
+        "auto:steps=5000",
+    ]
     plans = [planner_of().plan_of(config_of("plain"), seq_length=64) for _ in range(2)]
     assert plans[0] == plans[1] and plans[0].strategy == "auto"
 
@@ -176,7 +200,11 @@ def test_clusters_of_groups_have_the_constants_of_the_given_one():
 
     given = ct.Cluster.load("dgx-h200:4x8")
     whole = cluster_like(given, ct.Cluster.load("local:2x8"))
-    assert (whole.nodes, whole.devices_per_node, whole.attention_tflops) == (2, 8, given.attention_tflops)
+    assert (whole.nodes, whole.devices_per_node, whole.attention_tflops) == (
+        2,
+        8,
+        given.attention_tflops,
+    )
     assert whole.inter_gbytes_per_s_per_node == given.inter_gbytes_per_s_per_node
     part = cluster_like(given, ct.Cluster.load("local:2x2"))
     assert part.inter_gbytes_per_s_per_node == given.inter_gbytes_per_s_per_node / 4
@@ -188,7 +216,10 @@ def test_one_rank_is_local_attention():
 
     planner = planner_of()
     layer = layer_of(num_ranks=4, rank=1)  # of a job with static context parallelism
-    with pytest.raises(ct.InvalidArgument, match="layer 3: expected an executor of the context-parallel group, rank 1 of 4"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="layer 3: expected an executor of the context-parallel group, rank 1 of 4",
+    ):
         attend(planner, 16, layer=layer)
     params = PackedSeqParams(qkv_format="sbhd", local_cp_size=1)
     assert torch.equal(attend(planner, 16, params, layer), attend(planner, 16))
@@ -218,15 +249,26 @@ def test_micro_batches_of_unknown_groups_are_not_planned_ahead(monkeypatch):
     planner = planner_of()
     monkeypatch.setattr(_groups, "ranks_of", lambda group: (0, 1))
     params = PackedSeqParams(qkv_format="sbhd", max_seqlen_q=16, cp_group=Group(2, 0))
-    with pytest.raises(ct.InvalidArgument, match="cp_group: expected a group that the planner knows, found a new one"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="cp_group: expected a group that the planner knows, found a new one",
+    ):
         planner.prepare(config_of("plain"), params)
 
 
 @pytest.mark.parametrize(
     ("ranks", "options", "message"),
     [
-        ((2, 1), {}, r"rank 0 of 2, as Megatron's RoPE does, found rank 1 of 2 \(cp_group\); use sbhd"),
-        ((1, 0), {"apply_rope_fusion": True}, r"rank 0 of 2, as Megatron's RoPE does, found rank 0 of 1 \(cp_group\); use sbhd"),
+        (
+            (2, 1),
+            {},
+            r"rank 0 of 2, as Megatron's RoPE does, found rank 1 of 2 \(cp_group\); use sbhd",
+        ),
+        (
+            (1, 0),
+            {"apply_rope_fusion": True},
+            r"rank 0 of 2, as Megatron's RoPE does, found rank 0 of 1 \(cp_group\); use sbhd",
+        ),
     ],
 )
 def test_thd_of_another_group_is_refused(monkeypatch, ranks, options, message):
@@ -246,9 +288,24 @@ def test_thd_of_another_group_is_refused(monkeypatch, ranks, options, message):
 def test_executors_of_groups_have_the_options_of_the_given_one():
     from contextile.torch import Executor
 
-    given = Executor(ct.inproc_group(1)[0], kernel=ct.kernels()[0], plans_kept=3, plans_prepared=1, timeout=7.0, flight_folder="x")
+    given = Executor(
+        ct.inproc_group(1)[0],
+        kernel=ct.kernels()[0],
+        plans_kept=3,
+        plans_prepared=1,
+        timeout=7.0,
+        flight_folder="x",
+    )
     made = given.for_group(ct.inproc_group(1)[0])
-    names = ("_kernel", "device", "_gpu", "_plans_kept", "_plans_prepared", "_timeout", "_flight_folder")
+    names = (
+        "_kernel",
+        "device",
+        "_gpu",
+        "_plans_kept",
+        "_plans_prepared",
+        "_timeout",
+        "_flight_folder",
+    )
     assert made.transport is not given.transport
     assert [getattr(made, name) for name in names] == [getattr(given, name) for name in names]
 
@@ -258,7 +315,9 @@ def test_a_sequence_length_may_come_from_the_parameters():
 
     planner = planner_of()
     params = PackedSeqParams(qkv_format="sbhd", max_seqlen_q=48, max_seqlen_kv=48, local_cp_size=1)
-    assert planner.plan_of(config_of("plain"), params) == planner.plan_of(config_of("plain"), seq_length=48)
+    assert planner.plan_of(config_of("plain"), params) == planner.plan_of(
+        config_of("plain"), seq_length=48
+    )
 
 
 def test_cumulative_lengths_are_read_once_and_again_when_they_change():
@@ -281,11 +340,18 @@ def test_schedules_are_those_of_megatrons_scheduler(seed):
 
     rng = random.Random(seed)
     num_ranks, cap = rng.choice([4, 8]), rng.choice([64, 128, 256])
-    most = [cap // 2 if rng.random() < 0.4 else cap // (2 * num_ranks) for _ in range(rng.randint(3, 20))]
+    most = [
+        cap // 2 if rng.random() < 0.4 else cap // (2 * num_ranks)
+        for _ in range(rng.randint(3, 20))
+    ]
     lengths = [2 * num_ranks * rng.randint(1, one) for one in most]
     scheduler = BalancedCPScheduler(cap, SimpleNamespace(size=lambda: num_ranks))
     _, expected = scheduler.get_groups_and_subsamples(list(enumerate(lengths)), None)
     schedule = ct.schedule(
-        lengths, strategy=f"megatron_dynamic:cap={cap}", cluster=f"local:1x{num_ranks}", heads=(4, 2), head_dim=16
+        lengths,
+        strategy=f"megatron_dynamic:cap={cap}",
+        cluster=f"local:1x{num_ranks}",
+        heads=(4, 2),
+        head_dim=16,
     )
     assert sample_ids_of(schedule, num_ranks) == expected

@@ -7,9 +7,12 @@ import pytest
 import contextile as ct
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install --no-deps 'megatron-core==0.16.*')")
+pytest.importorskip(
+    "megatron.core",
+    reason="megatron-core is not installed (pip install --no-deps 'megatron-core==0.16.*')",
+)
 
-from test_megatron import (  # noqa: E402
+from test_megatron import (
     MODELS,
     Group,
     config_of,
@@ -19,7 +22,7 @@ from test_megatron import (  # noqa: E402
     relative,
     te_indices,
 )
-from test_megatron_dynamic import (  # noqa: E402
+from test_megatron_dynamic import (
     RECOMPUTED,
     Reference,
     make_wrapped,
@@ -29,12 +32,17 @@ from test_megatron_dynamic import (  # noqa: E402
     train,
 )
 
-from ranks import run_ranks  # noqa: E402
+from ranks import run_ranks
 
 STRATEGY = "distca:nano_batches=1,resend=on,backward=own,granularity=4,tolerance=0.05,cost=pairs"
 # Documents by micro-batch and replica: replicas take turns at one long document. The first two
 # micro-batches of replica 1 have the same lengths, and so have the last two of replica 0.
-SKEWED = [([96], [8, 16, 24, 48]), ([16] * 6, [8, 16, 24, 48]), ([16] * 6, [96]), ([16] * 6, [40, 56])]
+SKEWED = [
+    ([96], [8, 16, 24, 48]),
+    ([16] * 6, [8, 16, 24, 48]),
+    ([16] * 6, [96]),
+    ([16] * 6, [40, 56]),
+]
 ATTENTION_ONLY = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
 
 
@@ -50,7 +58,9 @@ def packs_of(batches):
 
 
 def reference_of(packs):
-    return Reference([sample for of_replicas in packs for samples in of_replicas for sample in samples])
+    return Reference(
+        [sample for of_replicas in packs for samples in of_replicas for sample in samples]
+    )
 
 
 def pooled(what, planner, reference, packs, **options):
@@ -62,9 +72,14 @@ def pooled(what, planner, reference, packs, **options):
     replica = parallel_state.get_data_parallel_rank()
     with ctm.use(planner):
         train(
-            what, reference, make_wrapped(reference, **options), packed_step,
-            iter([pack(of_replicas[replica]) for of_replicas in packs]), num_microbatches=len(packs), seq_length=96,
-        )  # fmt: skip
+            what,
+            reference,
+            make_wrapped(reference, **options),
+            packed_step,
+            iter([pack(of_replicas[replica]) for of_replicas in packs]),
+            num_microbatches=len(packs),
+            seq_length=96,
+        )
 
 
 def four_ranks():
@@ -88,7 +103,12 @@ def four_ranks():
     pooled("DP 2 x CP 2, attention recomputed", planner, reference, packs, **ATTENTION_ONLY)
     balanced(planner)
     options = {"strategy": STRATEGY, "cluster": "local:1x4", "pool": "dp_cp"}
-    pooled("DP 2 x CP 2, one plan cached", ctm.Planner(planner.executor, plans_cached=1, **options), reference, packs)
+    pooled(
+        "DP 2 x CP 2, one plan cached",
+        ctm.Planner(planner.executor, plans_cached=1, **options),
+        reference,
+        packs,
+    )
     rows_of_sbhd(planner, expected)
     one_layer(planner, padded=True)
     other = ctm.Planner(planner.executor, **{**options, "strategy": "fcp:block=8"})
@@ -106,7 +126,10 @@ def four_ranks():
     parallel_state.destroy_model_parallel()
 
     parallel_state.initialize_model_parallel(context_parallel_size=2, order="tp-ep-dp-cp-pp")
-    with pytest.raises(ct.InvalidArgument, match=r"expected a context-parallel group side by side in DP x CP, .*, found \["):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match=r"expected a context-parallel group side by side in DP x CP, .*, found \[",
+    ):
         ctm.Planner(pool="dp_cp")
     parallel_state.destroy_model_parallel()
 
@@ -128,7 +151,9 @@ def balanced(planner):
     mine = own.stats().forward.devices[parallel_state.get_context_parallel_rank()].flops
     dist.all_gather_object(apart, mine)
     if dist.get_rank() == 0:
-        print(f"FLOPs of attention by rank: pool {pooled_flops}, replicas apart {apart}", flush=True)
+        print(
+            f"FLOPs of attention by rank: pool {pooled_flops}, replicas apart {apart}", flush=True
+        )
     assert sum(pooled_flops) == sum(apart)
     assert max(pooled_flops) < 1.1 * sum(pooled_flops) / 4 < max(apart)
 
@@ -143,7 +168,10 @@ def logits_of_one_process():
 
     parallel_state.initialize_model_parallel()
     model, positions = make("plain"), torch.arange(48)[None]
-    logits = [torch.cat([model(one[None], positions, None)[0] for one in tokens_of(d)]).detach() for d in range(2)]
+    logits = [
+        torch.cat([model(one[None], positions, None)[0] for one in tokens_of(d)]).detach()
+        for d in range(2)
+    ]
     parallel_state.destroy_model_parallel()
     return logits
 
@@ -164,7 +192,12 @@ def rows_of_sbhd(planner, expected):
         assert relative(found, expected[local["index"].flatten()]) < 1e-5
         rows = te_indices([0, 48, 96], 2, parallel_state.get_context_parallel_rank())
         params = packed([48, 48], [48, 48])
-        found = model(tokens.flatten()[None, rows], torch.zeros_like(rows)[None], None, packed_seq_params=params)[0]
+        found = model(
+            tokens.flatten()[None, rows],
+            torch.zeros_like(rows)[None],
+            None,
+            packed_seq_params=params,
+        )[0]
         assert relative(found, expected[rows]) < 1e-5
 
 
@@ -176,7 +209,9 @@ def one_layer(planner, padded, kind="causal", window=None):
 
     import contextile.megatron as ctm
 
-    docs, used = ([48, 8], [45, 3]) if parallel_state.get_data_parallel_rank() else ([16, 40], [13, 9])
+    docs, used = (
+        ([48, 8], [45, 3]) if parallel_state.get_data_parallel_rank() else ([16, 40], [13, 9])
+    )
     used = used if padded else docs
     document = torch.repeat_interleave(torch.tensor(docs))
     position = torch.cat([torch.arange(length) for length in docs])
@@ -189,13 +224,18 @@ def one_layer(planner, padded, kind="causal", window=None):
     q, k, v, dout = (torch.randn(56, heads, 16, generator=generator) for heads in (4, 2, 2, 4))
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
     parts = (x[None].transpose(1, 2) for x in whole)
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *parts, attn_mask=attended | ~is_used[:, None], enable_gqa=True
-    )[0].transpose(0, 1) * is_used[:, None, None]  # fmt: skip
+    expected = (
+        torch.nn.functional.scaled_dot_product_attention(
+            *parts, attn_mask=attended | ~is_used[:, None], enable_gqa=True
+        )[0].transpose(0, 1)
+        * is_used[:, None, None]
+    )
     expected.backward(dout)
     rows = te_indices([0, docs[0], 56], 2, parallel_state.get_context_parallel_rank())
     mine = [x[rows].clone().requires_grad_() for x in (q, k, v)]
-    config = config_of("plain", context_parallel_size=2, window_size=None if window is None else (window, 0))
+    config = config_of(
+        "plain", context_parallel_size=2, window_size=None if window is None else (window, 0)
+    )
     layer = ctm.CoreAttention(config, 1, AttnMaskType[kind], "self")
     with ctm.use(planner):
         found = layer(*mine, None, packed_seq_params=packed(used, docs))
@@ -231,20 +271,40 @@ def refused(planner):
         if params is not None and params.qkv_format == "thd":
             q, k = q[:, 0], k[:, 0]
         with ctm.use(planner):
-            layer_of(name, context_parallel_size=2, **options)(q, k, k, None, packed_seq_params=params)
+            layer_of(name, context_parallel_size=2, **options)(
+                q, k, k, None, packed_seq_params=params
+            )
 
-    check(r"layer 1, pool dp_cp: window_size: expected one mask .* found causal, sliding_window:18", lambda: attend("window"))
-    check("pool dp_cp: window_size: expected a window without .*, found window:5,9", lambda: attend("no_mask window"))
+    check(
+        r"layer 1, pool dp_cp: window_size: expected one mask .* found causal, sliding_window:18",
+        lambda: attend("window"),
+    )
+    check(
+        "pool dp_cp: window_size: expected a window without .*, found window:5,9",
+        lambda: attend("no_mask window"),
+    )
     check("pool dp_cp: softmax_type: expected vanilla", lambda: attend("learnable"))
-    check("pool dp_cp: expected a causal mask with padded .*, found full", lambda: attend("no_mask", packed([13], [16])))
+    check(
+        "pool dp_cp: expected a causal mask with padded .*, found full",
+        lambda: attend("no_mask", packed([13], [16])),
+    )
     params = packed([16], [16])
     params.cp_group, params.local_cp_size = parallel_state.get_context_parallel_group(), 2
-    check(r"layer 1, pool dp_cp: expected micro-batches of the static .* found one of a group of 2", lambda: attend("plain", params))
-    check("layer 1, pool dp_cp: expected micro-batches of the static", lambda: planner.plan_of(config_of("plain"), params))
+    check(
+        r"layer 1, pool dp_cp: expected micro-batches of the static .* found one of a group of 2",
+        lambda: attend("plain", params),
+    )
+    check(
+        "layer 1, pool dp_cp: expected micro-batches of the static",
+        lambda: planner.plan_of(config_of("plain"), params),
+    )
     foreign = layer_of(context_parallel_size=2)
     foreign.pg_collection.cp = Group(4, 1)
     with ctm.use(planner):
-        check("expected a layer of rank .* found rank 1 of 4", lambda: foreign(*[torch.ones(8, 1, 4, 16)] * 3, None))
+        check(
+            "expected a layer of rank .* found rank 1 of 4",
+            lambda: foreign(*[torch.ones(8, 1, 4, 16)] * 3, None),
+        )
     config = config_of("plain", context_parallel_size=2)
     for name, call in {
         "prepare": lambda: planner.prepare(config, seq_length=16),
@@ -254,21 +314,38 @@ def refused(planner):
     }.items():
         check(f"^{name}: expected a planner without a pool, found dp_cp", call)
     check("pool: expected dp_cp or None, found 'cp'", lambda: ctm.Planner(pool="cp"))
-    check("pool dp_cp: expected no block_size, found 8", lambda: ctm.Planner(pool="dp_cp", block_size=8))
-    check("pool dp_cp: expected no wire, found bf16", lambda: ctm.Planner(pool="dp_cp", wire="bf16"))
+    check(
+        "pool dp_cp: expected no block_size, found 8",
+        lambda: ctm.Planner(pool="dp_cp", block_size=8),
+    )
+    check(
+        "pool dp_cp: expected no wire, found bf16", lambda: ctm.Planner(pool="dp_cp", wire="bf16")
+    )
     interleaved = config_of("plain", context_parallel_size=2)
     interleaved.virtual_pipeline_model_parallel_size = 2
-    message = "pool dp_cp: expected a pipeline that is not interleaved, found virtual_pipeline_model_parallel_size 2"
+    message = (
+        "pool dp_cp: expected a pipeline that is not interleaved, found "
+        "virtual_pipeline_model_parallel_size 2"
+    )
     check(message, lambda: planner.plan_of(interleaved, seq_length=16))
     parallel_state.set_virtual_pipeline_model_parallel_world_size(2)
     check(message, lambda: ctm.Planner(planner.executor, cluster="local:1x4", pool="dp_cp"))
     parallel_state.set_virtual_pipeline_model_parallel_world_size(None)
     for cached in (-1, "64"):
-        check("planner, plans_cached: expected", lambda cached=cached: ctm.Planner(pool="dp_cp", plans_cached=cached))
+        check(
+            "planner, plans_cached: expected",
+            lambda cached=cached: ctm.Planner(pool="dp_cp", plans_cached=cached),
+        )
     two = Executor(parallel_state.get_context_parallel_group())
-    check(r"expected an executor of DP x CP, ranks \[0, 1, 2, 3\], found one of 2 ranks", lambda: ctm.Planner(two, pool="dp_cp"))
+    check(
+        r"expected an executor of DP x CP, ranks \[0, 1, 2, 3\], found one of 2 ranks",
+        lambda: ctm.Planner(two, pool="dp_cp"),
+    )
     other = {"cluster": "local:1x2", "pool": "dp_cp"}
-    check("cluster: expected 4 devices, as DP x CP has ranks, found 2", lambda: ctm.Planner(planner.executor, **other))
+    check(
+        "cluster: expected 4 devices, as DP x CP has ranks, found 2",
+        lambda: ctm.Planner(planner.executor, **other),
+    )
 
 
 def eight_ranks():
@@ -280,7 +357,9 @@ def eight_ranks():
     on_cpus()
     packs = packs_of(SKEWED)
     reference = reference_of(packs)
-    parallel_state.initialize_model_parallel(context_parallel_size=2, pipeline_model_parallel_size=2)
+    parallel_state.initialize_model_parallel(
+        context_parallel_size=2, pipeline_model_parallel_size=2
+    )
     planner = ctm.Planner(strategy=STRATEGY, pool="dp_cp")
     pooled("PP 2 x DP 2 x CP 2", planner, reference, packs)
     parallel_state.destroy_model_parallel()

@@ -12,8 +12,8 @@ import contextile as ct
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import contextile.transformers as cth  # noqa: E402
-from ranks import run_ranks  # noqa: E402
+import contextile.transformers as cth
+from ranks import run_ranks
 
 SMALL = {
     "vocab_size": 211,
@@ -34,7 +34,12 @@ MODELS = {
     "Qwen2": {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
     "Qwen3": {},
     "Gemma2": {"sliding_window": 17, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 20.0},
-    "GptOss": {"sliding_window": 17, "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": KINDS},
+    "GptOss": {
+        "sliding_window": 17,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "layer_types": KINDS,
+    },
     "Olmo2": {},
     "Granite": {"attention_multiplier": 0.2},
     "Phi3": {},
@@ -91,7 +96,9 @@ def generate_otherwise():
     check(model, "two of one prompt", input_ids=prompt(30), do_sample=True, num_return_sequences=2)
     check(model, "beams", num_beams=3, **padded([30, 12]))
     check(model, "a prompt in pieces", input_ids=prompt(65), prefill_chunk_size=10)
-    check(model, "more queries than are computed at a time", input_ids=prompt(300), max_new_tokens=3)
+    check(
+        model, "more queries than are computed at a time", input_ids=prompt(300), max_new_tokens=3
+    )
     check(make("Llama").bfloat16(), "bf16", input_ids=prompt(30), max_new_tokens=4)
 
 
@@ -114,7 +121,10 @@ def share_bytes():
         model = make(name)
         cache = cth.ShardedCache(model)
         length = (
-            cth.generate(model, prompt(177), past_key_values=cache, max_new_tokens=NEW, do_sample=False).shape[1] - 1
+            cth.generate(
+                model, prompt(177), past_key_values=cache, max_new_tokens=NEW, do_sample=False
+            ).shape[1]
+            - 1
         )
         token_bytes = 3 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dims of fp32
         of_ranks = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
@@ -122,7 +132,11 @@ def share_bytes():
         kept = min(length, most - 1 if name == "Mistral" else length)
         assert length > 180 and sum(of_ranks).item() == kept * token_bytes, (length, of_ranks)
         assert max(of_ranks) <= -(-kept // size) * token_bytes, of_ranks
-        stored = sum(x.untyped_storage().nbytes() for layer in cache.layers for x in (layer.keys, layer.values))
+        stored = sum(
+            x.untyped_storage().nbytes()
+            for layer in cache.layers
+            for x in (layer.keys, layer.values)
+        )
         assert stored == cache.local_bytes
 
 
@@ -131,27 +145,40 @@ def differ():
 
     model, rank = make("Llama"), dist.get_rank()
     with pytest.raises(
-        ct.InvalidArgument, match=r"input_ids: expected the same on every rank.*\[1, 3\] on rank 0 and \[1, 4\]"
+        ct.InvalidArgument,
+        match=r"input_ids: expected the same on every rank.*\[1, 3\] on rank 0 and \[1, 4\]",
     ):
         cth.generate(model, prompt(3 + rank))
-    with pytest.raises(ct.InvalidArgument, match=r"input_ids: expected the same.*\[1, 3\] of other values on rank 1"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match=r"input_ids: expected the same.*\[1, 3\] of other values on rank 1",
+    ):
         cth.generate(model, prompt(3, seed=rank))
     torch.manual_seed(rank)
     with pytest.raises(
-        ct.InvalidArgument, match=r"tokens: expected the same on every rank .*seed\).*on rank 1 at position \d"
+        ct.InvalidArgument,
+        match=r"tokens: expected the same on every rank .*seed\).*on rank 1 at position \d",
     ):
         cth.generate(model, prompt(3), do_sample=True, max_new_tokens=50)
     for name, arguments in (
         ("interleave", {"interleave": 1 + rank}),
         ("max_new_tokens", {"max_new_tokens": 3 + rank}),
         ("eos_token_id", {"eos_token_id": [1, 2 + rank]}),
-        ("generation_config", {"generation_config": transformers.GenerationConfig(max_new_tokens=3, top_k=7 + rank)}),
+        (
+            "generation_config",
+            {"generation_config": transformers.GenerationConfig(max_new_tokens=3, top_k=7 + rank)},
+        ),
     ):
         with pytest.raises(ct.InvalidArgument, match=f"^{name}: expected the same on every rank"):
             cth.generate(model, prompt(3), **arguments)
     caches = [cth.ShardedCache(model) for _ in range(2)]
-    ids = cth.generate(model, prompt(3), past_key_values=caches[0], max_new_tokens=3, do_sample=False)
-    with pytest.raises(ct.InvalidArgument, match="past_key_values, tokens: expected the same.*found 5 on rank 0 and 0"):
+    ids = cth.generate(
+        model, prompt(3), past_key_values=caches[0], max_new_tokens=3, do_sample=False
+    )
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="past_key_values, tokens: expected the same.*found 5 on rank 0 and 0",
+    ):
         cth.generate(model, ids, past_key_values=caches[rank], max_new_tokens=3)
     # An error leaves nothing behind.
     check(model, "after errors", input_ids=prompt(3))
@@ -163,31 +190,46 @@ def refuse():
     wrong = [
         ({"use_cache": False}, "use_cache, cache_implementation: expected none"),
         ({"max_time": 1.0}, "max_time: expected none"),
-        ({"past_key_values": transformers.DynamicCache()}, "expected a ShardedCache, found DynamicCache"),
+        (
+            {"past_key_values": transformers.DynamicCache()},
+            "expected a ShardedCache, found DynamicCache",
+        ),
         ({"interleave": 0}, "interleave: expected at least 1"),
         ({"prompt_lookup_num_tokens": 2, "max_new_tokens": 4}, "expected tokens that stay"),
     ]
     cache = cth.ShardedCache(model)
     wrong += [
-        ({"generation_config": transformers.GenerationConfig(max_time=1.0)}, "max_time: expected none"),
-        ({"past_key_values": cache, "interleave": 2}, "group, interleave: expected none beside past_key_values"),
+        (
+            {"generation_config": transformers.GenerationConfig(max_time=1.0)},
+            "max_time: expected none",
+        ),
+        (
+            {"past_key_values": cache, "interleave": 2},
+            "group, interleave: expected none beside past_key_values",
+        ),
     ]
     for arguments, message in wrong:
         with pytest.raises(ct.InvalidArgument, match=message):
             cth.generate(model, ids, do_sample=False, **arguments)
-    with pytest.raises(ct.InvalidArgument, match="contextile.transformers.generate alone, found one outside"):
+    with pytest.raises(
+        ct.InvalidArgument, match="contextile.transformers.generate alone, found one outside"
+    ):
         model.generate(ids, past_key_values=cth.ShardedCache(model), max_new_tokens=2)
     with pytest.raises(ct.InvalidArgument, match="expected dropout 0"):
         cth.generate(make("Llama", attention_dropout=0.5).train(), ids, max_new_tokens=2)
     bloom = transformers.BloomForCausalLM(
         transformers.BloomConfig(vocab_size=211, hidden_size=64, n_layer=2, n_head=4)
     ).eval()
-    with pytest.raises(ct.InvalidArgument, match="uses the attention interface, found a layer that attends by itself"):
+    with pytest.raises(
+        ct.InvalidArgument,
+        match="uses the attention interface, found a layer that attends by itself",
+    ):
         cth.generate(bloom, ids, max_new_tokens=2)
     interface = sys.modules[type(model).__module__].ALL_ATTENTION_FUNCTIONS
     with patch.object(type(interface), "get_interface", lambda self, name, default: default):
         with pytest.raises(
-            ct.InvalidArgument, match="uses the attention interface, found a layer that attends by itself"
+            ct.InvalidArgument,
+            match="uses the attention interface, found a layer that attends by itself",
         ):
             cth.generate(model, ids, max_new_tokens=2)
     mamba = transformers.MambaConfig(vocab_size=211, hidden_size=64, num_hidden_layers=2)
@@ -203,7 +245,9 @@ def reset():
     cache = cth.ShardedCache(model)
     expected = model.generate(prompt(9), max_new_tokens=8, do_sample=False)
     for turn in range(2):
-        ids = cth.generate(model, prompt(9), past_key_values=cache, max_new_tokens=8, do_sample=False)
+        ids = cth.generate(
+            model, prompt(9), past_key_values=cache, max_new_tokens=8, do_sample=False
+        )
         assert torch.equal(ids, expected), turn
         cache.reset()
         assert cache.get_seq_length() == 0 and cache.local_bytes == 0

@@ -9,10 +9,10 @@ import contextile as ct
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from test_transformers import loss_of  # noqa: E402
+from test_transformers import loss_of
 
-import contextile.transformers as cth  # noqa: E402
-from contextile.torch import (  # noqa: E402
+import contextile.transformers as cth
+from contextile.torch import (
     Executor,
     chunks_of,
     collect,
@@ -20,25 +20,58 @@ from contextile.torch import (  # noqa: E402
     gather_layers,
     local_batch,
 )
-from contextile.torch import use as contextile_use  # noqa: E402
-from ranks import run_ranks  # noqa: E402
-from reference import relative_error  # noqa: E402
-from tiny_models import finished  # noqa: E402
+from contextile.torch import use as contextile_use
+from ranks import run_ranks
+from reference import relative_error
+from tiny_models import finished
 
 # On four ranks the third document passes through one whole; others are shorter than a kernel.
 LENGTHS = [20, 3, 170, 1, 2, 30, 61, 13]
 # The norms' epsilon keeps outputs near 0, at the begin of documents, from blowing up rounding.
 SMALL = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "tie_word_embeddings": False, "rms_norm_eps": 1e-2, "norm_eps": 1e-2, "layer_norm_epsilon": 1e-2,
-}  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
-           "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}  # fmt: skip
-DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-         "linear_conv_kernel_dim": 4}  # fmt: skip
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_n_groups": 2, "mamba_chunk_size": 16, "mamba_d_conv": 4,
-         "mamba_expand": 2, "mamba_d_ssm": 64}  # fmt: skip
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-2,
+    "norm_eps": 1e-2,
+    "layer_norm_epsilon": 1e-2,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+DELTA = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_d_ssm": 64,
+}
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
 MODELS = {
     "qwen3_next": {**DELTA, **EXPERTS, "layer_types": MIXED},
@@ -46,30 +79,71 @@ MODELS = {
     "qwen3_5_moe_text": {**DELTA, **EXPERTS, "layer_types": MIXED},
     "olmo_hybrid": {**DELTA, "rms_norm_eps": 1e-3, "layer_types": MIXED},
     "lara_mini": {**DELTA, "layer_types": MIXED},
-    "kimi_linear": {**DELTA, **EXPERTS, "linear_num_heads": 4, "linear_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": None,
-                    "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 4, "layer_types": MIXED},
-    "bailing_hybrid": {**DELTA, "kda_safe_gate": False, **EXPERTS, "linear_num_heads": 4, "linear_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16,
-                    "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 4, "layer_types": MIXED},
+    "kimi_linear": {
+        **DELTA,
+        **EXPERTS,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+        "layer_types": MIXED,
+    },
+    "bailing_hybrid": {
+        **DELTA,
+        "kda_safe_gate": False,
+        **EXPERTS,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+        "layer_types": MIXED,
+    },
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": {**MAMBA, **EXPERTS, "shared_intermediate_size": 32, "layer_types": MIXED},
     "falcon_h1": {**MAMBA, "layer_types": None},
-    "nemotron_h": {**EXPERTS, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 16, "conv_kernel": 4,
-                   "moe_shared_expert_intermediate_size": 16, "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]},
+    "nemotron_h": {
+        **EXPERTS,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 6,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "conv_kernel": 4,
+        "moe_shared_expert_intermediate_size": 16,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+    },
     "lfm2": {"conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"]},
-    "lfm2_moe": {**EXPERTS, "conv_L_cache": 3, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2_moe": {
+        **EXPERTS,
+        "conv_L_cache": 3,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
     "lfm3": {"conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"]},
-}  # fmt: skip
+}
 
 
 def make(kind, implementation, **changes):
     given = {**SMALL, "num_hidden_layers": 3, **MODELS[kind], **changes}
-    config = transformers.AutoConfig.for_model(kind, **{name: value for name, value in given.items() if value is not None})
+    config = transformers.AutoConfig.for_model(
+        kind, **{name: value for name, value in given.items() if value is not None}
+    )
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = finished(model, implementation, lambda name: 0.5 if "conv" in name else 0.15)
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):  # states that last over many ranks
-            torch.nn.init.uniform_(parameter, -5.0, -2.0, generator=torch.Generator().manual_seed(parameter.numel()))
+            torch.nn.init.uniform_(
+                parameter, -5.0, -2.0, generator=torch.Generator().manual_seed(parameter.numel())
+            )
     return model
 
 
@@ -83,7 +157,9 @@ def alone(kind, tokens, lengths):
     parts, count = [], sum(length - 1 for length in lengths)
     total = torch.zeros(())
     for document in tokens.split(lengths):
-        logits = model(document[None], position_ids=torch.arange(len(document))[None], use_cache=False).logits[0]
+        logits = model(
+            document[None], position_ids=torch.arange(len(document))[None], use_cache=False
+        ).logits[0]
         loss = loss_of(logits[:-1], document[1:], torch.full((len(document) - 1,), 1 / count))
         (loss + 0 * logits.sum()).backward()
         total += loss.detach()
@@ -98,7 +174,9 @@ def step(model, executor, plan, tokens, *, checkpointing=False):
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     with cth.use(executor):
-        logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
+        logits = model(
+            local.tokens[None], position_ids=local.positions[None], use_cache=False
+        ).logits[0]
         loss = loss_of(logits, local.labels, local.loss_weights)
         loss.backward()
     return logits, loss.detach()
@@ -131,7 +209,13 @@ def train(kinds, strategies, checkpointing="off", lengths="", block_size="8"):
         expected, expected_loss, gradients = alone(kind, tokens, lengths)
         for strategy in strategies.split():
             model = make(kind, cth.register())
-            plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=int(block_size), **cth.batch_of(model))
+            plan = ct.plan(
+                lengths,
+                cluster=ct.Cluster.from_torch(),
+                strategy=strategy,
+                block_size=int(block_size),
+                **cth.batch_of(model),
+            )
             logits, loss = step(model, executor, plan, tokens, checkpointing=checkpointing == "on")
             dist.all_reduce(loss)
             error = relative_error(collect(logits, plan=plan), expected)
@@ -160,7 +244,14 @@ def test_ranks_with_fewer_tokens_than_a_kernel(lengths):
 
 def states_of(lengths, model, executor, **home):
     """Bytes of tokens and of states that this rank sends in a step."""
-    plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy="dcp", block_size=8, **cth.batch_of(model), **home)
+    plan = ct.plan(
+        lengths,
+        cluster=ct.Cluster.from_torch(),
+        strategy="dcp",
+        block_size=8,
+        **cth.batch_of(model),
+        **home,
+    )
     step(model, executor, plan, tokens_of(lengths))
     return chunks_of(executor).sent_bytes
 
@@ -186,8 +277,14 @@ def test_bytes_are_counted_and_states_do_not_grow():
 # --------------------------------------------------------------------------- layers on documents
 
 JAMBA = {
-    "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 6, "mamba_d_conv": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False, **EXPERTS,
-}  # fmt: skip
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "mamba_d_state": 6,
+    "mamba_d_conv": 4,
+    "mamba_dt_rank": 4,
+    "use_mamba_kernels": False,
+    **EXPERTS,
+}
 
 
 def train_on_documents():
@@ -202,12 +299,20 @@ def train_on_documents():
         model = make("jamba", cth.register())
         places = gather_layers(model, executor, names=["JambaMambaMixer"])
         assert places == ["model.layers.0.mamba", "model.layers.2.mamba"]
-        plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy="zigzag", block_size=8, **cth.batch_of(model))
+        plan = ct.plan(
+            lengths,
+            cluster=ct.Cluster.from_torch(),
+            strategy="zigzag",
+            block_size=8,
+            **cth.batch_of(model),
+        )
         logits, loss = step(model, executor, plan, tokens)
         dist.all_reduce(loss)
         assert relative_error(collect(logits, plan=plan), expected) < 1e-5
         assert abs(loss - expected_loss) < 1e-5 * expected_loss
-        assert all(value.grad is not None for name, value in model.named_parameters() if "mamba" in name)
+        assert all(
+            value.grad is not None for name, value in model.named_parameters() if "mamba" in name
+        )
         check_gradients("jamba", model, gradients)
         documents = documents_of(executor)
         table = documents.report(4 * SMALL["hidden_size"], layers=2).splitlines()[1 + executor.rank]
@@ -220,7 +325,9 @@ def test_layers_on_whole_documents():
 
 def prepared_alone(model, lengths):
     executor = Executor(ct.inproc_group(1)[0])
-    plan = ct.plan(lengths, cluster="local:1x1", strategy="zigzag", block_size=8, **cth.batch_of(model))
+    plan = ct.plan(
+        lengths, cluster="local:1x1", strategy="zigzag", block_size=8, **cth.batch_of(model)
+    )
     executor.prepare(plan)
     return executor, local_batch(tokens_of(lengths), plan=plan, rank=0)
 
@@ -232,18 +339,40 @@ def test_what_layers_in_order_refuse():
     executor, local = prepared_alone(model, [40, 24])
     inputs = {"input_ids": local.tokens[None], "position_ids": local.positions[None]}
     originals = modeling_bamba.causal_conv1d_fn, modeling_bamba.BambaMixer.forward
-    with pytest.raises(ct.InvalidArgument, match="BambaMixer: expected no cache inside use"), cth.use(executor):
+    with (
+        pytest.raises(ct.InvalidArgument, match="BambaMixer: expected no cache inside use"),
+        cth.use(executor),
+    ):
         model(**inputs, use_cache=True)
-    with pytest.raises(ct.InvalidArgument, match="expected no seq_idx, for the plan keeps documents apart"), cth.use(executor):
+    with (
+        pytest.raises(
+            ct.InvalidArgument, match="expected no seq_idx, for the plan keeps documents apart"
+        ),
+        cth.use(executor),
+    ):
         model(**inputs, use_cache=False, seq_idx=local.sequence_ids[None].int())
-    with pytest.raises(ct.InvalidArgument, match="labels: expected none inside use"), cth.use(executor):
+    with (
+        pytest.raises(ct.InvalidArgument, match="labels: expected none inside use"),
+        cth.use(executor),
+    ):
         model(**inputs, use_cache=False, labels=local.tokens[None])
     inputs["position_ids"] = torch.arange(64)[None]
-    with pytest.raises(ct.InvalidArgument, match="position_ids: expected those of this rank's tokens"), cth.use(executor):
+    with (
+        pytest.raises(
+            ct.InvalidArgument, match="position_ids: expected those of this rank's tokens"
+        ),
+        cth.use(executor),
+    ):
         model(**inputs, use_cache=False)
     modeling_bamba.causal_conv1d_fn = lambda x, *args, **options: x
-    with pytest.raises(ct.InvalidArgument, match="found no call of mamba2_chunk_scan"), cth.use(executor):
-        modeling_bamba.mamba2_chunk_scan, scan = lambda x, *args, **options: x, modeling_bamba.mamba2_chunk_scan
+    with (
+        pytest.raises(ct.InvalidArgument, match="found no call of mamba2_chunk_scan"),
+        cth.use(executor),
+    ):
+        modeling_bamba.mamba2_chunk_scan, scan = (
+            lambda x, *args, **options: x,
+            modeling_bamba.mamba2_chunk_scan,
+        )
         try:
             model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
         finally:
@@ -261,11 +390,17 @@ def test_layers_that_pass_no_states_are_refused():
         cth.batch_of(model.config)
     # A mask that the caller names does not make such layers right: the first attention is layer 1.
     executor, local = prepared_alone(make("bamba", cth.register()), [64])
-    with pytest.raises(ct.InvalidArgument, match=r"found JambaForCausalLM with model.layers.0"), cth.use(executor):
+    with (
+        pytest.raises(ct.InvalidArgument, match=r"found JambaForCausalLM with model.layers.0"),
+        cth.use(executor),
+    ):
         model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
     with pytest.raises(ct.InvalidArgument, match="expected modules called Mixer, found none"):
         gather_layers(model, executor, names=["Mixer"])
     # Nor do other contexts than that of transformers.
     bamba = make("bamba", "sdpa")
-    with pytest.raises(ct.InvalidArgument, match="BambaForCausalLM with model.layers.0.mamba"), contextile_use(executor, check_model=True):
+    with (
+        pytest.raises(ct.InvalidArgument, match="BambaForCausalLM with model.layers.0.mamba"),
+        contextile_use(executor, check_model=True),
+    ):
         bamba(local.tokens[None], position_ids=local.positions[None], use_cache=False)

@@ -9,16 +9,23 @@ import contextile as ct
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import contextile.transformers as cth  # noqa: E402
-from contextile.torch import Executor, collect, local_batch  # noqa: E402
-from ranks import run_ranks  # noqa: E402
-from tiny_models import make_tiny  # noqa: E402
+import contextile.transformers as cth
+from contextile.torch import Executor, collect, local_batch
+from ranks import run_ranks
+from tiny_models import make_tiny
 
 LENGTHS = [90, 33, 5]
 SIZES = {
-    "vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, "dropout_rate": 0.0,
-    "relative_attention_num_buckets": 16, "relative_attention_max_distance": 40,
-}  # fmt: skip
+    "vocab_size": 97,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 40,
+}
 BATCH = {"mask": {"full": "full"}, "heads": 4, "head_dim": 8, "dtype": "f32", "scale": 1.0}
 
 
@@ -43,7 +50,9 @@ def train(name, strategy, checkpointing):
     if checkpointing == "on":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     tokens = torch.randint(1, 97, (sum(LENGTHS),), generator=torch.Generator().manual_seed(2))
-    plan = ct.plan(LENGTHS, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=16, **BATCH)
+    plan = ct.plan(
+        LENGTHS, cluster=ct.Cluster.from_torch(), strategy=strategy, block_size=16, **BATCH
+    )
     executor.prepare(plan)
     local = local_batch(tokens, plan=plan, rank=executor.rank)
     with cth.use(executor, check_masks=False, check_positions=False):
@@ -60,7 +69,9 @@ def train(name, strategy, checkpointing):
         assert error < 1e-5, f"gradient of {key} is off by {error:.2e}"
 
 
-@pytest.mark.parametrize(("name", "strategy", "ranks"), [("T5", "dcp", 4), ("MT5", "zigzag", 2), ("UMT5", "dcp", 2)])
+@pytest.mark.parametrize(
+    ("name", "strategy", "ranks"), [("T5", "dcp", 4), ("MT5", "zigzag", 2), ("UMT5", "dcp", 2)]
+)
 def test_t5_is_that_of_one_process(name, strategy, ranks):
     run_ranks(train, ranks, name, strategy, "off")
 
@@ -77,8 +88,12 @@ def test_biases_of_no_table_are_refused():
     with cth.use(executor, check_masks=False, check_positions=False):
         model(torch.ones(1, 64, dtype=torch.int64))
         for position_bias in (torch.zeros(1, 4, 64, 64), None):  # T5 makes zeros of None
-            with pytest.raises(ct.InvalidArgument, match="expected no position_bias but that of a layer"):
+            with pytest.raises(
+                ct.InvalidArgument, match="expected no position_bias but that of a layer"
+            ):
                 layer(torch.zeros(1, 64, 32), position_bias=position_bias)
         first = model.encoder.block[0].layer[0].SelfAttention
-        with pytest.raises(ct.InvalidArgument, match="expected no position_bias but that of a layer"):
+        with pytest.raises(
+            ct.InvalidArgument, match="expected no position_bias but that of a layer"
+        ):
             first(torch.zeros(1, 64, 32), position_bias=torch.zeros(1, 4, 64, 64))

@@ -13,9 +13,9 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from torch.nn import functional  # noqa: E402
+from torch.nn import functional
 
-from contextile.torch import DataLoader  # noqa: E402
+from contextile.torch import DataLoader
 
 pytestmark = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
@@ -25,11 +25,22 @@ sys.path.append(str(EXAMPLES))
 def run_example(name, num_ranks, out, *words):
     """Runs an example with torchrun. Returns the losses and parameters that it saves."""
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", EXAMPLES / f"{name}.py",
-         out, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=600,
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={num_ranks}",
+            EXAMPLES / f"{name}.py",
+            out,
+            *words,
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return torch.load(out)
 
@@ -59,7 +70,13 @@ def alone(*, rows_per_step, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     text = gpt.Text()
     loader = DataLoader(
-        text, cluster="local:1x1", rank=0, strategy="zigzag", tokens=128, end_step=steps * rows_per_step, **gpt.BATCH
+        text,
+        cluster="local:1x1",
+        rank=0,
+        strategy="zigzag",
+        tokens=128,
+        end_step=steps * rows_per_step,
+        **gpt.BATCH,
     )
     losses = []
     for step in range(steps):
@@ -79,7 +96,8 @@ def alone(*, rows_per_step, steps):
 
 
 @pytest.mark.parametrize(
-    ("name", "num_ranks", "batches_per_step"), [("fsdp", 4, 2), ("ddp", 4, 4), ("tensor_parallel", 4, 1)]
+    ("name", "num_ranks", "batches_per_step"),
+    [("fsdp", 4, 2), ("ddp", 4, 4), ("tensor_parallel", 4, 1)],
 )
 def test_plain_pytorch_is_one_process(name, num_ranks, batches_per_step, tmp_path):
     found = run_example(name, num_ranks, tmp_path / "out.pt")
@@ -88,7 +106,9 @@ def test_plain_pytorch_is_one_process(name, num_ranks, batches_per_step, tmp_pat
 
 def test_examples_are_short():
     for example in sorted(EXAMPLES.glob("*.py")):
-        assert len(example.read_text().splitlines()) <= 60, f"{example.name}: expected at most 60 lines"
+        assert len(example.read_text().splitlines()) <= 60, (
+            f"{example.name}: expected at most 60 lines"
+        )
 
 
 # -------------------------------------------------------------------------------- Hugging Face's
@@ -110,16 +130,26 @@ def test_the_trainer_of_transformers_is_one_process(tmp_path):
 
     settings = {**tiny.SETTINGS, "ddp_backend": None, "per_device_eval_batch_size": 4}
     args = transformers.TrainingArguments(
-        tmp_path / "alone", gradient_accumulation_steps=4, eval_strategy="steps", eval_steps=3, **settings
+        tmp_path / "alone",
+        gradient_accumulation_steps=4,
+        eval_strategy="steps",
+        eval_steps=3,
+        **settings,
     )
     documents = tiny.make_documents()
     trainer = transformers.Trainer(
-        tiny.make_model(), args, data_collator=tiny.pad, train_dataset=documents, eval_dataset=documents[:8]
+        tiny.make_model(),
+        args,
+        data_collator=tiny.pad,
+        train_dataset=documents,
+        eval_dataset=documents[:8],
     )
     trainer.train()
     losses = saved_values(trainer, "loss", "grad_norm", "eval_loss")
     assert len(losses) == 7
-    check_same(run_example("hugging_face", 4, tmp_path / "out.pt"), losses, trainer.model.state_dict())
+    check_same(
+        run_example("hugging_face", 4, tmp_path / "out.pt"), losses, trainer.model.state_dict()
+    )
 
 
 def test_sft_with_packed_documents_is_one_process(tmp_path):
@@ -171,7 +201,9 @@ def plain_dpo():
         return -functional.cross_entropy(logits[29:-1], document[30:], reduction="sum")
 
     def loss_of(documents):
-        gains = torch.stack([log_probs(policy, d) - log_probs(reference, d).detach() for d in documents])
+        gains = torch.stack(
+            [log_probs(policy, d) - log_probs(reference, d).detach() for d in documents]
+        )
         return -functional.logsigmoid(dpo.BETA * (gains[:2] - gains[2:])).mean()
 
     return dpo_alone(policy, loss_of)
@@ -190,15 +222,25 @@ def test_dpo_steps_are_those_of_trl(tmp_path):
 
     args = DPOConfig(tmp_path, beta=dpo.BETA, bf16=False, **{**tiny.SETTINGS, "ddp_backend": None})
     trainer = DPOTrainer(
-        tiny.make_model(), tiny.make_model(), args, processing_class=tiny.make_tokenizer(),
+        tiny.make_model(),
+        tiny.make_model(),
+        args,
+        processing_class=tiny.make_tokenizer(),
         train_dataset=Dataset.from_list([{"prompt": "5 6", "chosen": "7 8", "rejected": "9"}]),
-    )  # fmt: skip
+    )
 
     def loss_of(documents):
         ids = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
-        place, lengths = torch.arange(ids.shape[1])[None], torch.tensor([[len(document)] for document in documents])
+        place, lengths = (
+            torch.arange(ids.shape[1])[None],
+            torch.tensor([[len(document)] for document in documents]),
+        )
         is_token = place < lengths
-        inputs = {"input_ids": ids, "attention_mask": is_token.long(), "completion_mask": (is_token & (place >= 30)).long()}
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": is_token.long(),
+            "completion_mask": (is_token & (place >= 30)).long(),
+        }
         return trainer.compute_loss(trainer.model, inputs)
 
     check_same(plain_dpo(), **dpo_alone(trainer.model, loss_of))

@@ -77,13 +77,20 @@ def alibi(slopes: Tensor | Sequence[float] | int) -> Alibi:
     try:
         found = torch.as_tensor(slopes, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _core.InvalidArgument(f"alibi: expected slopes or a number of heads, found {slopes!r:.40}") from error
+        raise _core.InvalidArgument(
+            f"alibi: expected slopes or a number of heads, found {slopes!r:.40}"
+        ) from error
     if found.dim() != 1 or len(found) == 0:
-        raise _core.InvalidArgument(f"alibi: expected a slope per query head, found a tensor of {list(found.shape)}")
+        raise _core.InvalidArgument(
+            f"alibi: expected a slope per query head, found a tensor of {list(found.shape)}"
+        )
     if not bool(found.isfinite().all()):
         raise _core.InvalidArgument(f"alibi: expected finite slopes, found {found.tolist()[:8]}")
     if found.requires_grad:
-        raise _core.InvalidArgument("alibi: expected constant slopes, for they get no gradient; found ones with requires_grad")
+        raise _core.InvalidArgument(
+            "alibi: expected constant slopes, for they get no gradient; found ones with "
+            "requires_grad"
+        )
     return Alibi(found)
 
 
@@ -96,7 +103,9 @@ def _published_slopes(heads: int) -> list[float]:
     return slopes + [2.0 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
 
 
-def relative_bias(table: Tensor, first_offset: int, *, buckets: Tensor | None = None) -> RelativeBias:
+def relative_bias(
+    table: Tensor, first_offset: int, *, buckets: Tensor | None = None
+) -> RelativeBias:
     """Returns a bias by the offset from query to key: ``table[head, bucket(offset)]``.
 
     It is also a ``score_mod`` of FlexAttention.
@@ -117,21 +126,33 @@ def relative_bias(table: Tensor, first_offset: int, *, buckets: Tensor | None = 
     RelativeBias
     """
     if not tensor_of("relative_bias", table).is_floating_point():
-        raise _core.InvalidArgument(f"relative_bias: expected a table of floating-point numbers, found {table.dtype}")
+        raise _core.InvalidArgument(
+            f"relative_bias: expected a table of floating-point numbers, found {table.dtype}"
+        )
     if table.dim() != 2 or table.shape[1] < 1:
-        raise _core.InvalidArgument(f"relative_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}")
+        raise _core.InvalidArgument(
+            f"relative_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}"
+        )
     _checks.count("relative_bias, first_offset", first_offset)
-    numbers = torch.arange(table.shape[1]) if buckets is None else whole_numbers("relative_bias, buckets", buckets)
+    numbers = (
+        torch.arange(table.shape[1])
+        if buckets is None
+        else whole_numbers("relative_bias, buckets", buckets)
+    )
     if numbers.dim() != 1:
         raise _core.InvalidArgument(
-            f"relative_bias: expected whole numbers of buckets by offset, found {numbers.dtype} {list(numbers.shape)}"
+            f"relative_bias: expected whole numbers of buckets by offset, found {numbers.dtype} "
+            f"{list(numbers.shape)}"
         )
     is_known = len(numbers) > 0 and not torch.compiler.is_compiling()
     if is_known and not 0 <= int(numbers.min()) <= int(numbers.max()) < table.shape[1]:
         raise _core.InvalidArgument(
-            f"relative_bias: expected buckets below {table.shape[1]}, found {int(numbers.min())} to {int(numbers.max())}"
+            f"relative_bias: expected buckets below {table.shape[1]}, found {int(numbers.min())} "
+            f"to {int(numbers.max())}"
         )
-    return RelativeBias(table, numbers.to(device="cpu", dtype=torch.int32).contiguous(), first_offset)
+    return RelativeBias(
+        table, numbers.to(device="cpu", dtype=torch.int32).contiguous(), first_offset
+    )
 
 
 def t5_bias(table: Tensor, *, bidirectional: bool, max_distance: int = 128) -> RelativeBias:
@@ -154,20 +175,26 @@ def t5_bias(table: Tensor, *, bidirectional: bool, max_distance: int = 128) -> R
     _checks.flag("t5_bias, bidirectional", bidirectional)
     _checks.count("t5_bias, max_distance", max_distance)
     if tensor_of("t5_bias", table).dim() != 2:
-        raise _core.InvalidArgument(f"t5_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}")
+        raise _core.InvalidArgument(
+            f"t5_bias: expected a table [q_heads, num_buckets], found {list(table.shape)}"
+        )
     if bidirectional and table.shape[1] % 2 != 0:
         raise _core.InvalidArgument(
-            f"t5_bias: expected an even number of buckets, half of them for later keys, found {table.shape[1]}"
+            "t5_bias: expected an even number of buckets, half of them for later keys, found "
+            f"{table.shape[1]}"
         )
     num_buckets = table.shape[1] // 2 if bidirectional else table.shape[1]
     exact = num_buckets // 2
     if exact < 1 or max_distance <= exact:
         raise _core.InvalidArgument(
-            f"t5_bias: expected a max_distance above the {exact} distances with buckets of their own, at least 1, found {max_distance}"
+            f"t5_bias: expected a max_distance above the {exact} distances with buckets of their "
+            f"own, at least 1, found {max_distance}"
         )
     offset = torch.arange(-max_distance, max_distance + 1)
     distance = offset.abs() if bidirectional else (-offset).clamp(min=0)
-    far = torch.log(distance.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    far = (
+        torch.log(distance.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    )
     bucket = torch.where(distance < exact, distance, exact + far.clamp(min=0).to(torch.int64))
     bucket = bucket.clamp(max=num_buckets - 1)
     if bidirectional:
@@ -196,18 +223,29 @@ def terms_of(bias: Bias | None, dropout: float, seed: int | Tensor | None) -> Te
         raise _core.InvalidArgument(f"dropout_p: expected at least 0 and below 1, found {dropout}")
     if dropout > 0.0 and seed is None:
         raise _core.InvalidArgument(
-            "dropout_seed: expected a number with dropout_p, the same on every rank and another for every call, found none"
+            "dropout_seed: expected a number with dropout_p, the same on every rank and another "
+            "for every call, found none"
         )
     drawn = None if seed is None or dropout == 0.0 else _seed_of(seed)
     if isinstance(bias, Alibi):
         if bias.slopes.requires_grad:
-            raise _core.InvalidArgument("bias: expected constant slopes, for they get no gradient; found ones with requires_grad")
+            raise _core.InvalidArgument(
+                "bias: expected constant slopes, for they get no gradient; found ones with "
+                "requires_grad"
+            )
         return Terms(slopes=bias.slopes, dropout=dropout, seed=drawn)
     if isinstance(bias, RelativeBias):
-        return Terms(table=bias.table, buckets=bias.buckets, first_offset=bias.first_offset, dropout=dropout, seed=drawn)
+        return Terms(
+            table=bias.table,
+            buckets=bias.buckets,
+            first_offset=bias.first_offset,
+            dropout=dropout,
+            seed=drawn,
+        )
     if bias is not None:
         raise _core.InvalidArgument(
-            f"bias: expected what alibi, relative_bias or t5_bias returns, found {type(bias).__name__}"
+            "bias: expected what alibi, relative_bias or t5_bias returns, found "
+            f"{type(bias).__name__}"
         )
     return Terms(dropout=dropout, seed=drawn)
 
@@ -217,10 +255,17 @@ def _seed_of(seed: Any) -> Tensor:
         if seed.numel() == 1 and seed.dtype in (torch.int64, torch.int32):
             return seed.to(torch.int64).reshape(1)
         raise _core.InvalidArgument(
-            f"dropout_seed: expected a whole number of 64 bits, found a tensor of {seed.dtype} {list(seed.shape)}"
+            f"dropout_seed: expected a whole number of 64 bits, found a tensor of {seed.dtype} "
+            f"{list(seed.shape)}"
         )
-    if not isinstance(seed, (int, torch.SymInt)) or isinstance(seed, bool) or not -(1 << 63) <= seed < 1 << 63:
-        raise _core.InvalidArgument(f"dropout_seed: expected a whole number of 64 bits, found {seed!r:.40}")
+    if (
+        not isinstance(seed, (int, torch.SymInt))
+        or isinstance(seed, bool)
+        or not -(1 << 63) <= seed < 1 << 63
+    ):
+        raise _core.InvalidArgument(
+            f"dropout_seed: expected a whole number of 64 bits, found {seed!r:.40}"
+        )
     return torch.as_tensor(seed, dtype=torch.int64).reshape(1)
 
 
@@ -228,8 +273,8 @@ def check_known(bias: Bias | None, longest_document: int) -> None:
     """Raises if a bias was recognised for shorter documents only."""
     if bias is not None and 0 < bias.num_tokens < longest_document:
         raise _core.InvalidArgument(
-            f"bias: expected one for documents of {longest_document} tokens, found one that from_score_mod recognised for "
-            f"num_tokens={bias.num_tokens}"
+            f"bias: expected one for documents of {longest_document} tokens, found one that "
+            f"from_score_mod recognised for num_tokens={bias.num_tokens}"
         )
 
 
@@ -237,9 +282,15 @@ def native_terms(terms: Terms) -> _core.ScoreTerms | None:
     """Returns terms as the library reads them. The tensors lie on the CPU."""
     if not terms.has_any:
         return None
-    for name, tensor in (("slopes", terms.slopes), ("table", terms.table), ("buckets", terms.buckets)):
+    for name, tensor in (
+        ("slopes", terms.slopes),
+        ("table", terms.table),
+        ("buckets", terms.buckets),
+    ):
         if tensor is not None and tensor.device.type != "cpu":
-            raise _core.InvalidArgument(f"bias: expected {name} on the CPU, found {name} on {tensor.device}")
+            raise _core.InvalidArgument(
+                f"bias: expected {name} on the CPU, found {name} on {tensor.device}"
+            )
     return _core.ScoreTerms(
         slopes=None if terms.slopes is None else terms.slopes.detach().float().contiguous(),
         table=None if terms.table is None else terms.table.detach().float().contiguous(),

@@ -29,26 +29,37 @@ def _bias_of(bias: Bias | None, heads: tuple[int, ...]) -> Bias | None:
 
 
 def _check(
-    prepared: Prepared, mask: str, tensors: tuple[Tensor, Tensor, Tensor], sink: Tensor | None, bias: Bias | None, dropout: float
+    prepared: Prepared,
+    mask: str,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    sink: Tensor | None,
+    bias: Bias | None,
+    dropout: float,
 ) -> None:
     """Raises if a call would lose heads, or has what groups of heads have not."""
     heads = prepared.rules[mask].heads
     mask = mask or prepared.mask_names[0]
     if not torch.compiler.is_compiling() and has_dtensors(*tensors, sink):
-        raise _core.InvalidArgument(f"attention: expected no DTensors under mask '{mask}', which differs by head, found some")
+        raise _core.InvalidArgument(
+            f"attention: expected no DTensors under mask '{mask}', which differs by head, found "
+            "some"
+        )
     found = tuple(tensor.shape[-2] if tensor.dim() > 1 else 0 for tensor in tensors)
     if found != (heads[0], heads[1], heads[1]):
         raise _core.InvalidArgument(
-            f"mask '{mask}': expected {heads[0]} heads of queries and {heads[1]} of keys and values, found {found[0]}, {found[1]} and "
-            f"{found[2]}"
+            f"mask '{mask}': expected {heads[0]} heads of queries and {heads[1]} of keys and "
+            f"values, found {found[0]}, {found[1]} and {found[2]}"
         )
     own = None if bias is None else bias.slopes if isinstance(bias, Alibi) else bias.table
     for name, tensor in (("sink", sink), ("bias", own)):
         if tensor is not None and tensor.shape[0] != heads[0]:
-            raise _core.InvalidArgument(f"{name}: expected one for each of {heads[0]} query heads, found {tensor.shape[0]}")
+            raise _core.InvalidArgument(
+                f"{name}: expected one for each of {heads[0]} query heads, found {tensor.shape[0]}"
+            )
     if dropout > 0.0:
         raise _core.InvalidArgument(
-            f"dropout_p: expected 0 under a mask that differs by head, whose groups would drop alike, found {dropout}"
+            "dropout_p: expected 0 under a mask that differs by head, whose groups would drop "
+            f"alike, found {dropout}"
         )
 
 

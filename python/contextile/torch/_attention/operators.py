@@ -102,7 +102,9 @@ def _(q, k, v, sink, plan, mask, saved_bytes, *terms):
     return _new_output(q, v, saved_bytes)
 
 
-@torch.library.custom_op("contextile::attention_backward", mutates_args=(), device_types=("cpu", "cuda"))
+@torch.library.custom_op(
+    "contextile::attention_backward", mutates_args=(), device_types=("cpu", "cuda")
+)
 def _backward(
     dout: Tensor,
     q: Tensor,
@@ -126,8 +128,9 @@ def _backward(
     made_by_plan, call = made_by.tolist()
     if made_by_plan != plan:
         raise _core.InvalidArgument(
-            "checkpoint: expected forward computed again under the plan of its first time, found the executor prepared for "
-            "another; give plan= what prepare returned for the batch, or context_fn (checkpoint_contexts)"
+            "checkpoint: expected forward computed again under the plan of its first time, found "
+            "the executor prepared for another; give plan= what prepare returned for the batch, "
+            "or context_fn (checkpoint_contexts)"
         )
     dq, dk, dv, dsink, dtable = _new_gradients(q, k, v, sink, table if table_learns else None)
     executor = executor_of(plan)
@@ -163,14 +166,44 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    dout, q, k, v, sink, out, lse, saved, made_by, plan, mask,
-    slopes=None, table=None, buckets=None, first_offset=0, dropout=0.0, seed=None, table_learns=False,
-):  # fmt: skip
+    dout,
+    q,
+    k,
+    v,
+    sink,
+    out,
+    lse,
+    saved,
+    made_by,
+    plan,
+    mask,
+    slopes=None,
+    table=None,
+    buckets=None,
+    first_offset=0,
+    dropout=0.0,
+    seed=None,
+    table_learns=False,
+):
     return _new_gradients(q, k, v, sink, table if table_learns else None)
 
 
 def _setup(ctx, inputs, output):
-    q, k, v, sink, ctx.plan, ctx.mask, _, slopes, table, buckets, ctx.first_offset, ctx.dropout, seed = inputs
+    (
+        q,
+        k,
+        v,
+        sink,
+        ctx.plan,
+        ctx.mask,
+        _,
+        slopes,
+        table,
+        buckets,
+        ctx.first_offset,
+        ctx.dropout,
+        seed,
+    ) = inputs
     optional = (sink, slopes, table, buckets, seed)
     ctx.is_there = [tensor is not None for tensor in optional]
     ctx.table_learns = table is not None and ctx.needs_input_grad[8]
@@ -183,7 +216,9 @@ def _gradients(ctx, dout, dlse, dsaved, dmade_by):
     if dout is None:
         return (None,) * 13
     q, k, v, *some, out, lse, saved, made_by = ctx.saved_tensors
-    sink, slopes, table, buckets, seed = (some.pop(0) if is_there else None for is_there in ctx.is_there)
+    sink, slopes, table, buckets, seed = (
+        some.pop(0) if is_there else None for is_there in ctx.is_there
+    )
     dq, dk, dv, dsink, dtable = _backward(
         dout,
         q,
@@ -213,7 +248,9 @@ _forward.register_autograd(_gradients, setup_context=_setup)
 
 
 def _no_second_gradients(ctx, *gradients):
-    raise NotImplementedError("contextile.torch.attention: gradients of gradients are not supported")
+    raise NotImplementedError(
+        "contextile.torch.attention: gradients of gradients are not supported"
+    )
 
 
 _backward.register_autograd(_no_second_gradients)
@@ -224,17 +261,23 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
     if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        raise NotImplementedError("contextile.torch.attention: forward-mode derivatives are not supported")
+        raise NotImplementedError(
+            "contextile.torch.attention: forward-mode derivatives are not supported"
+        )
 
 
-def as_autocast(prepared: Prepared, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def as_autocast(
+    prepared: Prepared, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Casts q, k and v as autocast does if it is on. Raises unless its dtype is the plan's."""
     kind = q.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
     if dtype != prepared.dtype:
-        raise _core.InvalidArgument(f"autocast: expected the plan's {prepared.dtype}, found {dtype}")
+        raise _core.InvalidArgument(
+            f"autocast: expected the plan's {prepared.dtype}, found {dtype}"
+        )
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
@@ -276,8 +319,9 @@ def attention(
         Prepared for the plan of the batch.
     plan : Plan or Prepared, optional
         The batch that the call belongs to, if several are in flight: a plan that the executor still
-        keeps, or what ``prepare`` returned for it. Compiled functions take only the latter. Default:
-        the plan that was prepared last; where a checkpoint computes again, that of the first time.
+        keeps, or what ``prepare`` returned for it. Compiled functions take only the latter.
+        Default: the plan that was prepared last; where a checkpoint computes again, that of the
+        first time.
     mask : str
         Name of one of the plan's masks. May be left out if the plan has only one. If it differs by
         head (``masks.by_head``), the call runs once for each group of heads.
@@ -288,7 +332,8 @@ def attention(
         A bias of scores by position (``alibi``, ``relative_bias``, ``t5_bias``), added after a
         softcap. It lies on the CPU and is the same on every rank.
     dropout_p : float
-        Probability of an attention weight to be dropped; the others are divided by ``1 - dropout_p``.
+        Probability of an attention weight to be dropped; the others are divided by ``1 -
+        dropout_p``.
     dropout_seed : int or int64 Tensor, optional
         Needed with dropout: the same on every rank, another in every layer and step. Seed, head and
         tokens alone decide about a weight, so no plan changes a result.
@@ -306,13 +351,13 @@ def attention(
     Raises
     ------
     InvalidArgument
-        The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype or
-        device than the plan needs; DTensors are sharded otherwise than by heads, or only some tensors
-        are DTensors, or they have a bias or dropout, or the plan has not the heads of one rank; a
-        mask that differs by head meets dropout or DTensors; the kernel has no bias or dropout;
-        autocast is on with another dtype than the plan's; a module that is computing, unless it is
-        compiled, was given tokens or positions that ``local_batch`` made for another plan. It is also
-        raised if ranks meet in different calls, after which the group has ended.
+        The executor has no such plan, or the plan no such mask; a tensor has another shape, dtype
+        or device than the plan needs; DTensors are sharded otherwise than by heads, or only some
+        tensors are DTensors, or they have a bias or dropout, or the plan has not the heads of one
+        rank; a mask that differs by head meets dropout or DTensors; the kernel has no bias or
+        dropout; autocast is on with another dtype than the plan's; a module that is computing,
+        unless it is compiled, was given tokens or positions that ``local_batch`` made for another
+        plan. It is also raised if ranks meet in different calls, after which the group has ended.
     TransportError
         A peer died, failed or stalled longer than the executor's timeout. The group has ended; make
         a new executor.
@@ -355,29 +400,36 @@ def attention(
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
-            raise _core.InvalidArgument(f"attention: expected a Tensor as {name}, found {type(tensor).__name__}")
+            raise _core.InvalidArgument(
+                f"attention: expected a Tensor as {name}, found {type(tensor).__name__}"
+            )
         if tensor.dim() < 3:
-            raise _core.InvalidArgument(f"attention: expected {name} [..., tokens, heads, dim], found {list(tensor.shape)}")
+            raise _core.InvalidArgument(
+                f"attention: expected {name} [..., tokens, heads, dim], found {list(tensor.shape)}"
+            )
     if sink is not None and not (isinstance(sink, Tensor) and sink.dtype == torch.float32):
         found = sink.dtype if isinstance(sink, Tensor) else type(sink).__name__
         raise _core.InvalidArgument(f"attention: expected a float32 Tensor as sink, found {found}")
     if not isinstance(executor, Executor):
-        raise _core.InvalidArgument(f"attention: expected an Executor, found {type(executor).__name__}")
+        raise _core.InvalidArgument(
+            f"attention: expected an Executor, found {type(executor).__name__}"
+        )
     terms = terms_of(bias, dropout_p, dropout_seed)
     _refuse_forward_mode(q, k, v, sink, terms.table)
     if not torch.compiler.is_compiling() and has_dtensors(q, k, v, sink):
         check_dtensors(q, k, v, sink)
         if terms.has_any:
             raise _core.InvalidArgument(
-                "attention: expected no bias and no dropout with DTensors, found " + ("dropout" if bias is None else "a bias")
+                "attention: expected no bias and no dropout with DTensors, found "
+                + ("dropout" if bias is None else "a bias")
             )
     prepared = executor.prepared_of(plan)
     if bias is not None and not torch.compiler.is_compiling():
         check_known(bias, prepared.longest_document)
     if terms.has_any and executor._gpu is not None:
         raise _core.InvalidArgument(
-            "attention: expected no bias and no dropout on a GPU, whose kernels (cuda:*) have neither, found "
-            + ("dropout" if bias is None else "a bias")
+            "attention: expected no bias and no dropout on a GPU, whose kernels (cuda:*) have "
+            "neither, found " + ("dropout" if bias is None else "a bias")
         )
     if not torch.compiler.is_compiling():
         check_batch(prepared.plans)
@@ -391,11 +443,14 @@ def attention(
     q, k, v = as_autocast(prepared, q, k, v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dtype != prepared.dtype:
-            raise _core.InvalidArgument(f"attention: expected {name} of {prepared.dtype}, as the plan, found {tensor.dtype}")
+            raise _core.InvalidArgument(
+                f"attention: expected {name} of {prepared.dtype}, as the plan, found {tensor.dtype}"
+            )
     leading = q.shape[:-2]
     if leading != k.shape[:-2] or leading != v.shape[:-2]:
         raise _core.InvalidArgument(
-            f"attention: expected q, k and v of the same tokens, found {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+            f"attention: expected q, k and v of the same tokens, found {list(q.shape)}, "
+            f"{list(k.shape)} and {list(v.shape)}"
         )
     out, lse, _, _ = torch.ops.contextile.attention(
         q.reshape(-1, *q.shape[-2:]),

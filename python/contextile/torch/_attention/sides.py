@@ -54,7 +54,14 @@ class Sides:
     ([0, 1, 2, 5, 6], [0, 1, 0])
     """
 
-    def __init__(self, source_lengths: Sequence[int], target_lengths: Sequence[int], *, plan: _core.Plan, rank: int) -> None:
+    def __init__(
+        self,
+        source_lengths: Sequence[int],
+        target_lengths: Sequence[int],
+        *,
+        plan: _core.Plan,
+        rank: int,
+    ) -> None:
         _checks.plan("sides, plan", plan)
         _checks.whole("sides, rank", rank)
         source_lengths = _checks.lengths("sides, source_lengths", source_lengths)
@@ -63,10 +70,13 @@ class Sides:
         found = [end - begin for begin, end in plan.sequences]
         if len(source_lengths) != len(target_lengths):
             raise _core.InvalidArgument(
-                f"sides: expected as many targets as sources, found {len(source_lengths)} sources and {len(target_lengths)} targets"
+                f"sides: expected as many targets as sources, found {len(source_lengths)} sources "
+                f"and {len(target_lengths)} targets"
             )
         if lengths != found:
-            raise _core.InvalidArgument(f"sides: expected pairs of {found[:8]} tokens, as the plan's, found {lengths[:8]}")
+            raise _core.InvalidArgument(
+                f"sides: expected pairs of {found[:8]} tokens, as the plan's, found {lengths[:8]}"
+            )
         sources, both = torch.tensor(list(source_lengths)), torch.tensor(lengths)
         position = torch.arange(sum(lengths)) - (both.cumsum(0) - both).repeat_interleave(both)
         is_source = position < sources.repeat_interleave(both)
@@ -87,8 +97,9 @@ class Sides:
             mask = plan.mask(plan.mask_names.index(name)) if name in plan.mask_names else None
             if mask is not None and mask.num_pairs != self.pairs_of(name, mask):
                 raise _core.InvalidArgument(
-                    f"sides: expected the lengths of the plan's sources and targets, found {self.pairs_of(name, mask)} pairs for mask "
-                    f"'{name}', which has {mask.num_pairs}"
+                    "sides: expected the lengths of the plan's sources and targets, found "
+                    f"{self.pairs_of(name, mask)} pairs for mask '{name}', which has "
+                    f"{mask.num_pairs}"
                 )
 
     def pairs_of(self, name: str, mask: Any) -> int:
@@ -103,7 +114,8 @@ class Sides:
         """Raises unless these are the sides of a plan on a rank."""
         if (plan.digest, rank) != (self._plan, self._rank):
             raise _core.InvalidArgument(
-                f"sides: expected those of the plan that the executor is prepared for, on rank {rank}, found those of "
+                "sides: expected those of the plan that the executor is prepared for, on rank "
+                f"{rank}, found those of "
                 + ("another plan" if plan.digest != self._plan else f"rank {self._rank}")
             )
 
@@ -150,8 +162,8 @@ def cross_attention(
     mask : str
         ``"cross"``, ``"encoder"`` or ``"decoder"``.
     bias : Alibi or RelativeBias, optional
-        As for ``attention``, by positions in the side. ``"cross"`` has none, because its queries and
-        keys count positions from beginnings of their own.
+        As for ``attention``, by positions in the side. ``"cross"`` has none, because its queries
+        and keys count positions from beginnings of their own.
 
     Returns
     -------
@@ -160,8 +172,8 @@ def cross_attention(
     Raises
     ------
     InvalidArgument
-        A tensor has another number of tokens than the side, there is a bias between two sides, or as
-        ``attention`` does.
+        A tensor has another number of tokens than the side, there is a bias between two sides, or
+        as ``attention`` does.
 
     Examples
     --------
@@ -182,20 +194,29 @@ def cross_attention(
     query_rows, key_rows = sides.rows_of(mask)
     if bias is not None and mask == "cross":
         raise _core.InvalidArgument(
-            "bias: expected none with mask='cross', whose queries and keys count positions from beginnings of their own, found one"
+            "bias: expected none with mask='cross', whose queries and keys count positions from "
+            "beginnings of their own, found one"
         )
     prepared = executor.prepared_of(plan)
     sides.check_plan(prepared.mask_of(mask)[0], prepared.rank)
     for name, tensor, rows in (("q", q, query_rows), ("k", k, key_rows), ("v", v, key_rows)):
         if tensor_of(name, tensor).dim() != 3:
-            raise _core.InvalidArgument(f"{name}: expected [tokens, heads, dim], found {list(tensor.shape)}")
+            raise _core.InvalidArgument(
+                f"{name}: expected [tokens, heads, dim], found {list(tensor.shape)}"
+            )
         if len(tensor) != len(rows):
-            raise _core.InvalidArgument(f"{name}: expected {len(rows)} tokens of this rank, found {len(tensor)}")
+            raise _core.InvalidArgument(
+                f"{name}: expected {len(rows)} tokens of this rank, found {len(tensor)}"
+            )
 
     def spread(tensor: Tensor, rows: Tensor) -> Tensor:
         whole = tensor.new_zeros((sides.num_tokens, *tensor.shape[1:]))
         return whole.index_copy(0, rows.to(tensor.device), tensor)
 
-    spread_q, spread_k, spread_v = (spread(x, rows) for x, rows in ((q, query_rows), (k, key_rows), (v, key_rows)))
-    out = attention(spread_q, spread_k, spread_v, executor=executor, plan=plan, mask=mask, bias=bias)
+    spread_q, spread_k, spread_v = (
+        spread(x, rows) for x, rows in ((q, query_rows), (k, key_rows), (v, key_rows))
+    )
+    out = attention(
+        spread_q, spread_k, spread_v, executor=executor, plan=plan, mask=mask, bias=bias
+    )
     return out[query_rows.to(q.device)]  # type: ignore[index]

@@ -1,1 +1,1 @@
-"""A rank's part of a batch: its positions, labels and packed rows, and the call that computes it."""
+"""A rank's part of a batch: its positions, labels, packed rows, and the call that computes it."""

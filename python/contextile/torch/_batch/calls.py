@@ -16,7 +16,10 @@ from contextile.torch._batch.layout import digest_behind
 
 def _is_call(frame: Any) -> bool:
     """Returns whether a frame is that of a module's call, which runs hooks and its forward."""
-    return frame.f_code.co_name == "_call_impl" and frame.f_code.co_filename == nn.modules.module.__file__
+    return (
+        frame.f_code.co_name == "_call_impl"
+        and frame.f_code.co_filename == nn.modules.module.__file__
+    )
 
 
 def _forwards() -> Iterator[Mapping[str, Any]]:
@@ -27,7 +30,10 @@ def _forwards() -> Iterator[Mapping[str, Any]]:
             yield frame.f_locals
         elif _is_call(frame):  # its forward may be a function of another name
             variables = frame.f_locals
-            yield {f"argument {number}": value for number, value in enumerate(variables.get("args", ()))}
+            yield {
+                f"argument {number}": value
+                for number, value in enumerate(variables.get("args", ()))
+            }
             yield variables.get("kwargs") or {}
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -80,6 +86,7 @@ def check_batch(plans: tuple[_core.Plan, ...]) -> None:
             digest = digest_behind(value)
             if digest is not None and all(digest != plan.digest for plan in plans):
                 raise _core.InvalidArgument(
-                    f"attention: expected {name} of the plan that the executor is prepared for ({plans[0].digest}), found those "
-                    f"that local_batch made for another ({digest}); call prepare with the plan of each batch"
+                    f"attention: expected {name} of the plan that the executor is prepared for "
+                    f"({plans[0].digest}), found those that local_batch made for another "
+                    f"({digest}); call prepare with the plan of each batch"
                 )

@@ -37,7 +37,9 @@ def dim_of(call: str, tensor: Tensor, dim: int) -> int:
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise _core.InvalidArgument(f"{call}: expected a whole number as dim, found {dim!r:.80}")
     if not -tensor.dim() <= dim < tensor.dim():
-        raise _core.InvalidArgument(f"{call}: expected a dimension of {list(tensor.shape)}, found dim={dim}")
+        raise _core.InvalidArgument(
+            f"{call}: expected a dimension of {list(tensor.shape)}, found dim={dim}"
+        )
     return dim % tensor.dim()
 
 
@@ -91,7 +93,8 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
     _checks.whole("dispatch, rank", rank)
     if tensor.shape[dim] != plan.num_tokens:
         raise _core.InvalidArgument(
-            f"dispatch: expected {plan.num_tokens} tokens in dimension {dim}, found {tensor.shape[dim]}"
+            f"dispatch: expected {plan.num_tokens} tokens in dimension {dim}, found "
+            f"{tensor.shape[dim]}"
         )
     local = tensor.index_select(dim, _tokens_of(plan, rank).to(tensor.device))
     if local.dtype is torch.int64:  # tokens and positions, which attention knows again
@@ -171,9 +174,9 @@ class LocalBatch:
     def _of_rows(self, name: str, values: Tensor, without: int) -> Tensor:
         if self._parting is not None:
             raise _core.InvalidArgument(
-                f"local batch: expected {name} of a batch in which one token follows another, found several that follow token "
-                f"{self._parting}, where branches part; use targets: logits[targets.rows], targets.labels and "
-                "targets.loss_weights"
+                f"local batch: expected {name} of a batch in which one token follows another, "
+                f"found several that follow token {self._parting}, where branches part; use "
+                "targets: logits[targets.rows], targets.labels and targets.loss_weights"
             )
         whole = values.new_full(self.tokens.shape, without)
         whole[self.targets.rows] = values
@@ -181,7 +184,9 @@ class LocalBatch:
         return whole
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.tokens, self.positions, self.labels, self.loss_weights, self.sequence_ids))
+        return iter(
+            (self.tokens, self.positions, self.labels, self.loss_weights, self.sequence_ids)
+        )
 
 
 def _parting_token(plan: _core.Plan) -> int | None:
@@ -213,7 +218,9 @@ def whole_numbers(name: str, given: Any) -> Tensor:
             raise _core.InvalidArgument(f"{name}: expected whole numbers, found {tensor.dtype}")
     numbers = tensor.to(torch.int64)
     if tensor.dtype == torch.uint64 and bool((numbers < 0).any()):
-        raise _core.InvalidArgument(f"{name}: expected whole numbers below 2**63, found a larger one")
+        raise _core.InvalidArgument(
+            f"{name}: expected whole numbers below 2**63, found a larger one"
+        )
     return numbers
 
 
@@ -229,13 +236,17 @@ def finite_numbers(name: str, given: Any) -> Tensor:
     """Returns weights as float32. Raises InvalidArgument for other dtypes, infinity and NaN."""
     tensor = _converted(name, "finite numbers", given)
     if tensor.is_complex() or tensor.dtype == torch.bool or not bool(tensor.isfinite().all()):
-        raise _core.InvalidArgument(f"{name}: expected finite numbers, found others ({tensor.dtype})")
+        raise _core.InvalidArgument(
+            f"{name}: expected finite numbers, found others ({tensor.dtype})"
+        )
     return tensor.to(torch.float32)
 
 
 def _of_batch(name: str, tensor: Tensor, plan: _core.Plan) -> Tensor:
     if tensor.shape != (plan.num_tokens,):
-        raise _core.InvalidArgument(f"{name}: expected [{plan.num_tokens}], found {list(tensor.shape)}")
+        raise _core.InvalidArgument(
+            f"{name}: expected [{plan.num_tokens}], found {list(tensor.shape)}"
+        )
     return tensor
 
 
@@ -243,7 +254,8 @@ def _check_alone(**others: Any) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise _core.InvalidArgument(
-            f"shift_labels: expected no {' and no '.join(others)}, which are by token and not by what it predicts, found {given[0]}"
+            f"shift_labels: expected no {' and no '.join(others)}, which are by token and not by "
+            f"what it predicts, found {given[0]}"
         )
 
 
@@ -274,8 +286,8 @@ def local_batch(
     rank : int
         The rank whose share is returned.
     labels : int array or Tensor [tokens of the batch], optional
-        One label per token, as in Hugging Face's datasets: not shifted, and ``ignore_index`` where a
-        token is not to be predicted. Default: the tokens.
+        One label per token, as in Hugging Face's datasets: not shifted, and ``ignore_index`` where
+        a token is not to be predicted. Default: the tokens.
     loss_mask : bool array or Tensor [tokens of the batch], optional
         False for tokens that are not to be predicted, such as those of a prompt.
     loss_weights : float array or Tensor [tokens of the batch], optional
@@ -283,9 +295,10 @@ def local_batch(
         share has the sum of theirs (``TokenTree.loss_weights``). Weights are used as they are.
         Default: 1 / the number of labels of the batch.
     shift_labels : int array or Tensor [tokens of the batch], optional
-        What every token has to predict, as it is: for masks without a rule, such as block diffusion,
-        which do not tell which token follows which. Instead of ``labels`` and ``loss_mask``; every
-        token then has at most one label, and ``loss_weights`` are those of the tokens that predict.
+        What every token has to predict, as it is: for masks without a rule, such as block
+        diffusion, which do not tell which token follows which. Instead of ``labels`` and
+        ``loss_mask``; every token then has at most one label, and ``loss_weights`` are those of the
+        tokens that predict.
     ignore_index : int
         Label of tokens that predict nothing.
 
@@ -297,8 +310,8 @@ def local_batch(
     ------
     InvalidArgument
         There are more or fewer tokens, labels, weights or values of the loss mask than in the plan,
-        or they are not whole numbers, finite numbers, or truth values. The mask has no rule and does
-        not tell positions (``contextile.plan(positions=…)``), or which token follows which
+        or they are not whole numbers, finite numbers, or truth values. The mask has no rule and
+        does not tell positions (``contextile.plan(positions=…)``), or which token follows which
         (``shift_labels``).
 
     Examples
@@ -313,15 +326,29 @@ def local_batch(
     [11, 12, 13, -100, 21, 22, -100]
     """
     return share_of_batch(
-        tokens, plan, rank, labels=labels, loss_mask=loss_mask, loss_weights=loss_weights, shift_labels=shift_labels,
+        tokens,
+        plan,
+        rank,
+        labels=labels,
+        loss_mask=loss_mask,
+        loss_weights=loss_weights,
+        shift_labels=shift_labels,
         ignore_index=ignore_index,
-    )  # fmt: skip
+    )
 
 
 def share_of_batch(
-    tokens: Any, plan: _core.Plan, rank: int, *, labels: Any, loss_mask: Any, loss_weights: Any, shift_labels: Any,
-    ignore_index: int, num_labels: int | None = None,
-) -> LocalBatch:  # fmt: skip
+    tokens: Any,
+    plan: _core.Plan,
+    rank: int,
+    *,
+    labels: Any,
+    loss_mask: Any,
+    loss_weights: Any,
+    shift_labels: Any,
+    ignore_index: int,
+    num_labels: int | None = None,
+) -> LocalBatch:
     """Does what ``local_batch`` does. ``num_labels`` are those of all batches that share a loss."""
     _checks.plan("local batch, plan", plan)
     _checks.whole("local batch, rank", rank)
@@ -334,7 +361,9 @@ def share_of_batch(
         following = _tokens_of(plan, rank)
         rows = torch.arange(len(following))
     else:
-        wanted = tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
+        wanted = (
+            tokens if labels is None else _of_batch("labels", whole_numbers("labels", labels), plan)
+        )
         if loss_mask is not None:
             mask = _of_batch("loss_mask", truth_values("loss_mask", loss_mask), plan)
             wanted = torch.where(mask, wanted, ignore_index)
@@ -342,12 +371,18 @@ def share_of_batch(
     is_target = wanted[following] != ignore_index
     rows, following = rows[is_target], following[is_target]
     if loss_weights is not None:
-        weights = _of_batch("loss_weights", finite_numbers("loss_weights", loss_weights), plan)[following]
+        weights = _of_batch("loss_weights", finite_numbers("loss_weights", loss_weights), plan)[
+            following
+        ]
     else:
         if num_labels is None:
             is_predicted = wanted != ignore_index
             if shift_labels is None:
-                is_predicted[torch.tensor([row[0] for row in plan.position_segments if row[4] < 0], dtype=torch.int64)] = False
+                is_predicted[
+                    torch.tensor(
+                        [row[0] for row in plan.position_segments if row[4] < 0], dtype=torch.int64
+                    )
+                ] = False
             num_labels = int(is_predicted.sum())
         weights = torch.ones(len(rows)) / max(num_labels, 1)
     targets = Targets(rows, following, wanted[following], weights)

@@ -30,7 +30,9 @@ class Packed:
         Tokens of each row, for ``contextile.plan``. Rows are documents, in their order.
     """
 
-    def __init__(self, lengths: list[int], shape: tuple[int, int] | None, places: Tensor | None) -> None:
+    def __init__(
+        self, lengths: list[int], shape: tuple[int, int] | None, places: Tensor | None
+    ) -> None:
         self.lengths = lengths
         self.tokens: Tensor = torch.empty(0, dtype=torch.int64)
         self._shape = shape  # of padded rows; None: a list of sequences
@@ -55,17 +57,26 @@ class Packed:
         """
         if self._shape is None:
             if not isinstance(field, Sequence) or isinstance(field, str):
-                raise _core.InvalidArgument(f"field: expected a list of {len(self.lengths)} sequences, found {field!r:.80}")
+                raise _core.InvalidArgument(
+                    f"field: expected a list of {len(self.lengths)} sequences, found {field!r:.80}"
+                )
             parts = [_values("field", part) for part in field]
             found = [len(part) if part.dim() > 0 else 0 for part in parts]
             if found != self.lengths:
-                raise _core.InvalidArgument(f"field: expected sequences of {self.lengths} values, found {found}")
+                raise _core.InvalidArgument(
+                    f"field: expected sequences of {self.lengths} values, found {found}"
+                )
             if len({part.shape[1:] for part in parts}) > 1:
-                raise _core.InvalidArgument(f"field: expected values of one shape, found {[list(part.shape) for part in parts[:8]]}")
+                raise _core.InvalidArgument(
+                    "field: expected values of one shape, found "
+                    f"{[list(part.shape) for part in parts[:8]]}"
+                )
             return torch.cat(parts)
         tensor = _values("field", field)
         if tuple(tensor.shape[:2]) != self._shape:
-            raise _core.InvalidArgument(f"field: expected {list(self._shape)}, as the tokens, found {list(tensor.shape)}")
+            raise _core.InvalidArgument(
+                f"field: expected {list(self._shape)}, as the tokens, found {list(tensor.shape)}"
+            )
         return tensor.flatten(0, 1)[self._at(tensor.device)]
 
     def unpack(self, packed: Tensor, *, fill: float = 0) -> Any:
@@ -89,9 +100,13 @@ class Packed:
         """
         _checks.number("unpack, fill", fill)
         if tensor_of("unpack", packed).dim() == 0:
-            raise _core.InvalidArgument(f"unpack: expected {sum(self.lengths)} tokens, found a number")
+            raise _core.InvalidArgument(
+                f"unpack: expected {sum(self.lengths)} tokens, found a number"
+            )
         if packed.shape[0] != sum(self.lengths):
-            raise _core.InvalidArgument(f"unpack: expected {sum(self.lengths)} tokens, found {packed.shape[0]}")
+            raise _core.InvalidArgument(
+                f"unpack: expected {sum(self.lengths)} tokens, found {packed.shape[0]}"
+            )
         if self._shape is None:
             return list(packed.split(self.lengths))
         rows, width = self._shape
@@ -104,10 +119,14 @@ class Packed:
 
 
 def _packed_list(sequences: Sequence[Any]) -> Packed:
-    parts = [whole_numbers(f"tokens: sequence {number}", one) for number, one in enumerate(sequences)]
+    parts = [
+        whole_numbers(f"tokens: sequence {number}", one) for number, one in enumerate(sequences)
+    ]
     for number, part in enumerate(parts):
         if part.dim() != 1 or len(part) == 0:
-            raise _core.InvalidArgument(f"tokens: sequence {number}: expected a list of tokens, found {list(part.shape)}")
+            raise _core.InvalidArgument(
+                f"tokens: sequence {number}: expected a list of tokens, found {list(part.shape)}"
+            )
     packed = Packed([len(part) for part in parts], None, None)
     packed.tokens = torch.cat(parts)
     return packed
@@ -121,19 +140,25 @@ def _packed_rows(tokens: Tensor, attention_mask: Any) -> Packed:
         is_token = truth_values("attention_mask", attention_mask).to(tokens.device)
         if tuple(is_token.shape) != shape:
             raise _core.InvalidArgument(
-                f"attention_mask: expected {list(shape)}, as the tokens, found {list(is_token.shape)}"
+                f"attention_mask: expected {list(shape)}, as the tokens, found "
+                f"{list(is_token.shape)}"
             )
     counts = is_token.sum(1)
     # A document is one run of tokens: padding is before it or after it.
     begins = is_token[:, :1].sum(1) + (is_token[:, 1:] & ~is_token[:, :-1]).sum(1)
     for row, (count, runs) in enumerate(zip(counts.tolist(), begins.tolist())):
         if count == 0:
-            raise _core.InvalidArgument(f"attention_mask: expected tokens in every row, found none in row {row}")
+            raise _core.InvalidArgument(
+                f"attention_mask: expected tokens in every row, found none in row {row}"
+            )
         if runs > 1:
             raise _core.InvalidArgument(
-                f"attention_mask: expected padding before or after the tokens of a row, found {runs - 1} gaps in row {row}"
+                "attention_mask: expected padding before or after the tokens of a row, found "
+                f"{runs - 1} gaps in row {row}"
             )
-    packed = Packed(counts.tolist(), (shape[0], shape[1]), torch.nonzero(is_token.flatten()).squeeze(1))
+    packed = Packed(
+        counts.tolist(), (shape[0], shape[1]), torch.nonzero(is_token.flatten()).squeeze(1)
+    )
     packed.tokens = packed.rows(whole_numbers("tokens", tokens))
     return packed
 
@@ -171,12 +196,18 @@ def pack(tokens: Any, attention_mask: Any = None) -> Packed:
     """
     if isinstance(tokens, Tensor):
         if tokens.dim() != 2 or tokens.shape[0] == 0:
-            raise _core.InvalidArgument(f"tokens: expected [rows, width] or a list, found {list(tokens.shape)}")
+            raise _core.InvalidArgument(
+                f"tokens: expected [rows, width] or a list, found {list(tokens.shape)}"
+            )
         return _packed_rows(tokens, attention_mask)
     if attention_mask is not None:
-        raise _core.InvalidArgument("attention_mask: expected none with a list of sequences, found one")
+        raise _core.InvalidArgument(
+            "attention_mask: expected none with a list of sequences, found one"
+        )
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
-        raise _core.InvalidArgument(f"tokens: expected [rows, width] or a list of sequences, found {tokens!r:.80}")
+        raise _core.InvalidArgument(
+            f"tokens: expected [rows, width] or a list of sequences, found {tokens!r:.80}"
+        )
     if len(tokens) == 0:
         raise _core.InvalidArgument("tokens: expected at least one sequence, found none")
     return _packed_list(tokens)

@@ -1,1 +1,3 @@
-"""Plans that are prepared and executed: executors, checkpoints, tensors of several devices, errors on all ranks."""
+"""Plans that are prepared and executed: executors, checkpoints, tensors of several devices, errors
+on all ranks.
+"""

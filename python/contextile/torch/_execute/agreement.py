@@ -15,11 +15,17 @@ from contextile.torch._ranks import messages
 from contextile.torch._ranks.peers import Peers
 
 # Checkpoints end recomputation by an exception of their own.
-_NO_ERRORS: tuple[Any, ...] = tuple(filter(None, [getattr(checkpoint, "_StopRecomputationError", None)]))
+_NO_ERRORS: tuple[Any, ...] = tuple(
+    filter(None, [getattr(checkpoint, "_StopRecomputationError", None)])
+)
 
 
 def _text_of(error: Exception) -> str:
-    text = str(error) if isinstance(error, _core.InvalidArgument) else f"{type(error).__name__}: {error}"
+    text = (
+        str(error)
+        if isinstance(error, _core.InvalidArgument)
+        else f"{type(error).__name__}: {error}"
+    )
     return text[: messages.MOST_CHARACTERS] or type(error).__name__
 
 
@@ -29,11 +35,17 @@ def _anything(value: Any) -> Any:
 
 def peers_of(executor: Executor) -> Peers:
     """Returns the peers of an executor."""
-    return Peers(executor.rank, executor.size, executor.group, executor.transport, executor.flight_folder)
+    return Peers(
+        executor.rank, executor.size, executor.group, executor.transport, executor.flight_folder
+    )
 
 
 def agreed(
-    executor: Executor, where: str, problem: Exception | None, value: Any = None, check: messages.Check = _anything
+    executor: Executor,
+    where: str,
+    problem: Exception | None,
+    value: Any = None,
+    check: messages.Check = _anything,
 ) -> list[Any]:
     """Returns the values of all ranks if none of them has found a problem. Collective.
 
@@ -44,7 +56,9 @@ def agreed(
     return _agreed_among(peers_of(executor), where, problem, value, check)
 
 
-def _agreed_among(peers: Peers, where: str, problem: Exception | None, value: Any, check: messages.Check) -> list[Any]:
+def _agreed_among(
+    peers: Peers, where: str, problem: Exception | None, value: Any, check: messages.Check
+) -> list[Any]:
     def read(message: Any) -> tuple[str, Any]:
         text, value = messages.fields(message, "problem", "value")
         text = messages.text(text)
@@ -52,7 +66,11 @@ def _agreed_among(peers: Peers, where: str, problem: Exception | None, value: An
 
     if peers.size == 1 and problem is None:
         return [value]
-    mine = {"problem": "", "value": value} if problem is None else {"problem": _text_of(problem), "value": None}
+    mine = (
+        {"problem": "", "value": value}
+        if problem is None
+        else {"problem": _text_of(problem), "value": None}
+    )
     found = peers.told(where, mine, read)
     problems = {rank: text for rank, (text, _) in enumerate(found) if text}
     if problem is not None and not isinstance(problem, _core.InvalidArgument):
@@ -60,7 +78,9 @@ def _agreed_among(peers: Peers, where: str, problem: Exception | None, value: An
     if problems:
         rank, text = next(iter(problems.items()))
         is_everywhere = len(problems) == len(found) and len(set(problems.values())) == 1
-        raise _core.InvalidArgument(f"{where}: {text}" if is_everywhere else f"{where}, rank {rank}: {text}")
+        raise _core.InvalidArgument(
+            f"{where}: {text}" if is_everywhere else f"{where}, rank {rank}: {text}"
+        )
     return [value for _, value in found]
 
 
@@ -76,7 +96,9 @@ def _json_of(setting: Any) -> Any:
     return int(setting) if -(2**63) <= setting < 2**63 else hex(setting)
 
 
-def agree(executor: Executor, where: str, problem: Exception | None = None, **settings: Any) -> None:
+def agree(
+    executor: Executor, where: str, problem: Exception | None = None, **settings: Any
+) -> None:
     """Returns if no rank has found a problem and all have the same settings. Collective.
 
     Otherwise every rank raises the same error, as ``agreed`` does.
@@ -84,13 +106,17 @@ def agree(executor: Executor, where: str, problem: Exception | None = None, **se
     agree_among(peers_of(executor), where, problem, **settings)
 
 
-def agree_among(peers: Peers, where: str, problem: Exception | None = None, **settings: Any) -> None:
+def agree_among(
+    peers: Peers, where: str, problem: Exception | None = None, **settings: Any
+) -> None:
     """Does what ``agree`` does among the ranks of any group."""
     mine = None if problem is not None else [_json_of(setting) for setting in settings.values()]
 
     def check(value: Any) -> list[Any]:
         if len(messages.items(value, _anything)) != len(settings):
-            raise _core.InvalidArgument(f"expected {', '.join(settings) or 'no settings'}, found {messages.shown(value)}")
+            raise _core.InvalidArgument(
+                f"expected {', '.join(settings) or 'no settings'}, found {messages.shown(value)}"
+            )
         return list(value)
 
     all_settings = _agreed_among(peers, where, problem, mine, check)
@@ -98,8 +124,8 @@ def agree_among(peers: Peers, where: str, problem: Exception | None = None, **se
         for name, first, found in zip(settings, all_settings[0], theirs, strict=True):
             if found != first:
                 raise _core.InvalidArgument(
-                    f"{where}: expected the same {name} on all ranks, found {first!a:.80} on rank 0 and "
-                    f"{found!a:.80} on rank {rank}"
+                    f"{where}: expected the same {name} on all ranks, found {first!a:.80} on rank "
+                    f"0 and {found!a:.80} on rank {rank}"
                 )
 
 

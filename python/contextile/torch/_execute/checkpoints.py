@@ -23,6 +23,7 @@ _FUNCTIONS = ("recompute_fn", "run_function")
 _BACKWARD = checkpoint.CheckpointFunction.backward.__code__
 _REENTRANT = checkpoint.CheckpointFunction.forward.__code__
 
+
 class _Again:
     """A forward that an executor is computing again."""
 
@@ -53,7 +54,9 @@ def _leave_out(one: Any, entries: list[Any]) -> None:
 
 
 @contextlib.contextmanager
-def around(executor: Any, key: Hashable, context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+def around(
+    executor: Any, key: Hashable, context: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Iterator[None]:
     """Makes checkpoints inside ``with`` compute calls of an executor again inside a context."""
     one = _Around(executor, key, context, frozenset(id(run) for run in _first_runs()))
     _all_around.append(one)
@@ -159,8 +162,9 @@ def remember(executor: Any, prepared: Any) -> None:
         name = next((name for name in _FUNCTIONS if hasattr(run, name)), None)
         if name is None:
             raise _core.InvalidArgument(
-                "attention: expected a checkpoint whose function is known, which computes again by the plan of its batch, found "
-                f"{type(run).__name__} of PyTorch {torch.__version__}; checkpoint with "
+                "attention: expected a checkpoint whose function is known, which computes again "
+                f"by the plan of its batch, found {type(run).__name__} of PyTorch "
+                f"{torch.__version__}; checkpoint with "
                 "context_fn=contextile.torch.checkpoint_contexts"
             )
         function = getattr(run, name)

@@ -29,7 +29,8 @@ def check_dtensors(q: Any, k: Any, v: Any, sink: Any, *, dim: int = -2) -> None:
     plain = [name for name, tensor in given.items() if not isinstance(tensor, DTensor)]
     if plain:
         raise _core.InvalidArgument(
-            f"attention: expected DTensors all over, for some are, found {', '.join(plain)} as plain tensors (DTensor.from_local)"
+            f"attention: expected DTensors all over, for some are, found {', '.join(plain)} as "
+            "plain tensors (DTensor.from_local)"
         )
     _check_specs({name: tensor._spec for name, tensor in given.items()}, dim)
     _register()
@@ -51,8 +52,8 @@ def check_heads_of_rank(found: tuple[int, int], expected: tuple[int, int], share
     of_rank = found[0] // sharers, found[1] // sharers
     if of_rank != expected:
         raise _core.InvalidArgument(
-            f"attention: expected a plan with the heads of one rank, heads={of_rank}, for {sharers} ranks share the DTensors' heads "
-            f"{found}, found one with heads={expected}"
+            f"attention: expected a plan with the heads of one rank, heads={of_rank}, for "
+            f"{sharers} ranks share the DTensors' heads {found}, found one with heads={expected}"
         )
 
 
@@ -63,23 +64,27 @@ def _check_specs(specs: Mapping[str, Any], dim: int = -2) -> None:
     q = specs["q"]
     for name, spec in specs.items():
         if spec.mesh != q.mesh:
-            raise _core.InvalidArgument(f"{name}: expected a DTensor on q's {q.mesh}, found one on {spec.mesh}")
+            raise _core.InvalidArgument(
+                f"{name}: expected a DTensor on q's {q.mesh}, found one on {spec.mesh}"
+            )
         heads = dim % spec.ndim if name in "qkv" else 0  # the dimension of heads
         num_shares = 1
         for dimension, (found, of_q) in enumerate(zip(spec.placements, q.placements, strict=True)):
             if found not in (Shard(heads), Replicate()):
                 raise _core.InvalidArgument(
-                    f"{name}: expected a DTensor that is replicated or sharded by heads (Shard({heads})), found {found!r} over "
-                    f"dimension {dimension} of the mesh"
+                    f"{name}: expected a DTensor that is replicated or sharded by heads "
+                    f"(Shard({heads})), found {found!r} over dimension {dimension} of the mesh"
                 )
             if found.is_shard() != of_q.is_shard():
                 raise _core.InvalidArgument(
-                    f"{name}: expected heads over the same dimensions of the mesh as q's {q.placements}, found {spec.placements}"
+                    f"{name}: expected heads over the same dimensions of the mesh as q's "
+                    f"{q.placements}, found {spec.placements}"
                 )
             num_shares *= spec.mesh.size(dimension) if found.is_shard() else 1
         if spec.shape[heads] % num_shares != 0:
             raise _core.InvalidArgument(
-                f"{name}: expected heads that {num_shares} ranks share evenly, found {spec.shape[heads]}"
+                f"{name}: expected heads that {num_shares} ranks share evenly, found "
+                f"{spec.shape[heads]}"
             )
 
 
@@ -109,7 +114,10 @@ def _register() -> None:
         unset = [None] * len(terms)
         return [
             # out, lse, saved, made_by from q, k, v, sink, three numbers and terms, which are unset
-            ([heads, heads, whole, whole], [heads, heads, heads, sharded, None, None, None, *unset]),
+            (
+                [heads, heads, whole, whole],
+                [heads, heads, heads, sharded, None, None, None, *unset],
+            ),
             ([whole] * 4, [whole, whole, whole, replicated, None, None, None, *unset]),
         ]
 

@@ -65,7 +65,9 @@ class Prepared:
     Pass it to ``attention(plan=…)`` to say which batch a call belongs to.
     """
 
-    def __init__(self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int, owner: int) -> None:
+    def __init__(
+        self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int, owner: int
+    ) -> None:
         shape = plan.shape
         self.number = number
         self.owner = owner  # number of the executor
@@ -114,7 +116,10 @@ class Prepared:
         Its masks are ``names``. Each stands for the mask of that name of its plan, or the only one;
         for HeadPlans, for the masks of its groups of heads.
         """
-        parts = {name: (part, name if name in part.rules or len(part.mask_names) > 1 else "") for name, part in named.items()}
+        parts = {
+            name: (part, name if name in part.rules or len(part.mask_names) > 1 else "")
+            for name, part in named.items()
+        }
         for part, mask in parts.values():
             part.call_of(mask)
         both = copy.copy(next(iter(named.values())))
@@ -124,19 +129,25 @@ class Prepared:
         both.rules = {name: part.rules[mask] for name, (part, mask) in parts.items()}
         both._calls = {name: part._calls[mask] for name, (part, mask) in parts.items()}
         both._masks = {name: part._masks[mask] for name, (part, mask) in parts.items()}
-        both.head_groups = {name: one.groups for name, one in names.items() if isinstance(one, HeadPlans)}
+        both.head_groups = {
+            name: one.groups for name, one in names.items() if isinstance(one, HeadPlans)
+        }
         for name in both.head_groups:
             own = [both.rules[part] for part in both.parts_of(name)]
             low, high = zip(*(rules.offsets for rules in own))
             both.rules[name] = own[0]._replace(
-                heads=names[name].heads, offsets=(min(low), max(high)), attends_later=any(rules.attends_later for rules in own)
+                heads=names[name].heads,
+                offsets=(min(low), max(high)),
+                attends_later=any(rules.attends_later for rules in own),
             )
         both._name_the_only()
         return both
 
     def parts_of(self, mask: str) -> list[str]:
         """Returns the masks that a mask stands for: those of its groups of heads, or itself."""
-        return [group.mask for group in self.head_groups[mask]] if mask in self.head_groups else [mask]
+        return (
+            [group.mask for group in self.head_groups[mask]] if mask in self.head_groups else [mask]
+        )
 
     def mask_of(self, mask: str) -> tuple[_core.Plan, int]:
         """Returns the plan that has a mask, and the mask's index in it."""
@@ -147,12 +158,17 @@ class Prepared:
         """Returns the rules of a mask. Raises InvalidArgument if there is no such mask."""
         if mask not in self.rules:
             known = ", ".join(self.mask_names)
-            raise _core.InvalidArgument(f"mask: expected one of the plan's ({known}), found '{mask}'")
+            raise _core.InvalidArgument(
+                f"mask: expected one of the plan's ({known}), found '{mask}'"
+            )
         return self.rules[mask]
 
     def _check_whole(self, mask: str) -> None:
         if mask in self.head_groups:
-            raise _core.InvalidArgument(f"mask '{mask}': expected one of all heads, found one that differs by head (masks.by_head)")
+            raise _core.InvalidArgument(
+                f"mask '{mask}': expected one of all heads, found one that differs by head "
+                "(masks.by_head)"
+            )
 
     @functools.cached_property
     def longest_document(self) -> int:
@@ -163,7 +179,10 @@ class Prepared:
     def longest_position(self) -> int:
         """The largest position of a token of the batch in its document."""
         _ = self.positions  # raises if they are not known
-        return max((first + end - begin - 1 for begin, end, _, first, _ in self.plan.position_segments), default=0)
+        return max(
+            (first + end - begin - 1 for begin, end, _, first, _ in self.plan.position_segments),
+            default=0,
+        )
 
     @functools.cached_property
     def joined_branches(self) -> dict[str, int | None]:
@@ -196,30 +215,44 @@ class Prepared:
         return any(call.shape[0] == number for call in self._calls.values())
 
 
-def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> tuple[torch.device, _core.Gpu | None]:
+def _open(
+    device: str | torch.device, gpu: _core.Gpu | None, timeout: float
+) -> tuple[torch.device, _core.Gpu | None]:
     """Returns the device of tensors with its number, and the GPU, real or emulated, if any."""
     if device == "emulated":
         if gpu is not None and not gpu.is_emulated:
-            raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated")
+            raise _core.InvalidArgument(
+                f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated"
+            )
         return torch.device("cpu"), gpu or _core.open_gpu("emulated", timeout=timeout)
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError):
-        raise _core.InvalidArgument(f"device: expected cpu, cuda, cuda:N or emulated, found {device!r:.80}") from None
+        raise _core.InvalidArgument(
+            f"device: expected cpu, cuda, cuda:N or emulated, found {device!r:.80}"
+        ) from None
     if gpu is not None and gpu.is_emulated:
         if wanted != torch.device("cpu"):
             raise _core.InvalidArgument(f"device: expected emulated, as gpu, found {wanted}")
         return wanted, gpu
     if gpu is not None:
-        if wanted not in (torch.device("cpu"), torch.device("cuda"), torch.device("cuda", gpu.ordinal)):
-            raise _core.InvalidArgument(f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}")
+        if wanted not in (
+            torch.device("cpu"),
+            torch.device("cuda"),
+            torch.device("cuda", gpu.ordinal),
+        ):
+            raise _core.InvalidArgument(
+                f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}"
+            )
         return torch.device("cuda", gpu.ordinal), gpu
     if wanted.type == "cpu":
         return torch.device("cpu"), None
     if wanted.type != "cuda":
         raise _core.InvalidArgument(f"device: expected cpu or cuda, found {wanted}")
     if not torch.cuda.is_available():
-        raise _core.InvalidArgument(f"device: expected cpu or emulated, for this PyTorch has no GPU, found {wanted}")
+        raise _core.InvalidArgument(
+            f"device: expected cpu or emulated, for this PyTorch has no GPU, found {wanted}"
+        )
     if wanted.index is None:
         wanted = torch.device("cuda", torch.cuda.current_device())
     with torch.cuda.device(wanted):
@@ -227,11 +260,16 @@ def _open(device: str | torch.device, gpu: _core.Gpu | None, timeout: float) -> 
 
 
 def _transport_of(
-    group: ProcessGroup | _core.Transport | None, gpu: _core.Gpu | None, timeout: float, flight_folder: str
+    group: ProcessGroup | _core.Transport | None,
+    gpu: _core.Gpu | None,
+    timeout: float,
+    flight_folder: str,
 ) -> _core.Transport:
     """Returns this rank's end of the group; for a GPU, the end that moves the GPU's memory."""
     transport = (
-        group if isinstance(group, _core.Transport) else connect(group, timeout=timeout, flight_folder=flight_folder)
+        group
+        if isinstance(group, _core.Transport)
+        else connect(group, timeout=timeout, flight_folder=flight_folder)
     )
     if gpu is None or transport.on_gpu:
         return transport
@@ -258,8 +296,8 @@ class Executor:
     device : str or torch.device
         Where the tensors of all calls lie: ``"cpu"``, ``"cuda"`` (the current GPU) or ``"cuda:1"``.
         On a GPU, keys and values move over NCCL, and calls are ordered by PyTorch's current stream.
-        ``"emulated"``: tensors lie on the CPU, and a machine that interprets their PTX runs the GPU's
-        kernels, slowly. One process has all ranks then (``Gpu.group``).
+        ``"emulated"``: tensors lie on the CPU, and a machine that interprets their PTX runs the
+        GPU's kernels, slowly. One process has all ranks then (``Gpu.group``).
     gpu : Gpu, optional
         A GPU that is already open (``contextile.open_gpu``). The transport is then one that
         ``Gpu.group`` or ``Gpu.join`` made, or becomes one by ``Gpu.join``.
@@ -268,8 +306,8 @@ class Executor:
     plans_prepared : int
         Number of plans that keep their buffers, at least 1. Others are prepared again when needed.
     timeout : float
-        Seconds without a byte moving after which peers count as lost. It applies to a transport that
-        is made here, and then also to calls that take the group alone, such as ``collect``.
+        Seconds without a byte moving after which peers count as lost. It applies to a transport
+        that is made here, and then also to calls that take the group alone, such as ``collect``.
     flight_folder : str
         Folder for a record of the last instructions if a call fails. Default: no record.
 
@@ -308,9 +346,13 @@ class Executor:
         _checks.number("executor, timeout", timeout)
         _checks.text("executor, kernel", kernel)
         _checks.text("executor, flight_folder", flight_folder)
-        if _checks.count("executor, plans_kept", plans_kept) < 1 or _checks.count("executor, plans_prepared", plans_prepared) < 1:
+        if (
+            _checks.count("executor, plans_kept", plans_kept) < 1
+            or _checks.count("executor, plans_prepared", plans_prepared) < 1
+        ):
             raise _core.InvalidArgument(
-                f"executor: expected plans_kept and plans_prepared of at least 1, found {plans_kept} and {plans_prepared}"
+                "executor: expected plans_kept and plans_prepared of at least 1, found "
+                f"{plans_kept} and {plans_prepared}"
             )
         self.has_transport = isinstance(group, _core.Transport)  # made from one, without a group
         self._group = None if isinstance(group, _core.Transport) else group
@@ -383,8 +425,12 @@ class Executor:
     def last_stats(self) -> _core.ExecutionStats:
         """Bytes and seconds of this rank's last call by the plan prepared last."""
         last = self._last()
-        own = {number for number, plan in self._plans.items() if any(plan is one for one in last.plans)}
-        return self._rank_of(next((number for number in reversed(self._ranks) if number in own), last.number)).last_stats
+        own = {
+            number for number, plan in self._plans.items() if any(plan is one for one in last.plans)
+        }
+        return self._rank_of(
+            next((number for number in reversed(self._ranks) if number in own), last.number)
+        ).last_stats
 
     def prepare(self, plan: _core.Plan | Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
         """Prepares for the plan of a batch. Collective.
@@ -425,18 +471,27 @@ class Executor:
             raise _core.InvalidArgument("plan: expected at least one, found none")
         plans: dict[str, _core.Plan] = {}
         for name, given in names.items():
-            plans |= {group.mask: group.plan for group in given.groups} if isinstance(given, HeadPlans) else {name: given}
+            plans |= (
+                {group.mask: group.plan for group in given.groups}
+                if isinstance(given, HeadPlans)
+                else {name: given}
+            )
         first = next(iter(plans.values()))
         for name, one in plans.items():
             if not isinstance(one, _core.Plan):
-                raise _core.InvalidArgument(f"executor, prepare: expected a Plan for {name!r}, found {one!r:.80}")
+                raise _core.InvalidArgument(
+                    f"executor, prepare: expected a Plan for {name!r}, found {one!r:.80}"
+                )
             check_placement(first, one, name)
             if one.shape.dtype != first.shape.dtype:
                 raise _core.InvalidArgument(
-                    f"plan '{name}': expected dtype {first.shape.dtype}, as the first plan, found {one.shape.dtype}"
+                    f"plan '{name}': expected dtype {first.shape.dtype}, as the first plan, found "
+                    f"{one.shape.dtype}"
                 )
         self._plans_at_once = max(self._plans_at_once, len({one.digest for one in plans.values()}))
-        return Prepared.together({name: self._prepare_one(one) for name, one in plans.items()}, names)
+        return Prepared.together(
+            {name: self._prepare_one(one) for name, one in plans.items()}, names
+        )
 
     def _prepare_one(self, plan: _core.Plan) -> Prepared:
         if not isinstance(plan, _core.Plan):
@@ -483,7 +538,9 @@ class Executor:
 
     def _last(self) -> Prepared:
         if self._current is None:
-            raise _core.InvalidArgument("executor: expected prepare before attention, found no plan")
+            raise _core.InvalidArgument(
+                "executor: expected prepare before attention, found no plan"
+            )
         return self._current
 
     def prepared_of(self, plan: _core.Plan | Prepared | None) -> Prepared:
@@ -493,7 +550,9 @@ class Executor:
         """
         if isinstance(plan, Prepared):
             if plan.owner != self._number:
-                raise _core.InvalidArgument("plan: expected one that this executor prepared, found another executor's")
+                raise _core.InvalidArgument(
+                    "plan: expected one that this executor prepared, found another executor's"
+                )
             return plan
         if plan is None:
             found = plan_again(self)
@@ -505,11 +564,14 @@ class Executor:
                 remember(self, found)
             return found  # type: ignore[no-any-return]
         if not isinstance(plan, _core.Plan):
-            raise _core.InvalidArgument(f"plan: expected a Plan, or what prepare returned for one, found {plan!r:.80}")
+            raise _core.InvalidArgument(
+                f"plan: expected a Plan, or what prepare returned for one, found {plan!r:.80}"
+            )
         number = self._number_of(plan)
         if number is None:
             raise _core.InvalidArgument(
-                f"plan: expected one of the last {self._plans_kept} that the executor was prepared for, found {plan.digest}"
+                f"plan: expected one of the last {self._plans_kept} that the executor was prepared "
+                f"for, found {plan.digest}"
             )
         return self._prepared[number]
 
@@ -549,7 +611,10 @@ class Executor:
             rank = ranks.popitem(last=False)[1] if is_full else None
         if rank is None:
             rank = _core.RankExecutor(
-                self._transport, kernel=self._kernel, flight_folder=self._flight_folder, gpu=self._gpu
+                self._transport,
+                kernel=self._kernel,
+                flight_folder=self._flight_folder,
+                gpu=self._gpu,
             )
         with self._guard():
             rank.prepare(plan)
@@ -578,8 +643,8 @@ class Executor:
         with self._guard():
             if torch.cuda.is_current_stream_capturing():
                 raise _core.InvalidArgument(
-                    "attention: expected a stream that runs, found one whose work is being captured (torch.cuda.graph); "
-                    "capture what is around attention"
+                    "attention: expected a stream that runs, found one whose work is being "
+                    "captured (torch.cuda.graph); capture what is around attention"
                 )
             yield torch.cuda.current_stream(self._device).cuda_stream
 
@@ -591,12 +656,16 @@ class Executor:
         """
         if tensor.device != self._device:
             raise _core.InvalidArgument(
-                f"{name}: expected a tensor on {self._device}, as the executor's (device=), found one on {tensor.device}"
+                f"{name}: expected a tensor on {self._device}, as the executor's (device=), found "
+                f"one on {tensor.device}"
             )
         tensor = tensor.detach()
         has_gaps = tensor.stride(-1) != 1 and tensor.shape[-1] > 1
         if self._gpu is not None and tensor.dim() == 3:
-            at = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1]))
+            at = (
+                tensor.data_ptr(),
+                *(stride * tensor.element_size() for stride in tensor.stride()[:-1]),
+            )
             has_gaps = has_gaps or any(bytes_ % 16 != 0 for bytes_ in at)
         return tensor.clone(memory_format=torch.contiguous_format) if has_gaps else tensor
 
@@ -605,7 +674,10 @@ class Executor:
         return self
 
     def __reduce__(self) -> Any:
-        raise _core.InvalidArgument("executor: expected to stay in its process, found it pickled; save the model's state_dict")
+        raise _core.InvalidArgument(
+            "executor: expected to stay in its process, found it pickled; save the model's "
+            "state_dict"
+        )
 
     def begin_call(self) -> int:
         """Returns the number of the next forward, the same on every rank."""
@@ -618,7 +690,8 @@ def executor_of(number: int) -> Executor:
     executor = _executors.get(number)
     if executor is None:
         raise _core.InvalidArgument(
-            "attention: expected a plan that a living executor still keeps (plans_kept, close), found one that is gone"
+            "attention: expected a plan that a living executor still keeps (plans_kept, close), "
+            "found one that is gone"
         )
     return executor
 
@@ -629,4 +702,3 @@ def rank_executor_of(number: int) -> _core.RankExecutor:
     Prepares the plan again, which is collective, if others took over its buffers.
     """
     return executor_of(number)._rank_of(number)
-

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from contextile import _core
 from contextile._display import error_text
 from contextile._layer_plans import check_shapes, one_shape_of, plans
-from contextile._planning import options_of, make_workload, schedule
+from contextile._planning import make_workload, options_of, schedule
 from contextile._waits import result_of
 from contextile.torch._loader.dealing import Dealer
 from contextile.torch._loader.documents import Piece
@@ -35,9 +35,16 @@ class Batches:
     """
 
     def __init__(
-        self, dealer: Dealer, mask: Any, num_ranks: int, batch: dict[str, Any], *, replicas: int, micro_batches: int,
+        self,
+        dealer: Dealer,
+        mask: Any,
+        num_ranks: int,
+        batch: dict[str, Any],
+        *,
+        replicas: int,
+        micro_batches: int,
         kept_steps: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.dealer = dealer
         self._mask, self._num_ranks, self._batch = mask, num_ranks, batch
         self._replicas, self._micro_batches = replicas, micro_batches
@@ -60,7 +67,12 @@ class Batches:
         """Returns the plans of a replica's micro-batch by mask."""
         self.workload(unit, replica)  # fails where a mask of the step cannot be made
         pieces = self.pieces(unit, replica)
-        return plans([piece.num_tokens for piece in pieces], mask=self.mask_of(pieces), **self._batch, **options)
+        return plans(
+            [piece.num_tokens for piece in pieces],
+            mask=self.mask_of(pieces),
+            **self._batch,
+            **options,
+        )
 
     def mask_of(self, pieces: Sequence[Piece]) -> Any:
         return self._mask(pieces) if callable(self._mask) else self._mask
@@ -96,7 +108,9 @@ class Batches:
         lengths = [piece.num_tokens for piece in pieces]
         mask = self.mask_of(pieces)
         check_shapes(mask, self._batch)
-        workload = make_workload(lengths, mask=mask, num_ranks=self._num_ranks, **one_shape_of(self._batch))
+        workload = make_workload(
+            lengths, mask=mask, num_ranks=self._num_ranks, **one_shape_of(self._batch)
+        )
         self._begins[step, micro_batch, replica] = workload.document_begins
         while len(self._begins) > self._kept:
             self._begins.popitem(last=False)
@@ -126,12 +140,30 @@ class PlanSource:
     """Plans of micro-batches, from planners that share a store."""
 
     def __init__(
-        self, batches: Batches, sampler: _core.BatchSampler, cluster: _core.Cluster, choice: _core.StrategyChoice,
-        options: dict[str, Any], shape: _core.AttentionShape, *, store: _core.Store | str | None, run_id: str,
-        replicas: int, replica: int, rank: int, units_ahead: int, end_unit: int | None, threads: int, timeout: float,
-    ) -> None:  # fmt: skip
+        self,
+        batches: Batches,
+        sampler: _core.BatchSampler,
+        cluster: _core.Cluster,
+        choice: _core.StrategyChoice,
+        options: dict[str, Any],
+        shape: _core.AttentionShape,
+        *,
+        store: _core.Store | str | None,
+        run_id: str,
+        replicas: int,
+        replica: int,
+        rank: int,
+        units_ahead: int,
+        end_unit: int | None,
+        threads: int,
+        timeout: float,
+    ) -> None:
         self.is_private = store is None
-        self._store = _core.open_store(store) if isinstance(store, str) else store or _core.open_store("memory:")
+        self._store = (
+            _core.open_store(store)
+            if isinstance(store, str)
+            else store or _core.open_store("memory:")
+        )
         run_id = uuid.uuid4().hex[:16] if self.is_private else run_id
         self._run_ids = [run_id if replicas == 1 else f"{run_id}_{r}" for r in range(replicas)]
         self._jobs = [
@@ -210,7 +242,9 @@ class PlanSource:
             # By turns, because each of them raises the error that ended its planning.
             while True:
                 left = max(until - time.monotonic(), 0)
-                done = [planner.wait_for(timeout=min(left, 1.0) / len(planners)) for planner in planners]
+                done = [
+                    planner.wait_for(timeout=min(left, 1.0) / len(planners)) for planner in planners
+                ]
                 for planner in planners:
                     _pass_on(planner)
                 if all(done) or left == 0:
@@ -271,9 +305,15 @@ class LocalSource:
     _what = "plans"
 
     def __init__(
-        self, choice: _core.StrategyChoice | None, *, rank: int, units_ahead: int, end_unit: int | None, threads: int,
+        self,
+        choice: _core.StrategyChoice | None,
+        *,
+        rank: int,
+        units_ahead: int,
+        end_unit: int | None,
+        threads: int,
         timeout: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if choice is not None and choice.options.get("budget_ms", "0") != "0":
             raise _core.InvalidArgument(
                 "data loader: expected a strategy without a time budget (auto:steps=N), found "
@@ -281,7 +321,8 @@ class LocalSource:
             )
         if units_ahead < 1 or threads < 1:
             raise _core.InvalidArgument(
-                f"data loader: expected at least 1 step ahead and 1 thread, found {units_ahead} and {threads}"
+                f"data loader: expected at least 1 step ahead and 1 thread, found {units_ahead} "
+                f"and {threads}"
             )
         self._rank = rank
         self._units_ahead, self._end_unit = units_ahead, end_unit
@@ -312,7 +353,8 @@ class LocalSource:
             taken = result_of(self._steps[unit], self._timeout)
         except futures.TimeoutError:
             raise _core.TransportError(
-                f"rank {self._rank}: step {unit}: expected its {self._what} within {self._timeout} s, found it unfinished"
+                f"rank {self._rank}: step {unit}: expected its {self._what} within {self._timeout} "
+                "s, found it unfinished"
             ) from None
         except Exception as error:
             text = str(error) if isinstance(error, _core.Error) else error_text(error)
@@ -351,11 +393,18 @@ class ScheduleSource(LocalSource):
     _what = "schedule"
 
     def __init__(
-        self, batches: Batches, cluster: _core.Cluster, choice: _core.StrategyChoice,
-        group_choice: _core.StrategyChoice | None, options: dict[str, Any], **ahead: Any,
-    ) -> None:  # fmt: skip
+        self,
+        batches: Batches,
+        cluster: _core.Cluster,
+        choice: _core.StrategyChoice,
+        group_choice: _core.StrategyChoice | None,
+        options: dict[str, Any],
+        **ahead: Any,
+    ) -> None:
         if choice.name not in SCHEDULES:
-            raise _core.InvalidArgument(f"schedule: expected {', '.join(SCHEDULES)}, found {choice.name}")
+            raise _core.InvalidArgument(
+                f"schedule: expected {', '.join(SCHEDULES)}, found {choice.name}"
+            )
         super().__init__(group_choice, **ahead)
         self._batches, self._cluster = batches, cluster
         self._choices = {"strategy": choice, "group_strategy": group_choice, **options}
@@ -370,9 +419,14 @@ class ShapesSource(LocalSource):
     """Plans of the next micro-batches for layers of unlike shapes, by mask."""
 
     def __init__(
-        self, batches: Batches, cluster: _core.Cluster, choice: _core.StrategyChoice, options: dict[str, Any], replica: int,
+        self,
+        batches: Batches,
+        cluster: _core.Cluster,
+        choice: _core.StrategyChoice,
+        options: dict[str, Any],
+        replica: int,
         **ahead: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(choice, **ahead)
         self._batches, self._replica = batches, replica
         self._options = {"cluster": cluster, "strategy": choice, **options}

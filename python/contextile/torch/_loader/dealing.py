@@ -42,7 +42,9 @@ def waiting_of(state: Any) -> Waiting:
         if state.keys() - {"queues", "remained"}:
             raise KeyError
     except (AttributeError, TypeError, KeyError, ValueError):
-        raise _core.InvalidArgument(f"state: expected waiting documents, found {state!r:.80}") from None
+        raise _core.InvalidArgument(
+            f"state: expected waiting documents, found {state!r:.80}"
+        ) from None
     return Waiting(list(rows[:-1]), rows[-1])
 
 
@@ -59,19 +61,23 @@ class _Packing:
         if name == "wlb":
             if "micro_batches" in keys:
                 raise _core.InvalidArgument(
-                    f"packing wlb: expected no micro_batches, which data_parallel and micro_batches give, found {text!r:.80}"
+                    "packing wlb: expected no micro_batches, which data_parallel and "
+                    f"micro_batches give, found {text!r:.80}"
                 )
             try:
                 self.wlb, self.may_defer = _core.parse_wlb_packing(text)
             except _core.InvalidArgument as error:
-                raise _core.InvalidArgument(str(error).replace("one of micro_batches, ", "one of ")) from None
+                raise _core.InvalidArgument(
+                    str(error).replace("one of micro_batches, ", "one of ")
+                ) from None
             self.wlb.micro_batches = count
             self.max_tokens = self.wlb.max_tokens = self.wlb.max_tokens or 2 * tokens
         elif name == "dp_balanced":
             for key, value in keys.items():
                 if key not in ("max_tokens", "balance") or not value.isdecimal() or int(value) < 1:
                     raise _core.InvalidArgument(
-                        f"packing dp_balanced: expected max_tokens=N or balance=N, found {key}={value}"
+                        "packing dp_balanced: expected max_tokens=N or balance=N, found "
+                        f"{key}={value}"
                     )
             self.max_tokens = int(keys.get("max_tokens", tokens))
             self.wlb.balance_tokens = int(keys.get("balance", self.wlb.balance_tokens))
@@ -79,11 +85,13 @@ class _Packing:
             self.max_tokens = tokens
         else:
             raise _core.InvalidArgument(
-                f"packing: expected sequential, dp_balanced[:key=value,...] or wlb[:key=value,...], found {text!r:.80}"
+                "packing: expected sequential, dp_balanced[:key=value,...] or "
+                f"wlb[:key=value,...], found {text!r:.80}"
             )
         if self.max_tokens < tokens:
             raise _core.InvalidArgument(
-                f"packing: expected max_tokens of at least the {tokens} tokens of a batch, found {self.max_tokens}"
+                f"packing: expected max_tokens of at least the {tokens} tokens of a batch, found "
+                f"{self.max_tokens}"
             )
         self.name = name
 
@@ -93,7 +101,9 @@ class _Packing:
             return batches, waiting
         arriving = [row for batch in batches for row in batch]
         if self.name == "dp_balanced":
-            return _core.pack_dp_balanced(arriving, max_tokens=self.max_tokens, multiple=self.count), waiting
+            return _core.pack_dp_balanced(
+                arriving, max_tokens=self.max_tokens, multiple=self.count
+            ), waiting
         if not self.may_defer:
             return _core.pack_wlb_without_defer(arriving, self.wlb), waiting
         for release_all in (False, True):
@@ -107,7 +117,9 @@ class _Packing:
         return bins, Waiting(queues, remained)
 
     def work(self, rows: Rows) -> float:
-        return sum(_core.packing_workload(end - begin, self.wlb.balance_tokens) for _, begin, end in rows)
+        return sum(
+            _core.packing_workload(end - begin, self.wlb.balance_tokens) for _, begin, end in rows
+        )
 
 
 def deal_by_work(work: list[float], replicas: int) -> list[list[int]]:
@@ -137,7 +149,14 @@ class Dealer:
     """
 
     def __init__(
-        self, sampler: _core.BatchSampler, *, tokens: int, replicas: int, micro_batches: int, packing: str, kept_steps: int
+        self,
+        sampler: _core.BatchSampler,
+        *,
+        tokens: int,
+        replicas: int,
+        micro_batches: int,
+        packing: str,
+        kept_steps: int,
     ) -> None:
         self._sampler = sampler
         self._replicas, self._count = replicas, replicas * micro_batches
@@ -152,8 +171,8 @@ class Dealer:
         """Continues at a step before which these pieces wait."""
         if waiting.num_pieces and not self._packing.may_defer:
             raise _core.InvalidArgument(
-                f"state: expected the packing it was saved with, wlb, found {self._packing.name}, which would skip "
-                f"{waiting.num_pieces} waiting pieces"
+                f"state: expected the packing it was saved with, wlb, found {self._packing.name}, "
+                f"which would skip {waiting.num_pieces} waiting pieces"
             )
         with self._lock:
             self._begin = (step, waiting)
@@ -192,12 +211,18 @@ class Dealer:
         return waiting
 
     def _deal(self, step: int, waiting: Waiting) -> Waiting:
-        bins, waiting = self._packing.pack(self._sampler.pieces_of(step * self._count, self._count), waiting)
+        bins, waiting = self._packing.pack(
+            self._sampler.pieces_of(step * self._count, self._count), waiting
+        )
         if self._packing.name == "sequential":
-            order = [list(range(i, i + self._replicas)) for i in range(0, self._count, self._replicas)]
+            order = [
+                list(range(i, i + self._replicas)) for i in range(0, self._count, self._replicas)
+            ]
         else:
             order = deal_by_work([self._packing.work(rows) for rows in bins], self._replicas)
-        self._dealt[step] = [[[Piece(*row) for row in bins[i]] for i in row_of_bins] for row_of_bins in order]
+        self._dealt[step] = [
+            [[Piece(*row) for row in bins[i]] for i in row_of_bins] for row_of_bins in order
+        ]
         self._waiting[step + 1] = waiting
         for kept in (self._dealt, self._waiting):
             while len(kept) > self._kept_steps:

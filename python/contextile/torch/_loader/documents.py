@@ -52,13 +52,16 @@ def _count_of(dataset: Any) -> int:
     """Returns the number of documents. Raises InvalidArgument if they cannot be read by number."""
     try:
         count = len(dataset)
-        if count > 0 and (isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")):
+        if count > 0 and (
+            isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
+        ):
             raise TypeError
         return count
     except (TypeError, NotImplementedError):
         raise _core.InvalidArgument(
-            "dataset: expected one with len(dataset) and dataset[i], because documents are dealt by number, found "
-            f"{type(dataset).__name__}" + (", which can only be iterated" if hasattr(dataset, "__iter__") else "")
+            "dataset: expected one with len(dataset) and dataset[i], because documents are dealt "
+            f"by number, found {type(dataset).__name__}"
+            + (", which can only be iterated" if hasattr(dataset, "__iter__") else "")
         ) from None
 
 
@@ -69,15 +72,17 @@ class DocumentReader:
     per token, and those of ``sequence_fields``, with one value per document.
     """
 
-    def __init__(self, dataset: Any, *, ignore_fields: Iterable[str], sequence_fields: Iterable[str]) -> None:
+    def __init__(
+        self, dataset: Any, *, ignore_fields: Iterable[str], sequence_fields: Iterable[str]
+    ) -> None:
         self._dataset = dataset
         self._ignored = frozenset(_names_of("ignore_fields", ignore_fields))
         self.sequence_fields = _names_of("sequence_fields", sequence_fields)
         bad = [name for name in self.sequence_fields if name in OWN_FIELDS or name in self._ignored]
         if bad:
             raise _core.InvalidArgument(
-                f"sequence_fields: expected names other than {', '.join(OWN_FIELDS)} and those of ignore_fields, "
-                f"found {', '.join(bad)}"
+                f"sequence_fields: expected names other than {', '.join(OWN_FIELDS)} and those of "
+                f"ignore_fields, found {', '.join(bad)}"
             )
         self._has_ignored = False  # the first document that was read
         self._lengths: list[int] | None = None
@@ -95,7 +100,8 @@ class DocumentReader:
                 lengths = [len(self._fields_of(i)["tokens"]) for i in range(count)]
             if len(lengths) != count:
                 raise _core.InvalidArgument(
-                    f"dataset: expected a length for each of {count} documents, found {len(lengths)}"
+                    f"dataset: expected a length for each of {count} documents, found "
+                    f"{len(lengths)}"
                 )
             self._lengths = [_checks.whole("dataset: lengths", length) for length in lengths]
         return self._lengths
@@ -118,7 +124,8 @@ class DocumentReader:
         expected = self.lengths()[document]
         if fields["tokens"].shape != (expected,):
             raise _core.InvalidArgument(
-                f"dataset: expected [{expected}] tokens in document {document}, found {list(fields['tokens'].shape)}"
+                f"dataset: expected [{expected}] tokens in document {document}, found "
+                f"{list(fields['tokens'].shape)}"
             )
         self._check_form(document, fields)
         if document in self._kept:
@@ -164,7 +171,8 @@ class DocumentReader:
     def values(self, pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """Returns the fields of whole documents, [pieces, ...] each."""
         return {
-            name: torch.stack([self.read(piece.document)[name] for piece in pieces]) for name in self.sequence_fields
+            name: torch.stack([self.read(piece.document)[name] for piece in pieces])
+            for name in self.sequence_fields
         }
 
     # ------------------------------------------------------------------------------------- checks
@@ -176,7 +184,8 @@ class DocumentReader:
         missing = sorted(self._ignored - item.keys())
         if missing and not self._has_ignored:
             raise _core.InvalidArgument(
-                f"ignore_fields: expected fields of document {document}, {', '.join(map(str, item))}, found {', '.join(missing)}"
+                f"ignore_fields: expected fields of document {document}, "
+                f"{', '.join(map(str, item))}, found {', '.join(missing)}"
             )
         self._has_ignored = True  # later documents may lack them
         item = {name: value for name, value in item.items() if name not in self._ignored}
@@ -185,7 +194,8 @@ class DocumentReader:
                 del item[name]
         if "tokens" not in item:
             raise _core.InvalidArgument(
-                f"dataset: expected 'tokens' of document {document}, found {', '.join(map(str, item)) or 'none'}"
+                f"dataset: expected 'tokens' of document {document}, found "
+                f"{', '.join(map(str, item)) or 'none'}"
             )
         fields = {}
         for name, value in item.items():
@@ -193,12 +203,14 @@ class DocumentReader:
                 fields[name] = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 raise _core.InvalidArgument(
-                    f"dataset: expected numbers in {name} of document {document}, found {type(value).__name__} {value!r:.60}"
+                    f"dataset: expected numbers in {name} of document {document}, found "
+                    f"{type(value).__name__} {value!r:.60}"
                 ) from None
         tokens = fields["tokens"] = whole_numbers(f"dataset: document {document}", fields["tokens"])
         if tokens.ndim != 1:
             raise _core.InvalidArgument(
-                f"dataset: expected [tokens] tokens of document {document}, found {list(tokens.shape)}"
+                f"dataset: expected [tokens] tokens of document {document}, found "
+                f"{list(tokens.shape)}"
             )
         for name, field in fields.items():
             where = f"dataset: {name} of document {document}"
@@ -207,8 +219,9 @@ class DocumentReader:
             own = name in OWN_FIELDS
             if field.ndim == 0 or field.shape[0] != len(tokens) or (own and field.ndim > 1):
                 raise _core.InvalidArgument(
-                    f"dataset: expected [{len(tokens)}{'' if own else ', …'}] {name} of document {document}, as tokens, "
-                    f"found {list(field.shape)}" + ("" if own else f"; {_REMEDIES}")
+                    f"dataset: expected [{len(tokens)}{'' if own else ', …'}] {name} of document "
+                    f"{document}, as tokens, found "
+                    f"{list(field.shape)}" + ("" if own else f"; {_REMEDIES}")
                 )
             if name in ("labels", "shift_labels"):
                 fields[name] = whole_numbers(where, field)
@@ -226,19 +239,20 @@ class DocumentReader:
         missing = [name for name in self.sequence_fields if name not in forms]
         if missing:
             raise _core.InvalidArgument(
-                f"dataset: expected {', '.join(missing)} of document {document} (sequence_fields), found {', '.join(forms)}"
+                f"dataset: expected {', '.join(missing)} of document {document} (sequence_fields), "
+                f"found {', '.join(forms)}"
             )
         if self._first is None:
             self._first, self._forms = document, forms
         if forms.keys() != self._forms.keys():
             raise _core.InvalidArgument(
-                f"dataset: expected {', '.join(self._forms)} of document {document}, as of document {self._first}, "
-                f"found {', '.join(forms)}"
+                f"dataset: expected {', '.join(self._forms)} of document {document}, as of "
+                f"document {self._first}, found {', '.join(forms)}"
             )
         for name, form in forms.items():
             if form != self._forms[name]:
                 (dtype, shape), (its_dtype, its_shape) = self._forms[name], form
                 raise _core.InvalidArgument(
-                    f"dataset: expected {dtype} {list(shape)} in {name} of document {document}, as in document "
-                    f"{self._first}, found {its_dtype} {list(its_shape)}"
+                    f"dataset: expected {dtype} {list(shape)} in {name} of document {document}, as "
+                    f"in document {self._first}, found {its_dtype} {list(its_shape)}"
                 )

@@ -19,20 +19,36 @@ from contextile.torch._loader.shares import Round, Shares, Step
 
 def _check_scheduled(**given: Any) -> None:
     """Raises if options were given that a schedule replaces."""
-    without = {"store": None, "data_parallel": 1, "replica": 0, "micro_batches": 1, "packing": "sequential"}
+    without = {
+        "store": None,
+        "data_parallel": 1,
+        "replica": 0,
+        "micro_batches": 1,
+        "packing": "sequential",
+    }
     found = [f"{name}={value}" for name, value in given.items() if value != without[name]]
     if found:
         raise _core.InvalidArgument(
-            f"schedule: expected no {', '.join(without)}, because it deals over all ranks of the cluster and plans in "
-            f"this process, found {', '.join(found)}"
+            f"schedule: expected no {', '.join(without)}, because it deals over all ranks of the "
+            f"cluster and plans in this process, found {', '.join(found)}"
         )
 
 
 # The least value of every number.
 _LEAST = {
-    "rank": None, "data_parallel": 1, "replica": None, "micro_batches": 1, "tokens": None, "max_document_tokens": 1,
-    "seed": 0, "lookahead": 0, "threads": 0, "first_step": 0, "end_step": 0, "ignore_index": None,
-}  # fmt: skip
+    "rank": None,
+    "data_parallel": 1,
+    "replica": None,
+    "micro_batches": 1,
+    "tokens": None,
+    "max_document_tokens": 1,
+    "seed": 0,
+    "lookahead": 0,
+    "threads": 0,
+    "first_step": 0,
+    "end_step": 0,
+    "ignore_index": None,
+}
 
 
 def _check_kinds(given: dict[str, Any]) -> None:
@@ -58,11 +74,12 @@ class DataLoader:
     dataset
         ``dataset[i]`` has the tokens of a document, or a dict with ``"tokens"`` and, if wanted,
         ``"labels"``, ``"loss_mask"``, ``"loss_weights"`` and ``"shift_labels"`` as for
-        ``local_batch``, and further fields with a row per token. ``dataset.lengths`` is optional and
-        saves reading all documents once.
+        ``local_batch``, and further fields with a row per token. ``dataset.lengths`` is optional
+        and saves reading all documents once.
     cluster, strategy
-        As for ``contextile.plan``; the cluster is that of one replica. Strategies with a time budget
-        are refused, because plans must not depend on the machine. Default: ``auto:steps=600000``.
+        As for ``contextile.plan``; the cluster is that of one replica. Strategies with a time
+        budget are refused, because plans must not depend on the machine. Default:
+        ``auto:steps=600000``.
     schedule : StrategyChoice or str, optional
         ``"megatron_dynamic"``, ``"megatron_packed"`` or ``"bytescale"``, as for
         ``contextile.schedule``: groups of ranks share micro-batches. Iterating then yields a
@@ -76,18 +93,19 @@ class DataLoader:
     micro_batches : int
         Number of micro-batches of every replica in a step.
     packing : str
-        ``"sequential"`` deals batches in order. ``"dp_balanced"`` and ``"wlb:..."`` pack all batches
-        of a step as Megatron-LM and WLB-LLM do, and deal them so that replicas get equal work.
+        ``"sequential"`` deals batches in order. ``"dp_balanced"`` and ``"wlb:..."`` pack all
+        batches of a step as Megatron-LM and WLB-LLM do, and deal them so that replicas get equal
+        work.
     mask
-        As for ``contextile.plan``, or a function from the pieces of a batch (``list[Piece]``) to such
-        a mask. The function is called where plans are made.
+        As for ``contextile.plan``, or a function from the pieces of a batch (``list[Piece]``) to
+        such a mask. The function is called where plans are made.
     tokens : int
         Tokens per micro-batch.
     max_document_tokens : int, optional
         Limit on the tokens of one document in a batch. Default: ``tokens``.
     long_documents : str
-        ``"split"`` cuts longer documents into pieces, so that every batch is full. ``"drop"`` leaves
-        them out, so that no document is cut.
+        ``"split"`` cuts longer documents into pieces, so that every batch is full. ``"drop"``
+        leaves them out, so that no document is cut.
     seed : int
         Seed of the order of documents, which differs between epochs.
     lookahead : int
@@ -96,8 +114,8 @@ class DataLoader:
         Number of planning threads of this process, each with a step of its own. 0: other processes
         plan (``serve``).
     store : Store or str, optional
-        The store in which processes share plans, or its address (``contextile.open_store``). Default:
-        this process plans only for itself.
+        The store in which processes share plans, or its address (``contextile.open_store``).
+        Default: this process plans only for itself.
     run_id : str
         1 to 24 letters, digits, - and _ that distinguish runs in one store.
     first_step : int
@@ -114,9 +132,9 @@ class DataLoader:
         Names of fields that have a value per document instead of one per token.
     **batch
         ``heads``, ``head_dim``, ``dtype`` and the rest as for ``contextile.make_workload``; also
-        ``block_size``, ``wire`` and ``backward``. Layers of unlike shapes have dicts by mask, as for
-        ``contextile.plans``; this process then makes all plans (no store), and ``Step.plans`` has
-        those of a micro-batch.
+        ``block_size``, ``wire`` and ``backward``. Layers of unlike shapes have dicts by mask, as
+        for ``contextile.plans``; this process then makes all plans (no store), and ``Step.plans``
+        has those of a micro-batch.
 
     Raises
     ------
@@ -179,16 +197,28 @@ class DataLoader:
         self._is_scheduled = schedule is not None
         if schedule is not None:
             _check_scheduled(
-                store=store, data_parallel=data_parallel, replica=replica, micro_batches=micro_batches, packing=packing
+                store=store,
+                data_parallel=data_parallel,
+                replica=replica,
+                micro_batches=micro_batches,
+                packing=packing,
             )
         if store is None and threads < 1:
-            raise _core.InvalidArgument("data loader: expected a store where no thread plans (threads=0), found none")
+            raise _core.InvalidArgument(
+                "data loader: expected a store where no thread plans (threads=0), found none"
+            )
         if not 0 <= replica < data_parallel:
-            raise _core.InvalidArgument(f"replica: expected 0 to {data_parallel - 1}, found {replica}")
+            raise _core.InvalidArgument(
+                f"replica: expected 0 to {data_parallel - 1}, found {replica}"
+            )
         the_cluster = cluster_of(cluster)
         if not 0 <= rank < the_cluster.num_devices:
-            raise _core.InvalidArgument(f"rank: expected 0 to {the_cluster.num_devices - 1}, found {rank}")
-        reader = DocumentReader(dataset, ignore_fields=ignore_fields, sequence_fields=sequence_fields)
+            raise _core.InvalidArgument(
+                f"rank: expected 0 to {the_cluster.num_devices - 1}, found {rank}"
+            )
+        reader = DocumentReader(
+            dataset, ignore_fields=ignore_fields, sequence_fields=sequence_fields
+        )
         lengths = reader.lengths()
         if not lengths:
             raise _core.InvalidArgument("dataset: expected at least one document, found none")
@@ -202,24 +232,35 @@ class DataLoader:
         sampler = _core.BatchSampler(lengths, **order)
         kept_steps = max(lookahead, 1) + 4  # those between the planners' next and this rank's
         dealer = Dealer(
-            sampler, tokens=tokens, replicas=data_parallel, micro_batches=micro_batches, packing=packing,
+            sampler,
+            tokens=tokens,
+            replicas=data_parallel,
+            micro_batches=micro_batches,
+            packing=packing,
             kept_steps=kept_steps,
-        )  # fmt: skip
+        )
         # A run that continues with other values of these would repeat or skip documents.
         self._order = {
             "documents": hashlib.blake2b(repr(lengths).encode(), digest_size=8).hexdigest(),
             **order,
             "data_parallel * micro_batches": data_parallel * micro_batches,
         }
-        options: dict[str, Any] = {key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch}
+        options: dict[str, Any] = {
+            key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch
+        }
         self._batches = Batches(
-            dealer, mask, the_cluster.num_devices, batch, replicas=data_parallel, micro_batches=micro_batches,
+            dealer,
+            mask,
+            the_cluster.num_devices,
+            batch,
+            replicas=data_parallel,
+            micro_batches=micro_batches,
             kept_steps=kept_steps,
-        )  # fmt: skip
+        )
         if self._batches.has_unlike_shapes and (schedule is not None or store is not None):
             raise _core.InvalidArgument(
-                "data loader: expected layers of one shape with a schedule or a store, found a dict of shapes; its plans are made in "
-                "this process, one for each shape"
+                "data loader: expected layers of one shape with a schedule or a store, found a "
+                "dict of shapes; its plans are made in this process, one for each shape"
             )
         self._rank, self._replica = rank, replica
         self._data_parallel, self._micro_batches = data_parallel, micro_batches
@@ -237,16 +278,29 @@ class DataLoader:
         self._source: Any
         if schedule is not None:
             inside = None if strategy is None else choice_of(strategy)
-            self._source = ScheduleSource(self._batches, the_cluster, choice_of(schedule), inside, options, **ahead)
+            self._source = ScheduleSource(
+                self._batches, the_cluster, choice_of(schedule), inside, options, **ahead
+            )
         elif self._batches.has_unlike_shapes:
             choice = choice_of("auto:steps=4000000" if strategy is None else strategy)
-            self._source = ShapesSource(self._batches, the_cluster, choice, options, replica, **ahead)
+            self._source = ShapesSource(
+                self._batches, the_cluster, choice, options, replica, **ahead
+            )
         else:
             choice = choice_of("auto:steps=600000" if strategy is None else strategy)
             self._source = PlanSource(
-                self._batches, sampler, the_cluster, choice, options, first.shape, store=store, run_id=run_id,
-                replicas=data_parallel, replica=replica, **ahead,
-            )  # fmt: skip
+                self._batches,
+                sampler,
+                the_cluster,
+                choice,
+                options,
+                first.shape,
+                store=store,
+                run_id=run_id,
+                replicas=data_parallel,
+                replica=replica,
+                **ahead,
+            )
         self._last_statistics: Any = None  # of the iteration that ended last
         # Process and thread of the iteration that runs, if one does.
         self._iterated_by: tuple[int, int] | None = None
@@ -255,7 +309,9 @@ class DataLoader:
     def pieces(self, step: int, micro_batch: int = 0) -> list[Piece]:
         """Returns the documents, or parts of them, of a micro-batch of this replica, in order."""
         if not 0 <= micro_batch < self._micro_batches:
-            raise _core.InvalidArgument(f"micro_batch: expected 0 to {self._micro_batches - 1}, found {micro_batch}")
+            raise _core.InvalidArgument(
+                f"micro_batch: expected 0 to {self._micro_batches - 1}, found {micro_batch}"
+            )
         return self._batches.pieces(step * self._micro_batches + micro_batch, self._replica)
 
     def work(self, step: int) -> list[list[float]]:
@@ -263,9 +319,13 @@ class DataLoader:
 
         L is the tokens of a document, B the ``balance`` of the packing (131072).
         """
-        return [[self._batches.dealer.work(pieces) for pieces in row] for row in self._batches.dealer.dealt(step)]
+        return [
+            [self._batches.dealer.work(pieces) for pieces in row]
+            for row in self._batches.dealer.dealt(step)
+        ]
 
-    # ---------------------------------------------------------------------------------------- planning
+    # ----------------------------------------------------------------------------------------
+    # planning
 
     def serve(self, *, threads: int | None = None, timeout: float = 1e6) -> bool:
         """Plans for ranks in other processes until all of them have finished the last step.
@@ -304,14 +364,19 @@ class DataLoader:
         self._source.close()
         self._iteration = self._iterated_by = None
 
-    # --------------------------------------------------------------------------------------- iterating
+    # ---------------------------------------------------------------------------------------
+    # iterating
 
     def __iter__(self) -> Iterator[Any]:
         here = (os.getpid(), threading.get_ident())
         if self._iterated_by not in (None, here):
             raise _core.InvalidArgument(
                 "data loader: expected one iteration at a time, found another under way in "
-                + ("another thread" if self._iterated_by[0] == here[0] else "the process that this one was forked from")
+                + (
+                    "another thread"
+                    if self._iterated_by[0] == here[0]
+                    else "the process that this one was forked from"
+                )
             )
         self.close()
         self._iterated_by = here
@@ -336,10 +401,16 @@ class DataLoader:
             if micro_batch == 0:
                 num_labels = self._num_labels(step, plan)
             share = self._shares.of(
-                self.pieces(step, micro_batch), plan, self._rank, step=step, micro_batch=micro_batch,
-                num_micro_batches=self._micro_batches, num_labels=num_labels, ranks=tuple(range(plan.num_devices)),
+                self.pieces(step, micro_batch),
+                plan,
+                self._rank,
+                step=step,
+                micro_batch=micro_batch,
+                num_micro_batches=self._micro_batches,
+                num_labels=num_labels,
+                ranks=tuple(range(plan.num_devices)),
                 plans=plans,
-            )  # fmt: skip
+            )
             if share.is_last:
                 self._next_step = step + 1
             yield share
@@ -350,7 +421,9 @@ class DataLoader:
         """Yields the rounds of a scheduled step."""
         scheduled = self._take(step, step, 0)
         everything = self.pieces(step)
-        own = [[everything[s] for s in one.sequences] for round in scheduled.rounds for one in round]
+        own = [
+            [everything[s] for s in one.sequences] for round in scheduled.rounds for one in round
+        ]
         mine = [piece for pieces in own for piece in pieces]
         self._shares.begin_step(mine, mine[0] if mine else everything[0])
         num_labels = self._shares.num_labels(everything, scheduled.begins)
@@ -360,10 +433,16 @@ class DataLoader:
             for one in round:
                 shares.append(
                     self._shares.of(
-                        own[micro_batch], one.plan, one.ranks.index(self._rank), step=step, micro_batch=micro_batch,
-                        num_micro_batches=len(own), num_labels=num_labels, ranks=one.ranks,
+                        own[micro_batch],
+                        one.plan,
+                        one.ranks.index(self._rank),
+                        step=step,
+                        micro_batch=micro_batch,
+                        num_micro_batches=len(own),
+                        num_labels=num_labels,
+                        ranks=one.ranks,
                     )
-                )  # fmt: skip
+                )
                 micro_batch += 1
             if number + 1 == len(scheduled.rounds):
                 self._next_step = step + 1
@@ -373,7 +452,9 @@ class DataLoader:
 
     def _check(self, iteration: object) -> None:
         if self._iteration is not iteration:
-            raise _core.InvalidArgument("data loader: expected to go on, found it closed or iterated anew")
+            raise _core.InvalidArgument(
+                "data loader: expected to go on, found it closed or iterated anew"
+            )
 
     def _take(self, unit: int, step: int, micro_batch: int) -> Any:
         try:
@@ -383,7 +464,9 @@ class DataLoader:
                 self._next_step = step + 1  # it would fail again
             if self._micro_batches == 1:
                 raise
-            text = str(error).replace(f"step {unit}:", f"step {step}, micro-batch {micro_batch}:", 1)
+            text = str(error).replace(
+                f"step {unit}:", f"step {step}, micro-batch {micro_batch}:", 1
+            )
             raise type(error)(text) from None
 
     def _num_labels(self, step: int, plan: _core.Plan) -> int:
@@ -398,14 +481,17 @@ class DataLoader:
                 begins = self._batches.begins(step)
             except Exception as error:
                 self._next_step = step + 1
-                raise _core.PlanningFailed(f"step {step}: planning failed: {error_text(error)}") from error
+                raise _core.PlanningFailed(
+                    f"step {step}: planning failed: {error_text(error)}"
+                ) from error
         return sum(
             self._shares.num_labels(pieces, its_begins)
             for row, row_of_begins in zip(dealt, begins, strict=True)
             for pieces, its_begins in zip(row, row_of_begins, strict=True)
         )
 
-    # ------------------------------------------------------------------------------------------- state
+    # -------------------------------------------------------------------------------------------
+    # state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns where the run is: the next step, the order of documents, and those that wait.
@@ -416,8 +502,8 @@ class DataLoader:
         Returns
         -------
         dict
-            ``"step"``, ``"order"`` and, for packing that holds documents back, ``"waiting"``. All of
-            it can be written as JSON.
+            ``"step"``, ``"order"`` and, for packing that holds documents back, ``"waiting"``. All
+            of it can be written as JSON.
         """
         state: dict[str, Any] = {"step": self._next_step, "order": dict(self._order)}
         if self._batches.dealer.may_defer:
@@ -437,21 +523,31 @@ class DataLoader:
         Raises
         ------
         InvalidArgument
-            The state has another form or further keys, or the run would repeat or skip documents: the
-            dataset, the seed, the sizes of batches or the number of micro-batches in a step are others, or the
-            packing holds no documents back and some wait.
+            The state has another form or further keys, or the run would repeat or skip documents:
+            the dataset, the seed, the sizes of batches or the number of micro-batches in a step are
+            others, or the packing holds no documents back and some wait.
         """
         step = state.get("step") if isinstance(state, dict) else None
         order = state.get("order") if isinstance(state, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0 or not isinstance(order, dict):
-            raise _core.InvalidArgument(f"state: expected a dict with a step of at least 0 and an order, found {state!r:.80}")
+        if (
+            not isinstance(step, int)
+            or isinstance(step, bool)
+            or step < 0
+            or not isinstance(order, dict)
+        ):
+            raise _core.InvalidArgument(
+                "state: expected a dict with a step of at least 0 and an order, found "
+                f"{state!r:.80}"
+            )
         if unknown := sorted(map(str, state.keys() - {"step", "order", "waiting"})):
-            raise _core.InvalidArgument(f"state: expected step, order and waiting, found {', '.join(unknown)} as well")
+            raise _core.InvalidArgument(
+                f"state: expected step, order and waiting, found {', '.join(unknown)} as well"
+            )
         for name in self._order.keys() | order.keys():
             if order.get(name) != self._order.get(name):
                 raise _core.InvalidArgument(
-                    f"state: expected {name} {order.get(name)}, as when it was saved, found {self._order.get(name)}, "
-                    "which would repeat or skip documents"
+                    f"state: expected {name} {order.get(name)}, as when it was saved, found "
+                    f"{self._order.get(name)}, which would repeat or skip documents"
                 )
         waiting = waiting_of(state["waiting"]) if "waiting" in state else NONE_WAITING
         self.close()
@@ -467,6 +563,7 @@ class DataLoader:
         """
         statistics = self._source.statistics() or self._last_statistics
         if statistics is None:
-            raise _core.InvalidArgument("data loader: expected one that was iterated, found a new one")
+            raise _core.InvalidArgument(
+                "data loader: expected one that was iterated, found a new one"
+            )
         return statistics
-

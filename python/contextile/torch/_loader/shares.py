@@ -72,7 +72,12 @@ class Shares:
         names = self._reader.names(first.document)
         self._are_shifted = "shift_labels" in names
         # If a token may have the number that marks tokens without labels, only reading tells.
-        self._reads_all = self._are_shifted or "labels" in names or "loss_mask" in names or self._ignore_index >= 0
+        self._reads_all = (
+            self._are_shifted
+            or "labels" in names
+            or "loss_mask" in names
+            or self._ignore_index >= 0
+        )
         self._reader.keep({piece.document for piece in mine})
 
     def num_labels(self, pieces: Sequence[Piece], begins: Sequence[int]) -> int:
@@ -94,9 +99,18 @@ class Shares:
         return pieces[is_local.index(True) if any(is_local) else 0]
 
     def of(
-        self, pieces: list[Piece], plan: _core.Plan, rank: int, *, step: int, micro_batch: int, num_micro_batches: int,
-        num_labels: int, ranks: tuple[int, ...], plans: dict[str, _core.Plan] | None = None,
-    ) -> Step:  # fmt: skip
+        self,
+        pieces: list[Piece],
+        plan: _core.Plan,
+        rank: int,
+        *,
+        step: int,
+        micro_batch: int,
+        num_micro_batches: int,
+        num_labels: int,
+        ranks: tuple[int, ...],
+        plans: dict[str, _core.Plan] | None = None,
+    ) -> Step:
         """Returns the share of a rank; ``rank`` is that in the plan.
 
         Reads only documents that the rank holds tokens of, unless there are fields of whole ones.
@@ -118,12 +132,23 @@ class Shares:
         for tensor in fields.values():
             tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
         return Step(
-            local, plan, step, pieces, micro_batch, num_micro_batches, num_labels,
-            fields, self._reader.values(pieces), ranks, plans or dict.fromkeys(plan.mask_names, plan),
-        )  # fmt: skip
+            local,
+            plan,
+            step,
+            pieces,
+            micro_batch,
+            num_micro_batches,
+            num_labels,
+            fields,
+            self._reader.values(pieces),
+            ranks,
+            plans or dict.fromkeys(plan.mask_names, plan),
+        )
 
 
 def _is_local(plan: _core.Plan, rank: int) -> list[bool]:
     """Returns true for documents of which a rank holds tokens."""
     ranges = np.array(plan.local_ranges(rank), dtype=np.int64).reshape(-1, 2)
-    return [bool(((ranges[:, 0] < end) & (begin < ranges[:, 1])).any()) for begin, end in plan.sequences]
+    return [
+        bool(((ranges[:, 0] < end) & (begin < ranges[:, 1])).any()) for begin, end in plan.sequences
+    ]

@@ -1,1 +1,3 @@
-"""Attention inside a user's model: its replacement, the checks of the model, layers that need whole documents."""
+"""Attention inside a user's model: its replacement, the checks of the model, layers that need whole
+documents.
+"""

@@ -1,4 +1,6 @@
-"""Checks of models by the adapters of libraries: each adapter registers its own when it is imported."""
+"""Checks of models by the adapters of libraries: each adapter registers its own when it is
+imported.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ _OWN = (
 # -------------------------------------------------------------------------------------------- calls
 
 
-def _sdpa_call(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def _sdpa_call(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
     """Binds arguments to the names that scaled_dot_product_attention has."""
     return query, key, value, Call(attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -75,7 +77,8 @@ def _is_other(func: Any) -> bool:
 
 def _refused(name: str, args: tuple[Any, ...]) -> Any:
     error = _core.InvalidArgument(
-        f"attention: expected torch.nn.functional.scaled_dot_product_attention, found {name}, which no plan takes over"
+        f"attention: expected torch.nn.functional.scaled_dot_product_attention, found {name}, "
+        "which no plan takes over"
     )
     # flex_attention calls this operator in code that it compiles itself, at the latest.
     if name == "flex_attention" and torch.compiler.is_compiling():
@@ -111,8 +114,8 @@ def use(
         takes its place: True with a mask that attends later tokens is an error. None: only the plan
         counts.
     check_model : bool
-        Whether the model is searched for parts outside attention that depend on the order of tokens.
-        False allows them: for models that give such parts whole documents.
+        Whether the model is searched for parts outside attention that depend on the order of
+        tokens. False allows them: for models that give such parts whole documents.
 
     Yields
     ------
@@ -123,8 +126,8 @@ def use(
     InvalidArgument
         On entering, if there is no plan or no such mask. In a call, if it has an attn_mask or
         dropout, another scale, dtype, is_causal or shape than the plan, DTensors sharded otherwise
-        than by heads, or a batch above 1; also for ``nn.MultiheadAttention``, FlexAttention and other
-        functions that attend, as far as PyTorch shows them; if the model has recurrent or
+        than by heads, or a batch above 1; also for ``nn.MultiheadAttention``, FlexAttention and
+        other functions that attend, as far as PyTorch shows them; if the model has recurrent or
         convolutional layers, or is one of Hugging Face that pools tokens, shifts labels itself, or
         gets other positions than the plan's; if the model is given tokens or positions that
         ``local_batch`` made for another plan. Compiled code is not searched. On leaving, if no call
@@ -153,11 +156,13 @@ def use(
         yield executor
     if not mode.has_attended:
         raise _core.InvalidArgument(
-            "attention: expected a model that calls torch.nn.functional.scaled_dot_product_attention, found no call"
+            "attention: expected a model that calls "
+            "torch.nn.functional.scaled_dot_product_attention, found no call"
         )
 
 
-# ------------------------------------------------------------------------------------------- modules
+# -------------------------------------------------------------------------------------------
+# modules
 
 
 class ScaledDotProductAttention(nn.Module):
@@ -205,7 +210,9 @@ class ScaledDotProductAttention(nn.Module):
     ) -> None:
         super().__init__()
         if layout not in _LAYOUTS:
-            raise _core.InvalidArgument(f"layout: expected {' or '.join(_LAYOUTS)}, found '{layout}'")
+            raise _core.InvalidArgument(
+                f"layout: expected {' or '.join(_LAYOUTS)}, found '{layout}'"
+            )
         self.executor, self.mask, self.is_causal, self.layout = executor, mask, is_causal, layout
         self.check_model = check_model
 
@@ -233,7 +240,8 @@ class ScaledDotProductAttention(nn.Module):
         key, value : Tensor
             Likewise with kv_heads; the value has value_dim.
         attn_mask, dropout_p, is_causal, scale, enable_gqa
-            As for ``scaled_dot_product_attention``. They must agree with the plan; attn_mask is None.
+            As for ``scaled_dot_product_attention``. They must agree with the plan; attn_mask is
+            None.
         **others
             Arguments of a model's own attention. Each must be None.
 
@@ -250,7 +258,8 @@ class ScaledDotProductAttention(nn.Module):
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise _core.InvalidArgument(
-                f"attention: expected no {', '.join(given)}, for the plan has the batch's masks; found some"
+                f"attention: expected no {', '.join(given)}, for the plan has the batch's masks; "
+                "found some"
             )
         call = Call(attn_mask, dropout_p, is_causal, scale, enable_gqa)
         expected = Expected(self.mask, self.is_causal, self.check_model)
@@ -299,10 +308,16 @@ def replace_attention(
         replace_attention(model, executor, layout="BTHD")
         logits = model(local.tokens[None], local.positions[None])
     """
-    found = [(place, parent) for place, parent in model.named_modules() if isinstance(getattr(parent, name, None), nn.Module)]
+    found = [
+        (place, parent)
+        for place, parent in model.named_modules()
+        if isinstance(getattr(parent, name, None), nn.Module)
+    ]
     for place, parent in found:
         if any(True for _ in getattr(parent, name).state_dict()):
-            raise _core.InvalidArgument(f"{place}.{name}: expected a module without parameters, found one with some")
+            raise _core.InvalidArgument(
+                f"{place}.{name}: expected a module without parameters, found one with some"
+            )
     places = []
     for place, parent in found:
         where = f"{place}.{name}" if place else name
@@ -317,7 +332,8 @@ def replace_attention(
     return places
 
 
-# --------------------------------------------------------------------------------------- checkpoints
+# ---------------------------------------------------------------------------------------
+# checkpoints
 
 
 @contextlib.contextmanager

@@ -28,11 +28,15 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kept: _Gathered = module.__dict__[GATHERED]
     layout = documents_of(kept.executor)
     given, structure = tree_flatten((args, kwargs))
-    moves = [isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == (1, layout.num_home_tokens) for x in given]
+    moves = [
+        isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == (1, layout.num_home_tokens)
+        for x in given
+    ]
     if not given or not moves[0]:
         found = list(given[0].shape) if given and isinstance(given[0], Tensor) else "none"
         raise _core.InvalidArgument(
-            f"{kept.name}: expected [1, {layout.num_home_tokens}, …] as first argument of a layer on whole documents, found {found}"
+            f"{kept.name}: expected [1, {layout.num_home_tokens}, …] as first argument of a layer "
+            f"on whole documents, found {found}"
         )
     moved = [layout.gather(x, dim=1) if there else x for x, there in zip(given, moves)]
 
@@ -42,7 +46,8 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         out = kept.forward(*its_args, **its_kwargs)
         if not isinstance(out, Tensor) or out.dim() < 2 or out.shape[1] != end - begin:
             raise _core.InvalidArgument(
-                f"{kept.name}: expected a layer on whole documents to return [1, {end - begin}, …], found "
+                f"{kept.name}: expected a layer on whole documents to return [1, {end - begin}, "
+                "…], found "
                 + (str(list(out.shape)) if isinstance(out, Tensor) else type(out).__name__)
             )
         return out
@@ -93,7 +98,9 @@ def gather_layers(model: nn.Module, executor: Executor, *, names: Iterable[str])
     wanted = [names] if isinstance(names, str) else list(names)
     places, used = [], set()
     for place, module in model.named_modules():
-        fitting = {name for name in wanted if name in (place.rpartition(".")[2], type(module).__name__)}
+        fitting = {
+            name for name in wanted if name in (place.rpartition(".")[2], type(module).__name__)
+        }
         if not fitting:
             continue
         used |= fitting
@@ -105,6 +112,8 @@ def gather_layers(model: nn.Module, executor: Executor, *, names: Iterable[str])
         places.append(place)
     missing = [name for name in wanted if name not in used]
     if missing or not wanted:
-        raise _core.InvalidArgument(f"model: expected modules called {', '.join(missing) or '…'}, found none")
+        raise _core.InvalidArgument(
+            f"model: expected modules called {', '.join(missing) or '…'}, found none"
+        )
     forget_parts()
     return places

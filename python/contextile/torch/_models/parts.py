@@ -1,4 +1,6 @@
-"""Finds parts of a model that attention over ranks does not cover: those that depend on the order of tokens."""
+"""Finds parts of a model that attention over ranks does not cover: those that depend on the order
+of tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import nn
 
 # Modules that mix tokens in the order in which this rank holds them.
 _ORDERED = re.compile(
-    "Mamba|SSM|R[wW][kK][vV]|[xm]LSTM|Recurrent|RgLru|DeltaNet|ShortConv|LightningAttention|LinearAttention|Hyena|Retention"
+    "Mamba|SSM|R[wW][kK][vV]|[xm]LSTM|Recurrent|RgLru|DeltaNet|ShortConv|LightningAttention"
+    "|LinearAttention|Hyena|Retention"
 )
 # Modules that take one token of a document, by their place or their type.
 _POOLING = re.compile(r"(^|\.)(pooler|sequence_summary)$")
@@ -32,7 +35,9 @@ def is_gathered(module: nn.Module) -> bool:
 def _ordered_part(model: weakref.ref[Any], covered: frozenset[type]) -> str | None:
     modules = list(model().named_modules())
     # Layers that run in order by themselves, with all that they contain.
-    done = [f"{name}." for name, module in modules if type(module) in covered or is_gathered(module)]
+    done = [
+        f"{name}." for name, module in modules if type(module) in covered or is_gathered(module)
+    ]
     for name, module in modules:
         if f"{name}.".startswith(tuple(done)) or any(tower in name.lower() for tower in _TOWERS):
             continue

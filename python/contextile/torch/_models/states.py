@@ -37,13 +37,13 @@ def _check_tokens(chunks: Chunks, name: str, tensor: Tensor, dim: int) -> None:
         raise _core.InvalidArgument(f"chunks: expected those of chunks_of, found {chunks!r:.80}")
     if tensor_of(name, tensor).dim() <= dim or not tensor.is_floating_point():
         raise _core.InvalidArgument(
-            f"{name}: expected floating-point numbers with the chunk's tokens in dimension {dim}, found {tensor.dtype} "
-            f"{list(tensor.shape)}"
+            f"{name}: expected floating-point numbers with the chunk's tokens in dimension {dim}, "
+            f"found {tensor.dtype} {list(tensor.shape)}"
         )
     if tensor.shape[0] != 1 or tensor.shape[dim] != chunks.num_tokens:
         raise _core.InvalidArgument(
-            f"{name}: expected a batch of 1 with the chunk's {chunks.num_tokens} tokens in dimension {dim}, found "
-            f"{list(tensor.shape)}"
+            f"{name}: expected a batch of 1 with the chunk's {chunks.num_tokens} tokens in "
+            f"dimension {dim}, found {list(tensor.shape)}"
         )
 
 
@@ -70,7 +70,10 @@ class _Tail(torch.autograd.Function):
         leaving, own = gradient[:tail], gradient[tail:].clone()
         ctx.chunks.sent_bytes["states"] += leaving.numel() * leaving.element_size()
         counts = [sum(end - begin for begin, end in one) for one in ctx.sends]
-        received, at = ctx.chunks.peers.exchange("convolution, backward", leaving, ctx.gets, counts), 0
+        received, at = (
+            ctx.chunks.peers.exchange("convolution, backward", leaving, ctx.gets, counts),
+            0,
+        )
         for one in ctx.sends:
             for begin, end in one:
                 own[begin:end] += received[at : at + end - begin]
@@ -116,14 +119,22 @@ def causal_conv(
         ``x`` has another number of tokens than the chunk.
     """
     _check_tokens(chunks, "x", x, 2)
-    for name, tensor, shape in (("weight", weight, [x.shape[1], "kernel"]), ("bias", bias, [x.shape[1]])):
+    for name, tensor, shape in (
+        ("weight", weight, [x.shape[1], "kernel"]),
+        ("bias", bias, [x.shape[1]]),
+    ):
         if tensor is None and name == "bias":
             continue
-        is_shape = tensor_of(name, tensor).dim() == len(shape) and tensor.shape[0] == x.shape[1] and tensor.shape[-1] > 0
+        is_shape = (
+            tensor_of(name, tensor).dim() == len(shape)
+            and tensor.shape[0] == x.shape[1]
+            and tensor.shape[-1] > 0
+        )
         if not is_shape or tensor.dtype != x.dtype:
             expected = ", ".join(map(str, shape))
             raise _core.InvalidArgument(
-                f"{name}: expected {x.dtype} [{expected}], as x, found {tensor.dtype} {list(tensor.shape)}"
+                f"{name}: expected {x.dtype} [{expected}], as x, found {tensor.dtype} "
+                f"{list(tensor.shape)}"
             )
     width = weight.shape[-1] - 1
     rows = x[0].t()
@@ -158,7 +169,12 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, out: Tensor, last: Tensor | None, transition: Tensor | None, like: Tensor, chunks: Chunks
+        ctx: Any,
+        out: Tensor,
+        last: Tensor | None,
+        transition: Tensor | None,
+        like: Tensor,
+        chunks: Chunks,
     ) -> tuple[Tensor, Tensor]:
         ctx.chunks = chunks
         state = torch.zeros_like(like)
@@ -193,7 +209,11 @@ class _Pass(torch.autograd.Function):
 
 
 def _joined(
-    chunks: Chunks, outs: list[Tensor], first: tuple[Tensor, Tensor] | None, last: Tensor | None, like: Tensor
+    chunks: Chunks,
+    outs: list[Tensor],
+    first: tuple[Tensor, Tensor] | None,
+    last: Tensor | None,
+    like: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Joins the outputs of parts and passes states. Returns them with the state before the chunk.
 
@@ -238,8 +258,8 @@ def linear_attention(
         The chunks of the plan.
     rule : function
         ``rule(query, key, value, **gates, initial_state=, output_final_state=, **options)`` of one
-        document, which returns its output and its last state, such as ``chunk_gated_delta_rule``. It
-        is called with fp32 tensors.
+        document, which returns its output and its last state, such as ``chunk_gated_delta_rule``.
+        It is called with fp32 tensors.
     **options
         Passed on to the rule.
 
@@ -254,15 +274,19 @@ def linear_attention(
         A tensor has another number of tokens than the chunk.
     """
     if not isinstance(gates, Mapping) or not callable(rule):
-        raise _core.InvalidArgument(f"linear_attention: expected a dict of gates and a function as rule, found {gates!r:.40} and {rule!r:.40}")
+        raise _core.InvalidArgument(
+            "linear_attention: expected a dict of gates and a function as rule, found "
+            f"{gates!r:.40} and {rule!r:.40}"
+        )
     given = {"query": query, "key": key, "value": value, **gates}
     for name, tensor in given.items():
         _check_tokens(chunks, name, tensor, 1)
     fits = query.dim() == 4 and query.shape == key.shape and value.dim() == 4 and key.shape[2] > 0
     if not fits or value.shape[2] % key.shape[2] != 0:
         raise _core.InvalidArgument(
-            "linear_attention: expected query and key [1, tokens, heads, dim] of one shape, and value with a multiple of their "
-            f"heads, found {list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
+            "linear_attention: expected query and key [1, tokens, heads, dim] of one shape, and "
+            f"value with a multiple of their heads, found {list(query.shape)}, {list(key.shape)} "
+            f"and {list(value.shape)}"
         )
     dtype, heads, key_dim, value_dim = query.dtype, value.shape[2], key.shape[3], value.shape[3]
     with torch.autocast(query.device.type, enabled=False):
@@ -274,7 +298,10 @@ def linear_attention(
             goes = number == len(chunks.parts) - 1 and chunks.following is not None
             start = None
             if comes:
-                start = functional.pad(torch.eye(key_dim, dtype=given["key"].dtype, device=query.device), (value_dim, 0))
+                start = functional.pad(
+                    torch.eye(key_dim, dtype=given["key"].dtype, device=query.device),
+                    (value_dim, 0),
+                )
                 start = start.expand(1, heads, -1, -1).contiguous()
                 rows["value"] = functional.pad(rows["value"], (0, key_dim))
             out, state = rule(**rows, initial_state=start, output_final_state=goes, **options)
@@ -288,7 +315,9 @@ def linear_attention(
         joined, before = _joined(chunks, outs, first, last, like)
         if first is not None and before is not None:
             more = torch.einsum("blhk,bhkv->blhv", first[0], before)
-            joined = torch.cat([joined[:, : more.shape[1]] + more, joined[:, more.shape[1] :]], dim=1)
+            joined = torch.cat(
+                [joined[:, : more.shape[1]] + more, joined[:, more.shape[1] :]], dim=1
+            )
     return joined.to(dtype)
 
 
@@ -341,11 +370,18 @@ def ssd_scan(
     """
     for name, tensor in {"x": x, "dt": dt, "B": B, "C": C}.items():
         _check_tokens(chunks, name, tensor, 1)
-    fits = x.dim() == 4 and dt.shape == x.shape[:3] and B.dim() == 4 and B.shape == C.shape and A.shape == x.shape[2:3]
+    fits = (
+        x.dim() == 4
+        and dt.shape == x.shape[:3]
+        and B.dim() == 4
+        and B.shape == C.shape
+        and A.shape == x.shape[2:3]
+    )
     if not fits or x.shape[2] % max(B.shape[2], 1) != 0:
         raise _core.InvalidArgument(
-            f"ssd_scan: expected x [1, tokens, heads, head_dim], dt [1, tokens, heads], A [heads], B and C [1, tokens, groups, state_dim], "
-            f"found {list(x.shape)}, {list(dt.shape)}, {list(A.shape)}, {list(B.shape)} and {list(C.shape)}"
+            "ssd_scan: expected x [1, tokens, heads, head_dim], dt [1, tokens, heads], A [heads], "
+            f"B and C [1, tokens, groups, state_dim], found {list(x.shape)}, {list(dt.shape)}, "
+            f"{list(A.shape)}, {list(B.shape)} and {list(C.shape)}"
         )
     options.update(dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit)
     heads, head_dim, state_dim = x.shape[2], x.shape[3], B.shape[3]
@@ -362,18 +398,26 @@ def ssd_scan(
         if chunks.previous is not None:
             end = chunks.parts[0].end
             decay = _decay(dt[:, :end], A, dt_bias, dt_softplus, dt_limit)
-            response = _single(C[:, :end]).repeat_interleave(heads // C.shape[2], dim=2) * decay[..., None]
+            response = (
+                _single(C[:, :end]).repeat_interleave(heads // C.shape[2], dim=2) * decay[..., None]
+            )
             first = response, decay[:, -1, :, None, None]
         outs = [outs[0].to(outs[-1].dtype), *outs[1:]]
         like = _single(x.new_empty((1, heads, head_dim, state_dim)))
-        joined, before = _joined(chunks, outs, first, None if last is None else last.to(like.dtype), like)
+        joined, before = _joined(
+            chunks, outs, first, None if last is None else last.to(like.dtype), like
+        )
         if first is not None and before is not None:
             more = torch.einsum("blhn,bhpn->blhp", first[0], before).to(joined.dtype)
-            joined = torch.cat([joined[:, : more.shape[1]] + more, joined[:, more.shape[1] :]], dim=1)
+            joined = torch.cat(
+                [joined[:, : more.shape[1]] + more, joined[:, more.shape[1] :]], dim=1
+            )
     return joined
 
 
-def _decay(dt: Tensor, A: Tensor, dt_bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:
+def _decay(
+    dt: Tensor, A: Tensor, dt_bias: Tensor | None, softplus: bool, limit: tuple[float, float]
+) -> Tensor:
     """Returns the decay from the beginning to each token, [1, tokens, heads] in fp32."""
     if dt_bias is not None:
         dt = dt + dt_bias.to(dt.dtype)

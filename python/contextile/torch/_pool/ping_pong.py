@@ -22,7 +22,8 @@ def _modules_of(layers: Any) -> list[nn.Module]:
     for layer in found:
         if not is_list or not isinstance(layer, nn.Module):
             raise _core.InvalidArgument(
-                f"ping-pong: expected a list of layers, each an nn.Module, found {type(layer).__name__}"
+                "ping-pong: expected a list of layers, each an nn.Module, found "
+                f"{type(layer).__name__}"
             )
     return found
 
@@ -49,8 +50,8 @@ class PingPong(nn.Module):
         The pool of all ranks.
     checkpoint : bool
         Whether backward computes the work outside attention again instead of keeping its
-        activations. Attention's inputs and outputs are kept, so that it communicates once. To compute
-        attention again, too, put ``torch.utils.checkpoint`` around the whole module.
+        activations. Attention's inputs and outputs are kept, so that it communicates once. To
+        compute attention again, too, put ``torch.utils.checkpoint`` around the whole module.
 
     Examples
     --------
@@ -62,7 +63,9 @@ class PingPong(nn.Module):
         x = layers(x, batch.rows.positions, batch=batch)
     """
 
-    def __init__(self, layers: Iterable[nn.Module], pool: Pool, *, checkpoint: bool = False) -> None:
+    def __init__(
+        self, layers: Iterable[nn.Module], pool: Pool, *, checkpoint: bool = False
+    ) -> None:
         super().__init__()
         if not isinstance(pool, Pool):
             raise _core.InvalidArgument(f"ping-pong: expected a Pool, found {pool!r:.80}")
@@ -70,10 +73,15 @@ class PingPong(nn.Module):
         if len(self.layers) == 0:
             raise _core.InvalidArgument("ping-pong: expected a layer, found none")
         for i, layer in enumerate(self.layers):
-            missing = [name for name in ("pre_attention", "post_attention") if not callable(getattr(layer, name, None))]
+            missing = [
+                name
+                for name in ("pre_attention", "post_attention")
+                if not callable(getattr(layer, name, None))
+            ]
             if missing:
                 raise _core.InvalidArgument(
-                    f"ping-pong: expected pre_attention and post_attention of layer {i}, found no {' and no '.join(missing)}"
+                    f"ping-pong: expected pre_attention and post_attention of layer {i}, found no "
+                    f"{' and no '.join(missing)}"
                 )
         self.calls = Calls(pool)
         self._checkpoint = _checks.flag("ping-pong, checkpoint", checkpoint)
@@ -102,8 +110,8 @@ class PingPong(nn.Module):
         Raises
         ------
         InvalidArgument
-            x has another number of rows, another pool prepared the batch, or ranks meet in different
-            calls. After the first and the last, the group has ended.
+            x has another number of rows, another pool prepared the batch, or ranks meet in
+            different calls. After the first and the last, the group has ended.
         TransportError
             A peer died or stalled.
         """
@@ -111,8 +119,8 @@ class PingPong(nn.Module):
         executor = self.calls.pool.executor
         if len(batch.parts) > executor._plans_prepared:
             raise _core.InvalidArgument(
-                f"executor: expected plans_prepared of at least {len(batch.parts)}, as there are nano-batches, found "
-                f"{executor._plans_prepared}"
+                f"executor: expected plans_prepared of at least {len(batch.parts)}, as there are "
+                f"nano-batches, found {executor._plans_prepared}"
             )
         with telling_peers(executor, "ping-pong"):
             return self._run(x, arguments, batch)
@@ -120,16 +128,26 @@ class PingPong(nn.Module):
     def _run(self, x: Tensor, arguments: tuple[Any, ...], batch: PooledBatch) -> Tensor:
         num_rows = len(batch.rows.tokens)
         if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != num_rows:
-            found = f"{len(x)} rows for {num_rows}" if isinstance(x, Tensor) and x.dim() else f"{x!r:.80}"
-            raise _core.InvalidArgument(f"ping-pong: expected x of this rank's rows of the batch, found {found}")
+            found = (
+                f"{len(x)} rows for {num_rows}"
+                if isinstance(x, Tensor) and x.dim()
+                else f"{x!r:.80}"
+            )
+            raise _core.InvalidArgument(
+                f"ping-pong: expected x of this rank's rows of the batch, found {found}"
+            )
         counts = list(batch.rows.counts)
         cut = [
-            a.split(counts) if isinstance(a, Tensor) and a.dim() > 0 and len(a) == len(x) else [a] * len(counts)
+            a.split(counts)
+            if isinstance(a, Tensor) and a.dim() > 0 and len(a) == len(x)
+            else [a] * len(counts)
             for a in arguments
         ]
         nano_arguments = [tuple(a[j] for a in cut) for j in range(len(counts))]
         pres, posts = self._steps()
-        return torch.cat(ping_pong(self.calls, batch, pres, posts, list(x.split(counts)), nano_arguments))
+        return torch.cat(
+            ping_pong(self.calls, batch, pres, posts, list(x.split(counts)), nano_arguments)
+        )
 
     def _steps(self) -> tuple[list[Any], list[Any]]:
         pres = [layer.pre_attention for layer in self.layers]
@@ -137,4 +155,6 @@ class PingPong(nn.Module):
         if not self._checkpoint:
             return pres, posts
         again = functools.partial(checkpoint, use_reentrant=False)
-        return [functools.partial(again, pre) for pre in pres], [functools.partial(again, post) for post in posts]
+        return [functools.partial(again, pre) for pre in pres], [
+            functools.partial(again, post) for post in posts
+        ]

@@ -27,7 +27,8 @@ class Tick(NamedTuple):
     number : int
         Number among the ticks of the phase.
     steps : tuple
-        (micro-batch, chunk) of every stage. None: the stage is idle, and computes attention of others.
+        (micro-batch, chunk) of every stage. None: the stage is idle, and computes attention of
+        others.
     """
 
     phase: str
@@ -69,7 +70,9 @@ def ticks(stages: int, micro_batches: int, chunks: int = 1) -> list[Tick]:
     backward ((1, 0), None)
     """
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
-    made = _core.same_phase_ticks(**{name: _checks.count(f"ticks, {name}", size) for name, size in sizes.items()})
+    made = _core.same_phase_ticks(
+        **{name: _checks.count(f"ticks, {name}", size) for name, size in sizes.items()}
+    )
     return [Tick(phase, number, tuple(steps)) for phase, number, steps in made]
 
 
@@ -123,8 +126,8 @@ class SamePhasePipeline:
     Raises
     ------
     InvalidArgument
-        Stages do not divide the pool, chunks have different numbers of layers, or ranks have different
-        settings. All ranks raise it, and it names the rank.
+        Stages do not divide the pool, chunks have different numbers of layers, or ranks have
+        different settings. All ranks raise it, and it names the rank.
 
     Examples
     --------
@@ -159,9 +162,17 @@ class SamePhasePipeline:
             problem = error
         self._num_layers = len(self.chunks[0].layers) if self.chunks else 0
         agree(
-            pool.executor, "pipeline", problem, stages=stages, chunks=len(self.chunks), layers=self._num_layers,
-            hidden=hidden, hidden_dtype=hidden_dtype, nano_batches=nano_batches, recompute=recompute,
-        )  # fmt: skip
+            pool.executor,
+            "pipeline",
+            problem,
+            stages=stages,
+            chunks=len(self.chunks),
+            layers=self._num_layers,
+            hidden=hidden,
+            hidden_dtype=hidden_dtype,
+            nano_batches=nano_batches,
+            recompute=recompute,
+        )
         self._calls = Calls(pool)
         for chunk in self.chunks:
             chunk.calls = self._calls
@@ -176,16 +187,24 @@ class SamePhasePipeline:
         self._has_run = False  # a whole step, on all ranks
         self._peers = peers_of(pool.executor)
         apart = self.replicas * pool.size  # ranks from a stage to the next
-        self._next, self._previous = ((pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1))
+        self._next, self._previous = (
+            (pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1)
+        )
 
     @property
     def times(self) -> dict[str, CallTimes]:
         """Times of this rank's calls so far: "forward", "backward", and "idle" in idle ticks."""
         return self._calls.times
 
-    def micro_batches_of(self, tick: Tick, lengths: Sequence[Sequence[Lengths]]) -> list[Lengths | None]:
+    def micro_batches_of(
+        self, tick: Tick, lengths: Sequence[Sequence[Lengths]]
+    ) -> list[Lengths | None]:
         """Returns the micro-batch of every neighbourhood of the pool in a tick; None: idle."""
-        return [None if step is None else lengths[step[0]][d] for step in tick.steps for d in range(self.replicas)]
+        return [
+            None if step is None else lengths[step[0]][d]
+            for step in tick.steps
+            for d in range(self.replicas)
+        ]
 
     def step(self, lengths: Sequence[Sequence[Lengths]], *, embed: Embed, loss: Loss) -> Tensor:
         """Runs forward and backward of all micro-batches of a step. Collective.
@@ -198,8 +217,8 @@ class SamePhasePipeline:
         lengths : sequence of sequences of (sequence of int)
             ``lengths[i][d]``: token counts of the documents of replica d's micro-batch i.
         embed : function of (i, rows)
-            Returns x [rows, hidden] of this replica's micro-batch i, of ``hidden_dtype``, on the first
-            stage.
+            Returns x [rows, hidden] of this replica's micro-batch i, of ``hidden_dtype``, on the
+            first stage.
         loss : function of (i, rows, x)
             Returns this rank's share of the loss, a scalar tensor, on the last stage.
 
@@ -212,31 +231,40 @@ class SamePhasePipeline:
         ------
         InvalidArgument
             Lengths are not those of every replica, or differ between ranks; ``embed``, layers or
-            ``loss`` return something else; the pool's strategy keeps other ranks' tokens from forward
-            to backward; as for ``ticks`` and ``Pool.plan``. All ranks raise the same error, which names
-            the rank with the problem. But if a function returns something else later than in the first
-            step, the other ranks raise TransportError, which names the rank, too.
+            ``loss`` return something else; the pool's strategy keeps other ranks' tokens from
+            forward to backward; as for ``ticks`` and ``Pool.plan``. All ranks raise the same error,
+            which names the rank with the problem. But if a function returns something else later
+            than in the first step, the other ranks raise TransportError, which names the rank, too.
         TransportError
-            A peer died or stalled, or one of its functions or layers raised. The error names that rank;
-            the group has ended.
+            A peer died or stalled, or one of its functions or layers raised. The error names that
+            rank; the group has ended.
         """
         return _Step(self, lengths, embed, loss).run()
 
 
-def _check_options(pool: Pool, stages: Any, hidden: Any, hidden_dtype: Any, nano_batches: Any) -> None:
+def _check_options(
+    pool: Pool, stages: Any, hidden: Any, hidden_dtype: Any, nano_batches: Any
+) -> None:
     _checks.count("hidden", hidden, least=1)
     if _checks.count("stages", stages) < 1 or pool.neighbourhoods % stages != 0:
         raise _core.InvalidArgument(
-            f"expected stages that divide the pool's {pool.neighbourhoods} neighbourhoods, found {stages}"
+            f"expected stages that divide the pool's {pool.neighbourhoods} neighbourhoods, found "
+            f"{stages}"
         )
     if not isinstance(hidden_dtype, torch.dtype) or not hidden_dtype.is_floating_point:
-        raise _core.InvalidArgument(f"hidden_dtype: expected a floating-point dtype, found {hidden_dtype!r:.80}")
+        raise _core.InvalidArgument(
+            f"hidden_dtype: expected a floating-point dtype, found {hidden_dtype!r:.80}"
+        )
     check_nano_batches(nano_batches)
 
 
-def _chunks_of(chunks: Iterable[Iterable[nn.Module]], pool: Pool, checkpoint: bool) -> list[PingPong]:
+def _chunks_of(
+    chunks: Iterable[Iterable[nn.Module]], pool: Pool, checkpoint: bool
+) -> list[PingPong]:
     if not hasattr(chunks, "__iter__"):
-        raise _core.InvalidArgument(f"expected a list of chunks, each a list of layers, found {type(chunks).__name__}")
+        raise _core.InvalidArgument(
+            f"expected a list of chunks, each a list of layers, found {type(chunks).__name__}"
+        )
     found = [PingPong(layers, pool, checkpoint=checkpoint) for layers in chunks]
     sizes = [len(chunk.layers) for chunk in found]
     if len(set(sizes)) != 1:
@@ -247,7 +275,13 @@ def _chunks_of(chunks: Iterable[Iterable[nn.Module]], pool: Pool, checkpoint: bo
 class _Step:
     """One training step of a pipeline on this rank."""
 
-    def __init__(self, pipeline: SamePhasePipeline, lengths: Sequence[Sequence[Lengths]], embed: Embed, loss: Loss) -> None:
+    def __init__(
+        self,
+        pipeline: SamePhasePipeline,
+        lengths: Sequence[Sequence[Lengths]],
+        embed: Embed,
+        loss: Loss,
+    ) -> None:
         self.pipeline = pipeline
         self.pool = pipeline.pool
         self.given = lengths
@@ -294,7 +328,9 @@ class _Step:
         """Finds all that can be wrong before anything moves."""
         pipeline = self.pipeline
         if isinstance(self.given, (str, bytes)) or not hasattr(self.given, "__iter__"):
-            raise _core.InvalidArgument(f"expected lengths of every micro-batch and replica, found {self.given!r:.80}")
+            raise _core.InvalidArgument(
+                f"expected lengths of every micro-batch and replica, found {self.given!r:.80}"
+            )
         lengths = []
         for i, given in enumerate(self.given):
             try:
@@ -303,7 +339,8 @@ class _Step:
                 raise _core.InvalidArgument(f"micro-batch {i}: {error}") from None
             if len(of_replicas) != pipeline.replicas:
                 raise _core.InvalidArgument(
-                    f"expected lengths of {pipeline.replicas} replicas in micro-batch {i}, found {len(of_replicas)}"
+                    f"expected lengths of {pipeline.replicas} replicas in micro-batch {i}, found "
+                    f"{len(of_replicas)}"
                 )
             for d, of_replica in enumerate(of_replicas):
                 if of_replica is None:
@@ -317,7 +354,10 @@ class _Step:
             lengths.append([of_replica for of_replica in of_replicas if of_replica is not None])
         self.lengths = lengths
         self.ticks = ticks(pipeline.stages, len(lengths), len(pipeline.chunks))
-        for name, function, stage in (("embed", self.embed, 0), ("loss", self.loss, pipeline.stages - 1)):
+        for name, function, stage in (
+            ("embed", self.embed, 0),
+            ("loss", self.loss, pipeline.stages - 1),
+        ):
             if pipeline.stage == stage and not callable(function):
                 raise _core.InvalidArgument(f"{name}: expected a function, found {function!r:.80}")
         first = pipeline.micro_batches_of(self.ticks[0], lengths)
@@ -332,7 +372,8 @@ class _Step:
         kept = max((plan.stats().forward.retained_bytes for plan in new.values()), default=0)
         if kept > 0:
             raise _core.InvalidArgument(
-                f"strategy: expected one that keeps nothing from forward to backward (distca:resend=on), found {kept} bytes kept"
+                "strategy: expected one that keeps nothing from forward to backward "
+                f"(distca:resend=on), found {kept} bytes kept"
             )
         checked.update(new)
 
@@ -352,7 +393,10 @@ class _Step:
             return ""
         else:
             found = f"{list(x.shape)} of {x.dtype}"
-        return f"expected rows {wanted} of {self.pipeline._hidden_dtype} (hidden, hidden_dtype), found {found}"
+        return (
+            f"expected rows {wanted} of {self.pipeline._hidden_dtype} (hidden, hidden_dtype), "
+            f"found {found}"
+        )
 
     def _problem_of(self, phase: str, mine: tuple[int, int], result: Any) -> Exception | None:
         """Says what is wrong with the result of a chunk or of the loss."""
@@ -364,9 +408,14 @@ class _Step:
             return _core.InvalidArgument(f"layers of chunk {chunk}: {problem}") if problem else None
         if isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point():
             return None
-        found = f"a tensor {list(result.shape)} of {result.dtype}" if isinstance(result, Tensor) else f"{result!r:.80}"
+        found = (
+            f"a tensor {list(result.shape)} of {result.dtype}"
+            if isinstance(result, Tensor)
+            else f"{result!r:.80}"
+        )
         return _core.InvalidArgument(
-            f"loss of micro-batch {micro_batch}: expected a scalar tensor of floating point, found {found}"
+            f"loss of micro-batch {micro_batch}: expected a scalar tensor of floating point, found "
+            f"{found}"
         )
 
     def _settle(self, where: str, problem: Exception | None) -> None:
@@ -387,16 +436,22 @@ class _Step:
         for _, pending in [*self.sends, *self.inbox.values()]:
             pending.wait()
 
-    def _compute(self, tick: Tick, mine: tuple[int, int] | None, batch: PooledBatch) -> Tensor | None:
+    def _compute(
+        self, tick: Tick, mine: tuple[int, int] | None, batch: PooledBatch
+    ) -> Tensor | None:
         if mine is None:
             self._serve(tick, batch)
             return None
-        return self._forward(*mine, batch) if tick.phase == "forward" else self._backward(*mine, batch)
+        return (
+            self._forward(*mine, batch) if tick.phase == "forward" else self._backward(*mine, batch)
+        )
 
     def _rows_of(self, micro_batch: int) -> Rows:
         if micro_batch not in self.rows:
             lengths = self.lengths[micro_batch][self.pipeline.replica]
-            self.rows[micro_batch] = self.pool.rows_of(lengths, nano_batches=self.pipeline._nano_batches)
+            self.rows[micro_batch] = self.pool.rows_of(
+                lengths, nano_batches=self.pipeline._nano_batches
+            )
         return self.rows[micro_batch]
 
     def _batch_of(self, tick: Tick, mine: tuple[int, int] | None) -> PooledBatch:
@@ -417,7 +472,10 @@ class _Step:
         return self.pipeline.stage == 0 and chunk == 0
 
     def _is_last(self, chunk: int) -> bool:
-        return self.pipeline.stage == self.pipeline.stages - 1 and chunk == len(self.pipeline.chunks) - 1
+        return (
+            self.pipeline.stage == self.pipeline.stages - 1
+            and chunk == len(self.pipeline.chunks) - 1
+        )
 
     def _received(self, phase: str, micro_batch: int, chunk: int) -> Tensor:
         tensor, pending = self.inbox.pop((phase, micro_batch, chunk))
@@ -432,7 +490,11 @@ class _Step:
 
     def _forward(self, micro_batch: int, chunk: int, batch: PooledBatch) -> Tensor:
         if self._is_first(chunk):
-            x = self.embedded.pop(micro_batch) if micro_batch in self.embedded else self._embed(micro_batch)
+            x = (
+                self.embedded.pop(micro_batch)
+                if micro_batch in self.embedded
+                else self._embed(micro_batch)
+            )
         else:
             x = self._received("forward", micro_batch, chunk).requires_grad_()
         with torch.set_grad_enabled(not self.pipeline._recompute):
@@ -466,7 +528,11 @@ class _Step:
         source = pipeline.stage - 1 if forward else pipeline.stage + 1
         theirs = tick.steps[source % pipeline.stages]
         where = f"pipeline, {tick.phase} tick {tick.number}"
-        if mine is not None and result is not None and not (self._is_last(mine[1]) if forward else self._is_first(mine[1])):
+        if (
+            mine is not None
+            and result is not None
+            and not (self._is_last(mine[1]) if forward else self._is_first(mine[1]))
+        ):
             to = pipeline._next if forward else pipeline._previous
             sent = result.contiguous()
             self.sends.append((sent, pipeline._peers.begin(where, [(to, sent)], [])))

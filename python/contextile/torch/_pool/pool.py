@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from contextile import _checks, _core
-from contextile._planning import AnyStrategy, rule_of, cluster_of, lengths_of, make_workload
+from contextile._planning import AnyStrategy, cluster_of, lengths_of, make_workload, rule_of
 from contextile._planning import plan as make_plan
 from contextile.torch._attention.operators import attention
 from contextile.torch._execute.agreement import agreed, give_up, telling_peers
@@ -50,7 +50,9 @@ class Part:
     ``to_local`` and ``from_local`` convert these to the plan's local order and back.
     """
 
-    def __init__(self, prepared: Prepared, section: _Section | None, earlier: np.ndarray, own: np.ndarray) -> None:
+    def __init__(
+        self, prepared: Prepared, section: _Section | None, earlier: np.ndarray, own: np.ndarray
+    ) -> None:
         self.prepared = prepared
         local = prepared.plan.local_tokens(prepared.rank)
         self.num_rows = len(own)
@@ -63,8 +65,8 @@ class Part:
             by_token, by_local = np.argsort(canonical), np.argsort(of_local)
             if not np.array_equal(canonical[by_token], of_local[by_local]):
                 raise _core.InvalidArgument(
-                    f"pool, rows: expected this rank's {len(of_local) - len(kept)} rows of the micro-batch (rows_of), found "
-                    f"{len(own)} rows, or others"
+                    f"pool, rows: expected this rank's {len(of_local) - len(kept)} rows of the "
+                    f"micro-batch (rows_of), found {len(own)} rows, or others"
                 )
             order = np.empty_like(by_token)
             order[by_local] = by_token  # the place in canonical order of every local row
@@ -182,42 +184,58 @@ class Pool:
         neighbourhoods = _checks.count("pool, neighbourhoods", neighbourhoods)
         if neighbourhoods < 1 or executor.size % neighbourhoods != 0:
             raise _core.InvalidArgument(
-                f"pool: expected neighbourhoods that divide the {executor.size} ranks evenly, found {neighbourhoods}"
+                f"pool: expected neighbourhoods that divide the {executor.size} ranks evenly, "
+                f"found {neighbourhoods}"
             )
         if executor.device.type != "cpu":
-            raise _core.InvalidArgument(f"pool: expected an executor on the CPU, found one on {executor.device}")
+            raise _core.InvalidArgument(
+                f"pool: expected an executor on the CPU, found one on {executor.device}"
+            )
         if layout not in ("contiguous", "zigzag"):
-            raise _core.InvalidArgument(f"pool, layout: expected contiguous or zigzag, found {layout!r:.80}")
+            raise _core.InvalidArgument(
+                f"pool, layout: expected contiguous or zigzag, found {layout!r:.80}"
+            )
         self.executor = executor
         self.neighbourhoods = neighbourhoods
         self.size = executor.size // neighbourhoods
         self.neighbourhood, self.rank = divmod(executor.rank, self.size)
-        self.cluster = _core.Cluster.from_torch(executor.group) if cluster is None else cluster_of(cluster)
+        self.cluster = (
+            _core.Cluster.from_torch(executor.group) if cluster is None else cluster_of(cluster)
+        )
         if self.cluster.num_devices != executor.size:
             raise _core.InvalidArgument(
-                f"pool, cluster: expected one of {executor.size} devices, as there are ranks, found {self.cluster.num_devices}"
+                f"pool, cluster: expected one of {executor.size} devices, as there are ranks, "
+                f"found {self.cluster.num_devices}"
             )
         self._plans_cached = _checks.count("pool, plans_cached", plans_cached, least=1)
         if not isinstance(mask, (str, _core.MaskSpec)):
             raise _core.InvalidArgument(
-                f"pool, mask: expected one rule for all documents of all layers, or its text, found {mask!r:.80}"
+                "pool, mask: expected one rule for all documents of all layers, or its text, "
+                f"found {mask!r:.80}"
             )
         self.mask = rule_of(mask).text
         self.layout = layout
         self._shape = {
-            "heads": heads, "head_dim": head_dim, "value_dim": value_dim, "dtype": dtype, "scale": scale, "softcap": softcap
-        }  # fmt: skip
+            "heads": heads,
+            "head_dim": head_dim,
+            "value_dim": value_dim,
+            "dtype": dtype,
+            "scale": scale,
+            "softcap": softcap,
+        }
         self._strategy = strategy
         self._plans: OrderedDict[Any, list[_Pooled]] = OrderedDict()
 
-    def plan(self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2) -> tuple[_core.Plan, ...]:
+    def plan(
+        self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2
+    ) -> tuple[_core.Plan, ...]:
         """Plans micro-batches that run at the same time. Not collective.
 
         Parameters
         ----------
         micro_batches : sequence of (sequence of int or None)
-            Token counts of the documents of every neighbourhood's micro-batch, the same on all ranks.
-            None: the neighbourhood is idle, and only computes attention of others.
+            Token counts of the documents of every neighbourhood's micro-batch, the same on all
+            ranks. None: the neighbourhood is idle, and only computes attention of others.
         nano_batches : int
             2 for ``PingPong``, where each micro-batch is cut into two of equal tokens; or 1.
 
@@ -238,10 +256,16 @@ class Pool:
 
             plan, = pool.plan([[700, 260], [64, 500, 380]], nano_batches=1)
         """
-        return tuple(pooled.plan for pooled in self._find(micro_batches_of(micro_batches), nano_batches))
+        return tuple(
+            pooled.plan for pooled in self._find(micro_batches_of(micro_batches), nano_batches)
+        )
 
     def prepare(
-        self, micro_batches: Sequence[Lengths | None], *, nano_batches: int = 2, rows: Rows | None = None
+        self,
+        micro_batches: Sequence[Lengths | None],
+        *,
+        nano_batches: int = 2,
+        rows: Rows | None = None,
     ) -> PooledBatch:
         """Plans micro-batches that run at the same time, and prepares for them. Collective.
 
@@ -279,10 +303,16 @@ class Pool:
         if mine is None and rows is None:
             rows = no_rows(nano_batches)
         elif rows is None:
-            rows = self._rows_of_plan(mine, pooled[0]) if nano_batches == 1 else self.rows_of(mine, nano_batches=nano_batches)
+            rows = (
+                self._rows_of_plan(mine, pooled[0])
+                if nano_batches == 1
+                else self.rows_of(mine, nano_batches=nano_batches)
+            )
         if not isinstance(rows, Rows) or len(rows.counts) != nano_batches:
             found = f"rows of {len(rows.counts)}" if isinstance(rows, Rows) else f"{rows!r:.80}"
-            raise _core.InvalidArgument(f"pool, rows: expected Rows of {nano_batches} nano-batches (rows_of), found {found}")
+            raise _core.InvalidArgument(
+                f"pool, rows: expected Rows of {nano_batches} nano-batches (rows_of), found {found}"
+            )
         tokens = np.split(rows.tokens.numpy(), np.cumsum(rows.counts)[:-1])
         parts = []
         for j, one in enumerate(pooled):
@@ -292,18 +322,22 @@ class Pool:
                 parts.append(Part(prepared, one.sections[self.neighbourhood], earlier, tokens[j]))
         if not in_local_order:
             self.executor.withhold(
-                "pool: expected pool.attention or PingPong, which take the rows of this batch, found a call without its plan"
+                "pool: expected pool.attention or PingPong, which take the rows of this batch, "
+                "found a call without its plan"
             )
         return PooledBatch(self, rows, parts)
 
     def check_batch(self, where: str, batch: Any) -> None:
         """Raises InvalidArgument unless this pool prepared the batch."""
         if not isinstance(batch, PooledBatch):
-            raise _core.InvalidArgument(f"{where}: expected a batch of Pool.prepare, found {batch!r:.80}")
+            raise _core.InvalidArgument(
+                f"{where}: expected a batch of Pool.prepare, found {batch!r:.80}"
+            )
         if batch.pool is not self:
             raise _core.InvalidArgument(
-                f"{where}: expected a batch that this pool prepared, found one of another pool ({batch.pool.neighbourhoods} "
-                f"neighbourhoods, mask {batch.pool.mask}, for one of {self.neighbourhoods}, mask {self.mask})"
+                f"{where}: expected a batch that this pool prepared, found one of another pool "
+                f"({batch.pool.neighbourhoods} neighbourhoods, mask {batch.pool.mask}, for one of "
+                f"{self.neighbourhoods}, mask {self.mask})"
             )
 
     def rows_of(self, lengths: Lengths, *, nano_batches: int = 2) -> Rows:
@@ -342,8 +376,8 @@ class Pool:
         Raises
         ------
         InvalidArgument
-            Another pool prepared the batch, it has two nano-batches, or there are other rows; as for
-            ``attention``.
+            Another pool prepared the batch, it has two nano-batches, or there are other rows; as
+            for ``attention``.
         TransportError
             A peer died or stalled.
 
@@ -356,11 +390,15 @@ class Pool:
         """
         self.check_batch("pool", batch)
         if len(batch.parts) != 1:
-            raise _core.InvalidArgument(f"pool: expected a batch of 1 nano-batch, found {len(batch.parts)}; PingPong takes it")
+            raise _core.InvalidArgument(
+                f"pool: expected a batch of 1 nano-batch, found {len(batch.parts)}; PingPong takes "
+                "it"
+            )
         part = batch.parts[0]
         if any(len(x) != part.num_rows for x in (q, k, v)):
             error = _core.InvalidArgument(
-                f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}, {len(k)} and {len(v)}"
+                f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}, {len(k)} and "
+                f"{len(v)}"
             )
             give_up(self.executor, "pool", error)
             raise error
@@ -374,7 +412,9 @@ class Pool:
     def _layout_of(self, lengths: Lengths, nano_batches: int) -> Layout:
         check_nano_batches(nano_batches)
         if nano_batches == 2 and self.layout == "zigzag":
-            raise _core.InvalidArgument("pool: expected 1 nano-batch with the layout zigzag, found 2")
+            raise _core.InvalidArgument(
+                "pool: expected 1 nano-batch with the layout zigzag, found 2"
+            )
         return Layout(lengths, nano_batches, self.size, self.mask, self.layout)
 
     def _rows_of_plan(self, lengths: Lengths, pooled: _Pooled) -> Rows:
@@ -385,7 +425,10 @@ class Pool:
 
     def _find(self, micro_batches: list[list[int] | None], nano_batches: int) -> list[_Pooled]:
         check_nano_batches(nano_batches)
-        key = (nano_batches, tuple(None if lengths is None else tuple(lengths) for lengths in micro_batches))
+        key = (
+            nano_batches,
+            tuple(None if lengths is None else tuple(lengths) for lengths in micro_batches),
+        )
         found = self._plans.pop(key, None)
         if found is None:
             found = self._make(key[1], nano_batches)
@@ -397,10 +440,13 @@ class Pool:
     def _make(self, micro_batches: Sequence[Lengths | None], nano_batches: int) -> list[_Pooled]:
         if len(micro_batches) != self.neighbourhoods or not any(micro_batches):
             raise _core.InvalidArgument(
-                f"pool: expected the micro-batches of {self.neighbourhoods} neighbourhoods, not all idle, found "
-                f"{len(micro_batches)}, {sum(not lengths for lengths in micro_batches)} of them idle"
+                f"pool: expected the micro-batches of {self.neighbourhoods} neighbourhoods, not "
+                f"all idle, found {len(micro_batches)}, "
+                f"{sum(not lengths for lengths in micro_batches)} of them idle"
             )
-        layouts = [self._layout_of(lengths, nano_batches) if lengths else None for lengths in micro_batches]
+        layouts = [
+            self._layout_of(lengths, nano_batches) if lengths else None for lengths in micro_batches
+        ]
         return [self._pooled(layouts, j) for j in range(nano_batches)]
 
     def _pooled(self, layouts: Sequence[Layout | None], part: int) -> _Pooled:
@@ -415,8 +461,16 @@ class Pool:
                 continue
             begin, tokens, is_query = end, [], []
             for document, first, last in layout.parts[part]:
-                owners = [place for places in layout.places[: part + 1] for place in places if place[0] == document]
-                home += [(end + b, end + e, n * self.size + r) for _, b, e, r in sorted(owners, key=lambda place: place[1])]
+                owners = [
+                    place
+                    for places in layout.places[: part + 1]
+                    for place in places
+                    if place[0] == document
+                ]
+                home += [
+                    (end + b, end + e, n * self.size + r)
+                    for _, b, e, r in sorted(owners, key=lambda place: place[1])
+                ]
                 if first > 0:
                     kept.append((end, end + first))
                 tokens.append(np.arange(last) + layout.first_token[document])
@@ -424,7 +478,9 @@ class Pool:
                 lengths.append(last)
                 end += last
             sections.append(_Section(begin, np.concatenate(tokens), np.concatenate(is_query)))
-        workload = make_workload(lengths, mask=self.mask, home=home, num_ranks=self.executor.size, **self._shape)
+        workload = make_workload(
+            lengths, mask=self.mask, home=home, num_ranks=self.executor.size, **self._shape
+        )
         if kept:
             workload = _core.without_queries(workload, kept)
         return _Pooled(make_plan(workload, cluster=self.cluster, strategy=self._strategy), sections)
@@ -457,13 +513,17 @@ def gather_lengths(lengths: Lengths | None, pool: Pool) -> list[list[int]]:
     except _core.InvalidArgument as error:
         problem = error
     all_lengths = agreed(
-        pool.executor, "gather_lengths", problem, mine,
+        pool.executor,
+        "gather_lengths",
+        problem,
+        mine,
         lambda value: messages.items(value, lambda length: messages.whole(length, 1, 2**63 - 1)),
-    )  # fmt: skip
+    )
     for rank, found in enumerate(all_lengths):
         if found != all_lengths[rank - rank % pool.size]:
             raise _core.InvalidArgument(
-                f"pool: expected one micro-batch in a neighbourhood, found {all_lengths[rank - rank % pool.size]} on rank "
-                f"{rank - rank % pool.size} and {found} on rank {rank}"
+                "pool: expected one micro-batch in a neighbourhood, found "
+                f"{all_lengths[rank - rank % pool.size]} on rank {rank - rank % pool.size} and "
+                f"{found} on rank {rank}"
             )
     return all_lengths[:: pool.size]

@@ -49,8 +49,8 @@ def micro_batches_of(given: Any) -> list[list[int] | None]:
         each = list(given)
     except TypeError:
         raise _core.InvalidArgument(
-            "pool: expected a list with document lengths, or None, for every neighbourhood's micro-batch, found "
-            f"{given!r:.80}"
+            "pool: expected a list with document lengths, or None, for every neighbourhood's "
+            f"micro-batch, found {given!r:.80}"
         ) from None
     found: list[list[int] | None] = []
     for n, lengths in enumerate(each):
@@ -94,17 +94,23 @@ def _zigzag(rows: Sequence[_DocumentRows], size: int) -> _Places:
     for document, _, length in rows:
         if length % (2 * size) != 0:
             raise _core.InvalidArgument(
-                f"pool, layout zigzag: expected lengths in multiples of {2 * size} (2 x ranks of a neighbourhood), found {length}"
+                f"pool, layout zigzag: expected lengths in multiples of {2 * size} (2 x ranks of a "
+                f"neighbourhood), found {length}"
             )
         piece = length // (2 * size)
-        places += [(document, i * piece, (i + 1) * piece, min(i, 2 * size - 1 - i)) for i in range(2 * size)]
+        places += [
+            (document, i * piece, (i + 1) * piece, min(i, 2 * size - 1 - i))
+            for i in range(2 * size)
+        ]
     return places
 
 
 class Layout:
     """The nano-batches of one micro-batch, and the ranks that hold their rows."""
 
-    def __init__(self, lengths: Lengths, nano_batches: int, size: int, mask: str, layout: str) -> None:
+    def __init__(
+        self, lengths: Lengths, nano_batches: int, size: int, mask: str, layout: str
+    ) -> None:
         self.lengths = lengths_of(lengths)
         whole = [(i, 0, length) for i, length in enumerate(self.lengths)]
         self.parts: list[list[_DocumentRows]] = (
@@ -114,8 +120,9 @@ class Layout:
         least = min(sum(end - begin for _, begin, end in part) for part in self.parts)
         if least < size:
             raise _core.InvalidArgument(
-                f"pool: expected a token in every nano-batch on each of the {size} ranks of a neighbourhood, found a "
-                f"micro-batch of {sum(self.lengths)} tokens in {nano_batches} nano-batches, one of {least}"
+                f"pool: expected a token in every nano-batch on each of the {size} ranks of a "
+                f"neighbourhood, found a micro-batch of {sum(self.lengths)} tokens in "
+                f"{nano_batches} nano-batches, one of {least}"
             )
         place = _zigzag if layout == "zigzag" else _contiguous
         self.places = [place(part, size) for part in self.parts]

@@ -60,15 +60,26 @@ class Calls:
             self.backward_batch = before
 
     def start(
-        self, prepared: Prepared, direction: str, arrays: dict[str, Any], *, counted: str = "", number: int | None = None
+        self,
+        prepared: Prepared,
+        direction: str,
+        arrays: dict[str, Any],
+        *,
+        counted: str = "",
+        number: int | None = None,
     ) -> _InFlight:
         """Begins a call with the number of a forward, whose backward it is; None: of its own."""
         executor = self.pool.executor
         rank = executor._rank_of(prepared.number)
         begin = rank.begin_forward if direction == "forward" else rank.begin_backward
-        arrays = {name: None if x is None else executor.check_tensor(name, x) for name, x in arrays.items()}
+        arrays = {
+            name: None if x is None else executor.check_tensor(name, x)
+            for name, x in arrays.items()
+        }
         number = executor.begin_call() if number is None else number
-        return _InFlight(self, counted or direction, begin(mask=0, call=number, **arrays), arrays, number)
+        return _InFlight(
+            self, counted or direction, begin(mask=0, call=number, **arrays), arrays, number
+        )
 
     def add(self, counted: str, stats: Any) -> None:
         times = self.times[counted]
@@ -83,7 +94,9 @@ class Calls:
 class _InFlight:
     """A call that has begun, with the tensors that it reads and writes."""
 
-    def __init__(self, calls: Calls, counted: str, pending: Any, arrays: dict[str, Any], number: int) -> None:
+    def __init__(
+        self, calls: Calls, counted: str, pending: Any, arrays: dict[str, Any], number: int
+    ) -> None:
         self._calls = calls
         self._counted = counted
         self._pending = pending
@@ -120,7 +133,14 @@ class _Attention:
         self.forward = self.calls.start(
             part.prepared,
             "forward",
-            {"q": part.local_of(q), "k": part.local_of(k), "v": part.local_of(v), "out": out, "lse": lse, "saved": saved},
+            {
+                "q": part.local_of(q),
+                "k": part.local_of(k),
+                "v": part.local_of(v),
+                "out": out,
+                "lse": lse,
+                "saved": saved,
+            },
         )
 
     def end_forward(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,7 +150,11 @@ class _Attention:
         self.number = self.forward.number
         self.forward = None
         kept = self.part.num_kept
-        return self.part.rows_of(arrays["out"])[kept:], self.part.rows_of(arrays["lse"])[kept:], arrays["saved"]
+        return (
+            self.part.rows_of(arrays["out"])[kept:],
+            self.part.rows_of(arrays["lse"])[kept:],
+            arrays["saved"],
+        )
 
     def begin_backward(self, tensors: tuple[Tensor, ...], dout: Tensor) -> None:
         q, k, v, out, lse, saved = tensors
@@ -139,12 +163,28 @@ class _Attention:
         if part is not self.part:
             _check_same_rows(self.part, part, saved, self.calls.pool.executor)
             saved = _saved_bytes(part.prepared, q)
-        local = {name: part.local_of(x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("dout", dout))}
-        gradients = {"dq": torch.empty_like(local["q"]), "dk": torch.empty_like(local["k"]), "dv": torch.empty_like(local["v"])}
+        local = {
+            name: part.local_of(x)
+            for name, x in (
+                ("q", q),
+                ("k", k),
+                ("v", v),
+                ("out", out),
+                ("lse", lse),
+                ("dout", dout),
+            )
+        }
+        gradients = {
+            "dq": torch.empty_like(local["q"]),
+            "dk": torch.empty_like(local["k"]),
+            "dv": torch.empty_like(local["v"]),
+        }
         self.part_of_backward = part
         # Ranks that serve a pipeline's backward may have made no such forward.
         number = self.number if batch is None else None
-        self.backward = self.calls.start(part.prepared, "backward", {**local, **gradients, "saved": saved}, number=number)
+        self.backward = self.calls.start(
+            part.prepared, "backward", {**local, **gradients, "saved": saved}, number=number
+        )
 
     def end_backward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns gradients of the own rows of q, and of all rows of k and v."""
@@ -161,11 +201,15 @@ def _saved_bytes(prepared: Prepared, like: Tensor) -> Tensor:
 
 
 def _check_same_rows(forward: Part, backward: Part, saved: Tensor, executor: Executor) -> None:
-    if (forward.num_kept, forward.num_rows) == (backward.num_kept, backward.num_rows) and saved.numel() == 0:
+    if (forward.num_kept, forward.num_rows) == (
+        backward.num_kept,
+        backward.num_rows,
+    ) and saved.numel() == 0:
         return
     problem = (
-        f"pool: expected backward by a plan of the same {forward.num_rows} rows, after a forward that kept nothing "
-        f"(distca with resend=on), found {backward.num_rows} rows and {saved.numel()} bytes kept"
+        f"pool: expected backward by a plan of the same {forward.num_rows} rows, after a forward "
+        f"that kept nothing (distca with resend=on), found {backward.num_rows} rows and "
+        f"{saved.numel()} bytes kept"
     )
     executor.transport.abort(problem)
     raise _core.InvalidArgument(problem)
@@ -227,7 +271,8 @@ class NanoBatchCall:
         q, k, v = as_autocast(part.prepared, q, k, v)
         if len(q) != part.num_rows or len(k) != part.num_rows or len(v) != part.num_rows:
             raise _core.InvalidArgument(
-                f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}, {len(k)} and {len(v)}"
+                f"pool: expected q, k and v of {part.num_rows} rows, found {len(q)}, {len(k)} and "
+                f"{len(v)}"
             )
         if part.earlier is not None:
             assert earlier is not None
@@ -252,7 +297,9 @@ def serve(calls: Calls, batch: PooledBatch, num_layers: int, direction: str) -> 
     parts = batch.parts if direction == "forward" else batch.parts[::-1]
 
     def begun(part: Part) -> _InFlight:
-        return calls.start(part.prepared, direction, _no_tokens(part.prepared, direction), counted="idle")
+        return calls.start(
+            part.prepared, direction, _no_tokens(part.prepared, direction), counted="idle"
+        )
 
     in_flight = [begun(part) for part in parts]
     for layer in range(num_layers):
@@ -266,7 +313,10 @@ def serve(calls: Calls, batch: PooledBatch, num_layers: int, direction: str) -> 
 
 def _no_tokens(prepared: Prepared, direction: str) -> dict[str, Any]:
     (q_heads, kv_heads), (dim, value_dim) = prepared.rules[""].heads, prepared.rules[""].dims
-    q, k, v = (torch.empty((0, *shape), dtype=prepared.dtype) for shape in ((q_heads, dim), (kv_heads, dim), (kv_heads, value_dim)))
+    q, k, v = (
+        torch.empty((0, *shape), dtype=prepared.dtype)
+        for shape in ((q_heads, dim), (kv_heads, dim), (kv_heads, value_dim))
+    )
     out, lse = q.new_empty((0, q_heads, value_dim)), torch.empty((0, q_heads))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "saved": _saved_bytes(prepared, q)}
     if direction == "backward":
@@ -281,7 +331,12 @@ Post = Callable[..., Tensor]
 
 @torch.compiler.disable  # the layers' methods may be compiled; the order of steps is not
 def ping_pong(
-    calls: Calls, batch: PooledBatch, pres: list[Pre], posts: list[Post], xs: list[Tensor], arguments: list[tuple[Any, ...]]
+    calls: Calls,
+    batch: PooledBatch,
+    pres: list[Pre],
+    posts: list[Post],
+    xs: list[Tensor],
+    arguments: list[tuple[Any, ...]],
 ) -> list[Tensor]:
     """Runs layers over nano-batches that alternate, one's transfers under another's work."""
     num_nano = len(batch.parts)
@@ -290,10 +345,14 @@ def ping_pong(
 
     def begin(layer: int, j: int) -> NanoBatchCall:
         attended = pres[layer](xs[j], *arguments[j])
-        if not isinstance(attended, (tuple, list)) or len(attended) != 3 or not all(map(torch.is_tensor, attended)):
+        if (
+            not isinstance(attended, (tuple, list))
+            or len(attended) != 3
+            or not all(map(torch.is_tensor, attended))
+        ):
             raise _core.InvalidArgument(
-                f"ping-pong, layer {layer}: expected pre_attention to return the tensors q, k and v, found "
-                f"{type(attended).__name__}"
+                f"ping-pong, layer {layer}: expected pre_attention to return the tensors q, k and "
+                f"v, found {type(attended).__name__}"
             )
         q, k, v = attended
         keys[j] = (k, v)
@@ -314,7 +373,8 @@ def ping_pong(
             if not isinstance(xs[j], Tensor) or xs[j].dim() == 0 or len(xs[j]) != rows:
                 found = tuple(xs[j].shape) if isinstance(xs[j], Tensor) else type(xs[j]).__name__
                 raise _core.InvalidArgument(
-                    f"ping-pong, layer {layer}: expected post_attention to return a tensor of {rows} rows, found {found}"
+                    f"ping-pong, layer {layer}: expected post_attention to return a tensor of "
+                    f"{rows} rows, found {found}"
                 )
             if layer + 1 < len(pres):
                 in_flight[j] = begin(layer + 1, j)

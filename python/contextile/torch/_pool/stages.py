@@ -31,7 +31,15 @@ Plans = _core.Plan | Mapping[str, _core.Plan | HeadPlans]
 # own dtype. Numbers up to 255 are exact in bf16, too. They lie behind the rows of the tokens.
 _MARK = (67, 84)  # the first bytes of every ticket
 _TICKET_BYTES = len(_MARK) + 1 + 3 * 4 + 8
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16)
+_DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+)
 # The text of a refusal that an earlier stage has reported.
 _EARLIER = "expected hidden states, found that an earlier stage refused the micro-batch"
 
@@ -46,14 +54,18 @@ class _Ticket(NamedTuple):
     digest: str  # of the micro-batch's plan
 
     def bytes_(self) -> list[int]:
-        numbers = (number.to_bytes(4, "little") for number in (self.number, self.rank, self.num_tokens))
+        numbers = (
+            number.to_bytes(4, "little") for number in (self.number, self.rank, self.num_tokens)
+        )
         return [*_MARK, int(self.is_refused), *b"".join(numbers), *bytes.fromhex(self.digest)]
 
 
 def _ticket_of(values: list[Any]) -> _Ticket | None:
     """Returns the ticket that a tensor carries; None if it carries none."""
     values = values[:_TICKET_BYTES]
-    if len(values) < _TICKET_BYTES or not all(0 <= value <= 255 and value == int(value) for value in values):
+    if len(values) < _TICKET_BYTES or not all(
+        0 <= value <= 255 and value == int(value) for value in values
+    ):
         return None
     found = bytes(int(value) for value in values)
     if tuple(found[:2]) != _MARK or found[2] > 1:
@@ -69,7 +81,9 @@ def _num_ticket_rows(row: torch.Size) -> int:
 
 def _write(ticket: _Ticket, rows: Tensor) -> None:
     """Writes a ticket to rows, which are contiguous and have room for it."""
-    rows.view(-1)[:_TICKET_BYTES] = torch.tensor(ticket.bytes_(), dtype=rows.dtype, device=rows.device)
+    rows.view(-1)[:_TICKET_BYTES] = torch.tensor(
+        ticket.bytes_(), dtype=rows.dtype, device=rows.device
+    )
 
 
 class _Sent(torch.autograd.Function):
@@ -106,7 +120,13 @@ class _Blank(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, most_tokens: int, ticket: _Ticket | None
+        ctx: Any,
+        x: Tensor,
+        anchor: Tensor,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        most_tokens: int,
+        ticket: _Ticket | None,
     ) -> Tensor:
         ctx.like = x.shape, x.dtype, x.device
         blank = x.new_zeros(shape, dtype=dtype)
@@ -176,7 +196,11 @@ def _plans_of(plan: Any, where: str) -> dict[str, _core.Plan]:
     """Returns the plans of a micro-batch by the names of masks; of one plan, by an empty name."""
     found: dict[str, Any] = {}
     for name, given in plan.items() if isinstance(plan, Mapping) else [("", plan)]:
-        found |= {group.mask: group.plan for group in given.groups} if isinstance(given, HeadPlans) else {name: given}
+        found |= (
+            {group.mask: group.plan for group in given.groups}
+            if isinstance(given, HeadPlans)
+            else {name: given}
+        )
     for name, one in found.items():
         _checks.plan(f"{where}, plan '{name}'" if name else f"{where}, plan", one)
     if not found:
@@ -185,14 +209,19 @@ def _plans_of(plan: Any, where: str) -> dict[str, _core.Plan]:
 
 
 def _rows_in(rows: Any) -> list[Tensor]:
-    return [row for row in rows if isinstance(row, Tensor)] if isinstance(rows, (list, tuple)) else []
+    return (
+        [row for row in rows if isinstance(row, Tensor)] if isinstance(rows, (list, tuple)) else []
+    )
 
 
 def _check_plan_of(where: str, value: Any, plan: _core.Plan) -> None:
     """Raises if a tensor is one that ``local_batch`` made for another plan."""
     digest = digest_behind(value) if isinstance(value, Tensor) else None
     if digest is not None and digest != plan.digest:
-        raise _core.InvalidArgument(f"{where}: expected tensors of plan {plan.digest}, found one that local_batch made for {digest}")
+        raise _core.InvalidArgument(
+            f"{where}: expected tensors of plan {plan.digest}, found one that local_batch made for "
+            f"{digest}"
+        )
 
 
 def _digest_of(plans: dict[str, _core.Plan]) -> str:
@@ -229,8 +258,8 @@ class Stage(nn.Module):
         The executor of the ranks that share the stage's micro-batches. Its ``plans_kept`` is at
         least the number of micro-batches in a step.
     group : ProcessGroup, optional
-        The ranks of the pipeline, one of each stage, as ``PipelineStage`` has it. Default: the whole
-        job, for groups of one rank.
+        The ranks of the pipeline, one of each stage, as ``PipelineStage`` has it. Default: the
+        whole job, for groups of one rank.
     max_tokens : int
         Most tokens that a rank may hold of a micro-batch. The same on all ranks.
     out_features : int or None
@@ -283,20 +312,27 @@ class Stage(nn.Module):
                 out_features = _checks.count("out_features", out_features, least=1)
             if out_dtype not in _DTYPES or not out_dtype.is_floating_point:
                 raise _core.InvalidArgument(
-                    f"out_dtype: expected float32, bfloat16, float16 or float64, found {out_dtype!r:.80}"
+                    "out_dtype: expected float32, bfloat16, float16 or float64, found "
+                    f"{out_dtype!r:.80}"
                 )
             self.module = module
         except Exception as error:  # other ranks wait to hear of it
             problem = error
-        self._settle(problem, {"out_features": out_features, "out_dtype": out_dtype}, max_tokens=max_tokens)
+        self._settle(
+            problem, {"out_features": out_features, "out_dtype": out_dtype}, max_tokens=max_tokens
+        )
         self.max_tokens, self.out_features, self.out_dtype = max_tokens, out_features, out_dtype
         self._step: _Step | None = None
         self._input_form: tuple[torch.Size, torch.dtype] | None = None  # of the last good inputs
 
     def extra_repr(self) -> str:
-        return f"max_tokens={self.max_tokens}, out_features={self.out_features}, out_dtype={self.out_dtype}"
+        return (
+            f"max_tokens={self.max_tokens}, out_features={self.out_features}, "
+            f"out_dtype={self.out_dtype}"
+        )
 
-    # ------------------------------------------------------------------------------------------ steps
+    # ------------------------------------------------------------------------------------------
+    # steps
 
     @contextlib.contextmanager
     def step(self, plans: Sequence[Plans], **arguments: Sequence[Any]) -> Iterator[Stage]:
@@ -305,8 +341,8 @@ class Stage(nn.Module):
         Parameters
         ----------
         plans : sequence of Plan, or of dict of Plan
-            The plan of every micro-batch of the step, in order, or this rank's slice. All stages plan
-            the same; several plans of a micro-batch are as for ``Executor.prepare``.
+            The plan of every micro-batch of the step, in order, or this rank's slice. All stages
+            plan the same; several plans of a micro-batch are as for ``Executor.prepare``.
         **arguments : sequence
             Arguments of the module, each with one value per micro-batch, such as positions, and
             labels on the last stage.
@@ -321,10 +357,10 @@ class Stage(nn.Module):
             On entering: an argument has more or fewer values than there are plans, a plan is for
             another number of ranks, a rank holds more than ``max_tokens`` of a micro-batch, the
             executor keeps fewer plans, or stages have different plans. On leaving: a stage got
-            hidden states without a ticket, or of another micro-batch, plan, number of tokens or rank
-            than it expected; or a micro-batch did not run forward. All ranks of the pipeline raise
-            the same error, which names the rank in the pipeline and in the executor's group, and the
-            groups go on. Gradients of the step are to be dropped.
+            hidden states without a ticket, or of another micro-batch, plan, number of tokens or
+            rank than it expected; or a micro-batch did not run forward. All ranks of the pipeline
+            raise the same error, which names the rank in the pipeline and in the executor's group,
+            and the groups go on. Gradients of the step are to be dropped.
         TransportError
             A peer died or stalled, or raised another error in the step. The group has ended. Ranks
             of other stages that wait in torch's own transfers learn of it when that rank ends.
@@ -333,7 +369,9 @@ class Stage(nn.Module):
         micro_batches: list[_MicroBatch] = []
         try:
             if self._step is not None:
-                raise _core.InvalidArgument("step: expected one at a time, found one inside another")
+                raise _core.InvalidArgument(
+                    "step: expected one at a time, found one inside another"
+                )
             micro_batches = self._micro_batches_of(plans, arguments)
         except Exception as error:  # other ranks wait to hear of it
             problem = error
@@ -379,11 +417,19 @@ class Stage(nn.Module):
         except _core.InvalidArgument as error:
             # The schedule runs all the same: other ranks wait in it, and hear of this in forward.
             step.wrong_inputs = error
-            first = next((row for row in _rows_in(rows) if row.dtype in _DTYPES and row.dim() > 0), torch.zeros(1, dtype=torch.int64))
+            first = next(
+                (row for row in _rows_in(rows) if row.dtype in _DTYPES and row.dim() > 0),
+                torch.zeros(1, dtype=torch.int64),
+            )
             shape, dtype = self._input_form or (first.shape[1:], first.dtype)
-            blank = torch.zeros((len(step.micro_batches), self.max_tokens + _num_ticket_rows(shape), *shape), dtype=dtype)
+            blank = torch.zeros(
+                (len(step.micro_batches), self.max_tokens + _num_ticket_rows(shape), *shape),
+                dtype=dtype,
+            )
             for number in range(len(blank)):
-                _write(self._ticket(step, number, is_refused=True), blank[number, self.max_tokens :])
+                _write(
+                    self._ticket(step, number, is_refused=True), blank[number, self.max_tokens :]
+                )
             return blank.to(self.executor.device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -402,8 +448,8 @@ class Stage(nn.Module):
         Raises
         ------
         InvalidArgument
-            The call is outside of ``step``, or the module returns something else than it should. The
-            latter ends the executor's group, like any error of the module.
+            The call is outside of ``step``, or the module returns something else than it should.
+            The latter ends the executor's group, like any error of the module.
         TransportError
             A peer died or stalled.
         """
@@ -429,7 +475,8 @@ class Stage(nn.Module):
             return out.reshape(1)
         return _sent(out, self.max_tokens, self._ticket(step, number))
 
-    # ---------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------
+    # helpers
 
     def _current(self) -> _Step:
         if self._step is None:
@@ -458,35 +505,46 @@ class Stage(nn.Module):
     def _end(self, step: _Step) -> None:
         """Raises what was refused in a step, or what did not run, on all ranks."""
         self._agree_on(step.refusal)
-        missing = [str(number) for number in range(len(step.micro_batches)) if number not in step.has_run]
+        missing = [
+            str(number) for number in range(len(step.micro_batches)) if number not in step.has_run
+        ]
         problem = step.earlier
         if problem is None and missing:
             problem = _core.InvalidArgument(
-                f"expected the schedule to run all {len(step.micro_batches)} micro-batches of the step, found no forward of "
-                f"{', '.join(missing)}"
+                f"expected the schedule to run all {len(step.micro_batches)} micro-batches of the "
+                f"step, found no forward of {', '.join(missing)}"
             )
         self._settle(problem, {})
 
     def _micro_batches_of(self, plans: Any, arguments: dict[str, Any]) -> list[_MicroBatch]:
         if isinstance(plans, (_core.Plan, Mapping, str)) or not hasattr(plans, "__iter__"):
-            raise _core.InvalidArgument(f"plans: expected one of every micro-batch, found {plans!r:.80}")
+            raise _core.InvalidArgument(
+                f"plans: expected one of every micro-batch, found {plans!r:.80}"
+            )
         plans = list(plans)
         if not plans:
             raise _core.InvalidArgument("plans: expected one of every micro-batch, found none")
         values = {}
         for name, given in arguments.items():
-            values[name] = list(given) if hasattr(given, "__iter__") and not isinstance(given, (str, Mapping)) else []
+            values[name] = (
+                list(given)
+                if hasattr(given, "__iter__") and not isinstance(given, (str, Mapping))
+                else []
+            )
             if len(values[name]) != len(plans):
                 raise _core.InvalidArgument(
-                    f"{name}: expected a value for each of {len(plans)} micro-batches, found {len(values[name])}"
+                    f"{name}: expected a value for each of {len(plans)} micro-batches, found "
+                    f"{len(values[name])}"
                 )
         found = [
-            self._micro_batch_of(i, plan, {name: of_name[i] for name, of_name in values.items()}) for i, plan in enumerate(plans)
+            self._micro_batch_of(i, plan, {name: of_name[i] for name, of_name in values.items()})
+            for i, plan in enumerate(plans)
         ]
         num_plans = len({one.digest for one in found})
         if num_plans > self.executor.plans_kept:
             raise _core.InvalidArgument(
-                f"executor: expected plans_kept of at least {num_plans}, as a step has plans, found {self.executor.plans_kept}"
+                f"executor: expected plans_kept of at least {num_plans}, as a step has plans, "
+                f"found {self.executor.plans_kept}"
             )
         self._check_names(values)
         return found
@@ -498,8 +556,8 @@ class Stage(nn.Module):
             signature.bind(None, **given)
         except TypeError as error:
             raise _core.InvalidArgument(
-                f"arguments: expected those of {type(self.module).__name__}.forward{signature}, found {', '.join(given) or 'none'} "
-                f"({error})"
+                f"arguments: expected those of {type(self.module).__name__}.forward{signature}, "
+                f"found {', '.join(given) or 'none'} ({error})"
             ) from None
 
     def _micro_batch_of(self, number: int, plan: Any, arguments: dict[str, Any]) -> _MicroBatch:
@@ -509,12 +567,14 @@ class Stage(nn.Module):
         for one in plans.values():
             if one.num_devices != self.executor.size:
                 raise _core.InvalidArgument(
-                    f"{where}: expected a plan for the {self.executor.size} ranks of the executor, found one for {one.num_devices}"
+                    f"{where}: expected a plan for the {self.executor.size} ranks of the executor, "
+                    f"found one for {one.num_devices}"
                 )
         num_tokens = first.num_local_tokens(self.executor.rank)
         if num_tokens > self.max_tokens:
             raise _core.InvalidArgument(
-                f"{where}: expected at most {self.max_tokens} tokens of a rank (max_tokens), found {num_tokens}"
+                f"{where}: expected at most {self.max_tokens} tokens of a rank (max_tokens), found "
+                f"{num_tokens}"
             )
         for name, value in arguments.items():
             _check_plan_of(f"{where}, {name}", value, first)
@@ -528,28 +588,37 @@ class Stage(nn.Module):
 
     def _inputs_of(self, step: _Step, rows: Any) -> Tensor:
         if isinstance(rows, Tensor) or not hasattr(rows, "__iter__"):
-            raise _core.InvalidArgument(f"inputs: expected a list of Tensors, one per micro-batch, found {type(rows).__name__}")
+            raise _core.InvalidArgument(
+                "inputs: expected a list of Tensors, one per micro-batch, found "
+                f"{type(rows).__name__}"
+            )
         rows = list(rows)
         if len(rows) != len(step.micro_batches):
             raise _core.InvalidArgument(
-                f"inputs: expected rows of {len(step.micro_batches)} micro-batches, found {len(rows)}"
+                f"inputs: expected rows of {len(step.micro_batches)} micro-batches, found "
+                f"{len(rows)}"
             )
         made = []
         for number, (given, one) in enumerate(zip(rows, step.micro_batches, strict=True)):
             where = f"inputs, micro-batch {number}"
             if not isinstance(given, Tensor) or given.dim() == 0 or given.dtype not in _DTYPES:
-                found = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else f"{given!r:.80}"
+                found = (
+                    f"{given.dtype} {list(given.shape)}"
+                    if isinstance(given, Tensor)
+                    else f"{given!r:.80}"
+                )
                 raise _core.InvalidArgument(f"{where}: expected a Tensor of tokens, found {found}")
             _check_plan_of(where, given, one.first)
             found = with_filler(given)
             if len(found) != one.num_tokens:
                 raise _core.InvalidArgument(
-                    f"{where}: expected the {one.num_tokens} rows of this rank by its plan, found {len(given)}"
+                    f"{where}: expected the {one.num_tokens} rows of this rank by its plan, found "
+                    f"{len(given)}"
                 )
             if found.dtype != rows[0].dtype or found.shape[1:] != rows[0].shape[1:]:
                 raise _core.InvalidArgument(
-                    f"{where}: expected rows {list(rows[0].shape[1:])} of {rows[0].dtype}, as the first micro-batch, found "
-                    f"{list(found.shape[1:])} of {found.dtype}"
+                    f"{where}: expected rows {list(rows[0].shape[1:])} of {rows[0].dtype}, as the "
+                    f"first micro-batch, found {list(found.shape[1:])} of {found.dtype}"
                 )
             found = found.to(self.executor.device)[None]
             made.append(_sent(found, self.max_tokens, self._ticket(step, number)))
@@ -564,34 +633,43 @@ class Stage(nn.Module):
             return None
         return _ticket_of(x.detach()[0, self.max_tokens :].reshape(-1)[:_TICKET_BYTES].tolist())
 
-    def _problem_of(self, step: _Step, x: Any, ticket: _Ticket | None) -> _core.InvalidArgument | None:
+    def _problem_of(
+        self, step: _Step, x: Any, ticket: _Ticket | None
+    ) -> _core.InvalidArgument | None:
         """Says why a stage cannot run its module on an input."""
         if ticket is None:
             found = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else f"{x!r:.80}"
             return _core.InvalidArgument(
-                f"expected one micro-batch of inputs(…) or of the stage before, with {self.max_tokens} rows and a ticket, found "
-                f"{found} without one"
+                "expected one micro-batch of inputs(…) or of the stage before, with "
+                f"{self.max_tokens} rows and a ticket, found {found} without one"
             )
         if ticket.is_refused:
             return step.wrong_inputs or _core.InvalidArgument(_EARLIER)
         where = f"micro-batch {ticket.number}"
         if ticket.number >= len(step.micro_batches):
-            return _core.InvalidArgument(f"{where}: expected one of the {len(step.micro_batches)} of the step, found another")
+            return _core.InvalidArgument(
+                f"{where}: expected one of the {len(step.micro_batches)} of the step, found another"
+            )
         expected = self._ticket(step, ticket.number)
         if ticket.digest != expected.digest:
-            others = [str(i) for i, one in enumerate(step.micro_batches) if one.digest == ticket.digest]
+            others = [
+                str(i) for i, one in enumerate(step.micro_batches) if one.digest == ticket.digest
+            ]
             of = f"that of micro-batch {', '.join(others)}" if others else "no plan of the step"
             return _core.InvalidArgument(
-                f"{where}: expected hidden states of plan {expected.digest}, found those of {ticket.digest}, {of}"
+                f"{where}: expected hidden states of plan {expected.digest}, found those of "
+                f"{ticket.digest}, {of}"
             )
         if ticket.rank != expected.rank:
             return _core.InvalidArgument(
-                f"{where}: expected hidden states of rank {expected.rank} of the executor's group, found those of rank "
-                f"{ticket.rank}; the ranks of a pipeline (group) have one number in their executors' groups"
+                f"{where}: expected hidden states of rank {expected.rank} of the executor's group, "
+                f"found those of rank {ticket.rank}; the ranks of a pipeline (group) have one "
+                "number in their executors' groups"
             )
         if ticket.num_tokens != expected.num_tokens:
             return _core.InvalidArgument(
-                f"{where}: expected {expected.num_tokens} tokens of this rank, as its plan has, found {ticket.num_tokens}"
+                f"{where}: expected {expected.num_tokens} tokens of this rank, as its plan has, "
+                f"found {ticket.num_tokens}"
             )
         return None
 
@@ -612,7 +690,9 @@ class Stage(nn.Module):
         if rows.dtype is torch.int64:  # tokens, which attention knows again
             rows._contextile_plan = one.first.digest  # type: ignore[attr-defined]
         out = self.module(rows, **one.arguments)
-        expected: list[int] = [] if self.out_features is None else [1, one.num_tokens, self.out_features]
+        expected: list[int] = (
+            [] if self.out_features is None else [1, one.num_tokens, self.out_features]
+        )
         if not isinstance(out, Tensor):
             found = f"{out!r:.80}"
         elif list(out.shape) == expected and out.dtype == self.out_dtype:
@@ -621,5 +701,8 @@ class Stage(nn.Module):
             found = f"{list(out.shape)} of {out.dtype}"
         kind = f"{expected} of {self.out_dtype} (out_features, out_dtype)"
         if self.out_features is None:
-            kind = f"a scalar of {self.out_dtype}, this rank's share of the loss (out_features=None, out_dtype)"
+            kind = (
+                f"a scalar of {self.out_dtype}, this rank's share of the loss (out_features=None, "
+                "out_dtype)"
+            )
         raise _core.InvalidArgument(f"{type(self.module).__name__}: expected {kind}, found {found}")

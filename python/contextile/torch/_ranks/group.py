@@ -60,7 +60,8 @@ def check_initialized() -> None:
 
     if not dist.is_available() or not dist.is_initialized():
         raise _core.InvalidArgument(
-            "group: expected a torch.distributed process group, found none; call torch.distributed.init_process_group first"
+            "group: expected a torch.distributed process group, found none; call "
+            "torch.distributed.init_process_group first"
         )
 
 
@@ -99,8 +100,8 @@ def _await_all(group: ProcessGroup | None, where: str, timeout: float) -> None:
     if not missing:
         raise _core.TransportError(f"{where}: rank {rank} came when others had given up waiting")
     raise _core.TransportError(
-        f"{where}: rank {rank}: rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {size} did not come in "
-        f"{timeout:g} s (timeout)"
+        f"{where}: rank {rank}: rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} of "
+        f"{size} did not come in {timeout:g} s (timeout)"
     )
 
 
@@ -126,9 +127,13 @@ def _check_rendezvous(value: Any) -> tuple[str, int, str] | None:
     try:
         address = str(ipaddress.IPv4Address(messages.text(address)))
     except ValueError:
-        raise _core.InvalidArgument(f"expected an IPv4 address, found {messages.shown(address)}") from None
+        raise _core.InvalidArgument(
+            f"expected an IPv4 address, found {messages.shown(address)}"
+        ) from None
     if re.fullmatch("[0-9a-f]{16}", messages.text(run_id)) is None:
-        raise _core.InvalidArgument(f"expected a run of 16 hexadecimal digits, found {messages.shown(run_id)}")
+        raise _core.InvalidArgument(
+            f"expected a run of 16 hexadecimal digits, found {messages.shown(run_id)}"
+        )
     return address, messages.whole(port, 1, 65535), run_id
 
 
@@ -149,10 +154,16 @@ def connect(
     announced = None
     if rank == 0:
         address = "127.0.0.1" if len(set(hosts)) == 1 else _address_here()
-        announced = {"address": address, "port": _free_port(address), "run_id": uuid.uuid4().hex[:16]}
+        announced = {
+            "address": address,
+            "port": _free_port(address),
+            "run_id": uuid.uuid4().hex[:16],
+        }
     rendezvous = messages.gather_over(group, "group, rendezvous", announced, _check_rendezvous)[0]
     if rendezvous is None:
-        raise _core.TransportError("group, rendezvous: message of rank 0: expected its address, found none")
+        raise _core.TransportError(
+            "group, rendezvous: message of rank 0: expected its address, found none"
+        )
     address, port, run_id = rendezvous
     transport = _core.gloo_transport(
         rank=rank,
@@ -213,10 +224,16 @@ def make_transport(
 
         executor = Executor(make_transport(interface_name="eth0"))
     """
-    return connect(group, timeout=_checks.number("make_transport, timeout", timeout), interface_name=interface_name)
+    return connect(
+        group,
+        timeout=_checks.number("make_transport, timeout", timeout),
+        interface_name=interface_name,
+    )
 
 
-def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local", timeout: float = TIMEOUT_S) -> _core.Cluster:
+def cluster_of(
+    group: ProcessGroup | None = None, *, preset: str = "local", timeout: float = TIMEOUT_S
+) -> _core.Cluster:
     """Implements ``Cluster.from_torch``. Collective.
 
     Hosts become nodes, and the constants are those of the preset. ``timeout`` is the number of
@@ -225,8 +242,8 @@ def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local", time
     Raises
     ------
     InvalidArgument
-        Hosts have different numbers of ranks, the ranks of a host are not consecutive, or the preset
-        is unknown.
+        Hosts have different numbers of ranks, the ranks of a host are not consecutive, or the
+        preset is unknown.
     TransportError
         Not all ranks came in time.
     """
@@ -240,5 +257,7 @@ def cluster_of(group: ProcessGroup | None = None, *, preset: str = "local", time
         runs[-1][1] += 1
     if len({host for host, _ in runs}) != len(runs) or len({count for _, count in runs}) != 1:
         found = ", ".join(f"{count} on {host}" for host, count in runs)
-        raise _core.InvalidArgument(f"group: expected as many ranks side by side on every host, found {found}")
+        raise _core.InvalidArgument(
+            f"group: expected as many ranks side by side on every host, found {found}"
+        )
     return _core.Cluster.preset(preset, nodes=len(runs), devices_per_node=runs[0][1])

@@ -38,7 +38,9 @@ def encoded(value: Any) -> bytes:
 
 def _whole_of(digits: str) -> int:
     if len(digits) > _MOST_DIGITS or not -(2**63) <= int(digits) < 2**63:
-        raise _core.InvalidArgument(f"expected whole numbers of 64 bits, found one of {len(digits)} digits")
+        raise _core.InvalidArgument(
+            f"expected whole numbers of 64 bits, found one of {len(digits)} digits"
+        )
     return int(digits)
 
 
@@ -71,7 +73,9 @@ def decoded(data: bytes) -> Any:
             object_pairs_hook=_dict_of,
         )
     except UnicodeDecodeError as error:
-        raise _core.InvalidArgument(f"expected UTF-8, found byte {data[error.start]:#04x} at {error.start}") from None
+        raise _core.InvalidArgument(
+            f"expected UTF-8, found byte {data[error.start]:#04x} at {error.start}"
+        ) from None
     except json.JSONDecodeError as error:
         raise _core.InvalidArgument(f"expected JSON, found other text at {error.pos}") from None
     except RecursionError:
@@ -93,7 +97,9 @@ def shown(value: Any) -> str:
 def whole(value: Any, least: int, most: int) -> int:
     """Returns a whole number from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise _core.InvalidArgument(f"expected a whole number from {least} to {most}, found {shown(value)}")
+        raise _core.InvalidArgument(
+            f"expected a whole number from {least} to {most}, found {shown(value)}"
+        )
     return value
 
 
@@ -118,15 +124,23 @@ def items(value: Any, check: Check) -> list[Any]:
 def fields(value: Any, *names: str) -> list[Any]:
     """Returns the values of an object that has exactly these fields, in their order."""
     if not isinstance(value, dict) or set(value) != set(names):
-        found = f"fields {', '.join(map(ascii, list(value)[:8]))}" if isinstance(value, dict) else shown(value)
-        raise _core.InvalidArgument(f"expected an object with {', '.join(names)}, found {found:.200}")
+        found = (
+            f"fields {', '.join(map(ascii, list(value)[:8]))}"
+            if isinstance(value, dict)
+            else shown(value)
+        )
+        raise _core.InvalidArgument(
+            f"expected an object with {', '.join(names)}, found {found:.200}"
+        )
     return [value[name] for name in names]
 
 
 # ------------------------------------------------------------------------------------------ gathers
 
 
-def gather(all_gather: Callable[[bytes], list[bytes]], where: str, value: Any, check: Check) -> list[Any]:
+def gather(
+    all_gather: Callable[[bytes], list[bytes]], where: str, value: Any, check: Check
+) -> list[Any]:
     """Returns the values of all ranks, by rank, as ``check`` returns them. Collective.
 
     ``all_gather`` returns the bytes of all ranks, of which all give equally many. Raises

@@ -34,7 +34,9 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 def equal_parts(count: int, num_parts: int) -> list[int]:
     """Returns the sizes of parts of ``count`` elements, which differ by at most one."""
-    return [count * (part + 1) // num_parts - count * part // num_parts for part in range(num_parts)]
+    return [
+        count * (part + 1) // num_parts - count * part // num_parts for part in range(num_parts)
+    ]
 
 
 class Pending:
@@ -62,14 +64,19 @@ class Peers:
     group : ProcessGroup or None
         Their group of ``torch.distributed``.
     transport : Transport or None
-        Their transport. None: this rank is alone, or the build has no gloo, and everything moves over
-        the group.
+        Their transport. None: this rank is alone, or the build has no gloo, and everything moves
+        over the group.
     flight_folder : str
         Folder for records of exchanges that fail; empty: none.
     """
 
     def __init__(
-        self, rank: int, size: int, group: ProcessGroup | None, transport: _core.Transport | None = None, flight_folder: str = ""
+        self,
+        rank: int,
+        size: int,
+        group: ProcessGroup | None,
+        transport: _core.Transport | None = None,
+        flight_folder: str = "",
     ) -> None:
         self.rank, self.size, self.group = rank, size, group
         self._transport, self._flight_folder = transport, flight_folder
@@ -84,10 +91,13 @@ class Peers:
             text = f"{where}: {error}"
             if self._flight_folder and self._transport is not None:
                 with contextlib.suppress(_core.IoError):  # a full disk must not hide why it failed
-                    _core.save_exchange_record(self._transport, self._flight_folder, time.monotonic() - began, text)
+                    _core.save_exchange_record(
+                        self._transport, self._flight_folder, time.monotonic() - began, text
+                    )
             raise _core.TransportError(text) from None
 
-    # ----------------------------------------------------------------------------------------- values
+    # -----------------------------------------------------------------------------------------
+    # values
 
     def told(self, where: str, value: Any, check: messages.Check) -> list[Any]:
         """Returns the values of all ranks, by rank, which went as JSON and passed ``check``."""
@@ -103,10 +113,15 @@ class Peers:
 
         return messages.gather(all_gather, where, value, check)
 
-    def numbers(self, where: str, mine: list[int], device: torch.device | str = "cpu") -> list[list[int]]:
+    def numbers(
+        self, where: str, mine: list[int], device: torch.device | str = "cpu"
+    ) -> list[list[int]]:
         """Returns the numbers of all ranks, as many of each. The group can send from ``device``."""
         place = "cpu" if self._transport is not None else device
-        return [part.tolist() for part in self.everyones(where, torch.tensor(mine, dtype=torch.int64, device=place))]
+        return [
+            part.tolist()
+            for part in self.everyones(where, torch.tensor(mine, dtype=torch.int64, device=place))
+        ]
 
     def meet(self, where: str) -> None:
         """Returns when all ranks have come."""
@@ -119,7 +134,8 @@ class Peers:
         if self._transport is not None and self.size > 1:
             self._transport.abort(text)
 
-    # ---------------------------------------------------------------------------------------- tensors
+    # ----------------------------------------------------------------------------------------
+    # tensors
 
     def everyones(self, where: str, mine: Tensor) -> list[Tensor]:
         """Returns the tensors of all ranks, which have one shape and dtype."""
@@ -129,16 +145,27 @@ class Peers:
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         if self._moves(mine):
             parts[self.rank] = mine
-            self._exchange(where, [(rank, mine) for rank in self._others()], [(rank, parts[rank]) for rank in self._others()])
+            self._exchange(
+                where,
+                [(rank, mine) for rank in self._others()],
+                [(rank, parts[rank]) for rank in self._others()],
+            )
         else:
             self.meet(where)
             dist.all_gather(parts, mine, group=self.group)
         return parts
 
-    def exchange(self, where: str, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Tensor:
+    def exchange(
+        self, where: str, rows: Tensor, send_counts: list[int], receive_counts: list[int]
+    ) -> Tensor:
         """Sends rows, in the order of ranks, and returns those received in that order."""
         width = rows.shape[1:].numel()
-        flat = rows.detach().contiguous().as_strided((rows.shape[0], width), (width, 1)).view(torch.uint8)
+        flat = (
+            rows.detach()
+            .contiguous()
+            .as_strided((rows.shape[0], width), (width, 1))
+            .view(torch.uint8)
+        )
         received = flat.new_empty((sum(receive_counts), flat.shape[1]))
         if self.size == 1:
             received.copy_(flat)
@@ -171,7 +198,11 @@ class Peers:
         sizes = equal_parts(len(flat), self.size)
         mine = sizes[self.rank]
         parts = self.exchange(where, flat, sizes, [mine] * self.size).view(self.size, mine)
-        wide = torch.promote_types(flat.dtype, torch.float32) if flat.dtype.is_floating_point else flat.dtype
+        wide = (
+            torch.promote_types(flat.dtype, torch.float32)
+            if flat.dtype.is_floating_point
+            else flat.dtype
+        )
         pieces = flat.split(sizes)
         pieces[self.rank].copy_(parts.sum(0, dtype=wide))
         others = [rank for rank in self._others() if sizes[rank] > 0]
@@ -199,10 +230,13 @@ class Peers:
     def begin(self, where: str, sends: _Ends, receives: _Ends) -> Pending:
         """Begins to move contiguous tensors on the CPU; they stay as they are until ``wait``."""
         with self.naming(where):
-            ends = ([(rank, _bytes_of(tensor)) for rank, tensor in one] for one in (sends, receives))
+            ends = (
+                [(rank, _bytes_of(tensor)) for rank, tensor in one] for one in (sends, receives)
+            )
             return Pending(self, where, _core.begin_exchange(self._transport, *ends))
 
-    # ---------------------------------------------------------------------------------------- helpers
+    # ----------------------------------------------------------------------------------------
+    # helpers
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]

@@ -39,7 +39,9 @@ class _Meeting(NamedTuple):
         return self.peers.rank
 
 
-def _exchanged(call: str, direction: int, words: list[int], device: torch.device, peers: Peers) -> list[list[int]]:
+def _exchanged(
+    call: str, direction: int, words: list[int], device: torch.device, peers: Peers
+) -> list[list[int]]:
     """Returns four words of every rank. Collective.
 
     Raises InvalidArgument on all ranks if some are in forward and some in backward.
@@ -49,16 +51,23 @@ def _exchanged(call: str, direction: int, words: list[int], device: torch.device
         if first != direction:
             names = {_FORWARD: "forward", _BACKWARD: "backward"}
             raise _core.InvalidArgument(
-                f"{call}: expected all ranks in the same call, found this rank in its {names[direction]} and rank {rank} in "
-                f"{names.get(first, 'another call')} of a gathering function; every rank runs backward of each, in the same order"
+                f"{call}: expected all ranks in the same call, found this rank in its "
+                f"{names[direction]} and rank {rank} in {names.get(first, 'another call')} of a "
+                "gathering function; every rank runs backward of each, in the same order"
             )
     return [its_words for _, *its_words in found]
 
 
 def _meet(
-    call: str, tensor: Tensor, dim: int, plan: _core.Plan, group: Any, loss: str, wanted: Tensor | None = None,
+    call: str,
+    tensor: Tensor,
+    dim: int,
+    plan: _core.Plan,
+    group: Any,
+    loss: str,
+    wanted: Tensor | None = None,
     count: int | None = None,
-) -> tuple[_Meeting, Tensor]:  # fmt: skip
+) -> tuple[_Meeting, Tensor]:
     """Returns the ranks and this rank's rows [local tokens, ...], or [count, ...]. Collective.
 
     If a rank's tensor, plan, call or wanted tokens do not fit, all ranks raise InvalidArgument.
@@ -70,7 +79,9 @@ def _meet(
     peers = peers_in(group)
     rank = peers.rank
     if peers.size != plan.num_devices:
-        raise _core.InvalidArgument(f"{call}: expected a group of {plan.num_devices} ranks, found {peers.size}")
+        raise _core.InvalidArgument(
+            f"{call}: expected a group of {plan.num_devices} ranks, found {peers.size}"
+        )
     rows = tensor.movedim(dim, 0)
     rows = without_filler(rows, plan, rank) if count is None else rows
     expected = plan.num_local_tokens(rank) if count is None else count
@@ -78,26 +89,50 @@ def _meet(
     fits = rows.shape[0] == expected
     kind = zlib.crc32(f"{call} {tuple(rows.shape[1:])} {rows.dtype} {loss}".encode())
     kind = zlib.crc32(b"" if wanted is None else wanted.numpy().tobytes(), kind)
-    words = [expected if fits else -1, int(plan.digest[:15], 16), kind, int(plan.slice_of is not None)]
+    words = [
+        expected if fits else -1,
+        int(plan.digest[:15], 16),
+        kind,
+        int(plan.slice_of is not None),
+    ]
     found = _exchanged(call, _FORWARD, words, tensor.device, peers)
     if not fits:
-        raise _core.InvalidArgument(f"{call}: expected {expected} {what} in dimension {dim}, found {rows.shape[0]}")
+        raise _core.InvalidArgument(
+            f"{call}: expected {expected} {what} in dimension {dim}, found {rows.shape[0]}"
+        )
     for other, its_words in enumerate(found):
         if its_words[0] < 0:
-            raise _core.InvalidArgument(f"{call}: expected every rank's own {what}, found others on rank {other}")
+            raise _core.InvalidArgument(
+                f"{call}: expected every rank's own {what}, found others on rank {other}"
+            )
         if its_words[1:] != words[1:]:
             raise _core.InvalidArgument(
-                f"{call}: expected one plan, shape, dtype, loss= and tokens on all ranks, found others on rank {other} than on {rank}"
+                f"{call}: expected one plan, shape, dtype, loss= and tokens on all ranks, found "
+                f"others on rank {other} than on {rank}"
             )
-    return _Meeting(call, plan, peers, [one[0] for one in found], plan.slice_of is not None, loss), rows
+    return _Meeting(
+        call, plan, peers, [one[0] for one in found], plan.slice_of is not None, loss
+    ), rows
 
 
 def _check_same(gradient: Tensor, peers: Peers) -> None:
     """Raises InvalidArgument on all ranks unless their gradients are equal up to rounding."""
-    of_rows = torch.linalg.vector_norm(gradient.float().flatten(1), dim=1) if gradient.dim() > 1 else gradient.float()
+    of_rows = (
+        torch.linalg.vector_norm(gradient.float().flatten(1), dim=1)
+        if gradient.dim() > 1
+        else gradient.float()
+    )
     # Neighbours count differently, so that it shows which rows a rank used.
-    weights = 1 + torch.arange(len(of_rows), device=gradient.device, dtype=torch.float64).mul(0.6180339887).frac().float()
-    norms = torch.stack([torch.linalg.vector_norm(part) for part in (of_rows * weights).tensor_split(_NUM_PARTS)])
+    weights = (
+        1
+        + torch.arange(len(of_rows), device=gradient.device, dtype=torch.float64)
+        .mul(0.6180339887)
+        .frac()
+        .float()
+    )
+    norms = torch.stack(
+        [torch.linalg.vector_norm(part) for part in (of_rows * weights).tensor_split(_NUM_PARTS)]
+    )
     words = norms.cpu().view(torch.int64).tolist()  # two norms each
     all_words = _exchanged("loss", _BACKWARD, words, gradient.device, peers)
     parts = torch.tensor(all_words, dtype=torch.int64).view(torch.float32)
@@ -105,8 +140,9 @@ def _check_same(gradient: Tensor, peers: Peers) -> None:
     slack = 1e-3 * float(finite.max()) if len(finite) > 0 else 0.0
     if not torch.allclose(parts, parts[:1].expand_as(parts), rtol=1e-2, atol=slack, equal_nan=True):
         raise _core.InvalidArgument(
-            "loss: expected every rank to compute the same loss of what it gathered (loss='same'), found gradients that differ; "
-            "give loss='share' if the loss of the batch is the sum over ranks"
+            "loss: expected every rank to compute the same loss of what it gathered "
+            "(loss='same'), found gradients that differ; give loss='share' if the loss of the "
+            "batch is the sum over ranks"
         )
 
 
@@ -131,16 +167,24 @@ def _tokens_of_ranks(meeting: _Meeting, device: torch.device) -> list[Tensor]:
     """Returns the tokens of every rank. Collective where the plan is a slice."""
     plan, counts = meeting.plan, meeting.counts
     if sum(counts) != plan.num_tokens or min(counts) < 0:
-        raise _core.TransportError(f"{meeting.call}: expected {plan.num_tokens} tokens on all ranks together, found {counts}")
+        raise _core.TransportError(
+            f"{meeting.call}: expected {plan.num_tokens} tokens on all ranks together, found "
+            f"{counts}"
+        )
     if not meeting.is_slice:
         return [torch.from_numpy(plan.local_tokens(rank)).to(device) for rank in range(len(counts))]
     mine = torch.zeros(max(counts), dtype=torch.int64, device=device)
     mine[: counts[meeting.rank]] = torch.from_numpy(plan.local_tokens(meeting.rank)).to(device)
-    parts = [part[:count] for part, count in zip(meeting.peers.everyones(meeting.call, mine), counts)]
+    parts = [
+        part[:count] for part, count in zip(meeting.peers.everyones(meeting.call, mine), counts)
+    ]
     # They become indices: every token is of one rank.
     ascending = torch.cat(parts).sort().values
     if not torch.equal(ascending, torch.arange(plan.num_tokens, device=device)):
-        raise _core.TransportError(f"{meeting.call}: expected tokens 0 to {plan.num_tokens - 1}, each of one rank, found others")
+        raise _core.TransportError(
+            f"{meeting.call}: expected tokens 0 to {plan.num_tokens - 1}, each of one rank, found "
+            "others"
+        )
     return parts
 
 
@@ -167,14 +211,23 @@ class _Collect(torch.autograd.Function):
             _check_same(gradient, meeting.peers)
             return gradient[ctx.tokens[rank]], None
         sent = torch.cat([gradient[tokens] for tokens in ctx.tokens])
-        received = meeting.peers.exchange(f"{meeting.call}, backward", sent, counts, [counts[rank]] * len(counts))
+        received = meeting.peers.exchange(
+            f"{meeting.call}, backward", sent, counts, [counts[rank]] * len(counts)
+        )
         parts = received.view(len(counts), counts[rank], *gradient.shape[1:])
-        return parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32)).to(gradient.dtype), None
+        return parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32)).to(
+            gradient.dtype
+        ), None
 
 
 @torch.compiler.disable
 def collect(
-    tensor: Tensor, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+    tensor: Tensor,
+    *,
+    plan: _core.Plan,
+    group: ProcessGroup | None = None,
+    dim: int = 0,
+    loss: str = "same",
 ) -> Tensor:
     """Puts the rows of all ranks together, on every rank. Collective; differentiable.
 
@@ -228,12 +281,16 @@ def collect(
     return _Collect.apply(rows, meeting).movedim(0, dim)
 
 
-def _gathered_rows(call: str, tensor: Tensor, tokens: Tensor, plan: _core.Plan, group: Any, dim: int, loss: str) -> Tensor:
+def _gathered_rows(
+    call: str, tensor: Tensor, tokens: Tensor, plan: _core.Plan, group: Any, dim: int, loss: str
+) -> Tensor:
     meeting, rows = _meet(call, tensor, dim, plan, group, loss, tokens)
     mine = torch.from_numpy(plan.local_tokens(meeting.rank))
     ascending, order = mine.sort()
     at = torch.searchsorted(ascending, tokens).clamp(max=max(len(mine) - 1, 0))
-    (owned,) = torch.nonzero(ascending[at] == tokens, as_tuple=True) if len(mine) > 0 else (tokens[:0],)
+    (owned,) = (
+        torch.nonzero(ascending[at] == tokens, as_tuple=True) if len(mine) > 0 else (tokens[:0],)
+    )
     local = order[at[owned]] if len(mine) > 0 else owned
     zeros = rows.new_zeros((len(tokens), *rows.shape[1:]))
     placed = zeros.index_copy(0, owned.to(rows.device), rows.index_select(0, local.to(rows.device)))
@@ -242,7 +299,13 @@ def _gathered_rows(call: str, tensor: Tensor, tokens: Tensor, plan: _core.Plan, 
 
 @torch.compiler.disable
 def gather_rows(
-    tensor: Tensor, tokens: Any, *, plan: _core.Plan, group: ProcessGroup | None = None, dim: int = 0, loss: str = "same"
+    tensor: Tensor,
+    tokens: Any,
+    *,
+    plan: _core.Plan,
+    group: ProcessGroup | None = None,
+    dim: int = 0,
+    loss: str = "same",
 ) -> Tensor:
     """Returns the rows of some tokens of the batch, on every rank. Collective; differentiable.
 
@@ -276,7 +339,8 @@ def gather_rows(
     _checks.plan("gather_rows, plan", plan)
     if len(wanted) > 0 and not 0 <= int(wanted.min()) <= int(wanted.max()) < plan.num_tokens:
         raise _core.InvalidArgument(
-            f"tokens: expected 0 to {plan.num_tokens - 1}, found {int(wanted.min())} to {int(wanted.max())}"
+            f"tokens: expected 0 to {plan.num_tokens - 1}, found {int(wanted.min())} to "
+            f"{int(wanted.max())}"
         )
     return _gathered_rows("gather_rows", tensor, wanted, plan, group, dim, loss)
 
@@ -288,19 +352,32 @@ Trees = TokenTree | Sequence[TokenTree | None]
 def _branches_of(trees: Trees | None, plan: _core.Plan) -> list[Tensor]:
     """Returns every branch's tokens in the batch; a document without a tree is one branch."""
     documents = plan.sequences
-    given = [None] * len(documents) if trees is None else [trees] if isinstance(trees, TokenTree) else list(trees)
+    given = (
+        [None] * len(documents)
+        if trees is None
+        else [trees]
+        if isinstance(trees, TokenTree)
+        else list(trees)
+    )
     if len(given) != len(documents):
-        raise _core.InvalidArgument(f"trees: expected one for each of {len(documents)} documents, or None, found {len(given)}")
+        raise _core.InvalidArgument(
+            f"trees: expected one for each of {len(documents)} documents, or None, found "
+            f"{len(given)}"
+        )
     found = []
     for number, (tree, (begin, end)) in enumerate(zip(given, documents)):
         if tree is None:
             found.append(torch.arange(begin, end))
             continue
         if not isinstance(tree, TokenTree):
-            raise _core.InvalidArgument(f"trees: expected a TokenTree for document {number}, or None, found {type(tree).__name__}")
+            raise _core.InvalidArgument(
+                f"trees: expected a TokenTree for document {number}, or None, found "
+                f"{type(tree).__name__}"
+            )
         if len(tree.tokens) != end - begin:
             raise _core.InvalidArgument(
-                f"trees: expected one of {end - begin} tokens for document {number}, found {len(tree.tokens)}"
+                f"trees: expected one of {end - begin} tokens for document {number}, found "
+                f"{len(tree.tokens)}"
             )
         found.extend(torch.from_numpy(branch) + begin for branch in tree.branches)
     return found
@@ -345,7 +422,9 @@ def gather_last(
         rewards = gather_last(head(x), plan=plan)      # [documents, 1]
     """
     _checks.plan("gather_last, plan", plan)
-    lasts = torch.tensor([int(tokens[-1]) for tokens in _branches_of(trees, plan)], dtype=torch.int64)
+    lasts = torch.tensor(
+        [int(tokens[-1]) for tokens in _branches_of(trees, plan)], dtype=torch.int64
+    )
     return _gathered_rows("gather_last", tensor, lasts, plan, group, dim, loss)
 
 
@@ -401,17 +480,29 @@ def document_sums(
     """
     _checks.plan("document_sums, plan", plan)
     branches = _branches_of(trees, plan)
-    wanted = None if trees is None else torch.cat([torch.tensor([len(one) for one in branches]), *branches])
+    wanted = (
+        None
+        if trees is None
+        else torch.cat([torch.tensor([len(one) for one in branches]), *branches])
+    )
     count = None if targets is None else len(targets.tokens)
     meeting, rows = _meet("document_sums", values, dim, plan, group, loss, wanted, count)
     if rows.dtype == torch.bool:
         raise _core.InvalidArgument("document_sums: expected numbers, found torch.bool")
     if rows.dtype in (torch.float16, torch.bfloat16):
         rows = rows.float()
-    tokens = torch.from_numpy(plan.local_tokens(meeting.rank)) if targets is None else targets.tokens.cpu()
+    tokens = (
+        torch.from_numpy(plan.local_tokens(meeting.rank))
+        if targets is None
+        else targets.tokens.cpu()
+    )
     # The row of every token of the batch, -1 for those of other ranks. No token has two.
-    row_of = torch.full((plan.num_tokens,), -1, dtype=torch.int64).index_copy(0, tokens, torch.arange(len(tokens)))
-    ids = torch.repeat_interleave(torch.arange(len(branches)), torch.tensor([len(one) for one in branches]))
+    row_of = torch.full((plan.num_tokens,), -1, dtype=torch.int64).index_copy(
+        0, tokens, torch.arange(len(tokens))
+    )
+    ids = torch.repeat_interleave(
+        torch.arange(len(branches)), torch.tensor([len(one) for one in branches])
+    )
     at = row_of[torch.cat(branches)]
     ids, at = ids[at >= 0].to(rows.device), at[at >= 0].to(rows.device)
     rows, zeros = rows.index_select(0, at), rows.new_zeros((len(branches), *rows.shape[1:]))
@@ -475,24 +566,33 @@ def token_log_probs(
     _checks.count("chunks", chunks, 1)
     _checks.whole("ignore_index", ignore_index)
     if not tensor_of("x", x).is_floating_point() or x.dim() < 2 or x.shape[-1] < 1:
-        raise _core.InvalidArgument(f"x: expected floating-point [..., tokens, vocabulary], found {x.dtype} {list(x.shape)}")
+        raise _core.InvalidArgument(
+            f"x: expected floating-point [..., tokens, vocabulary], found {x.dtype} {list(x.shape)}"
+        )
     if head is not None and not callable(head):
         raise _core.InvalidArgument(f"head: expected a function, found {head!r:.80}")
     labels = whole_numbers("labels", tensor_of("labels", labels))
     if x.shape[:-1] != labels.shape:
-        raise _core.InvalidArgument(f"labels: expected {list(x.shape[:-1])}, as the tokens, found {list(labels.shape)}")
+        raise _core.InvalidArgument(
+            f"labels: expected {list(x.shape[:-1])}, as the tokens, found {list(labels.shape)}"
+        )
     ends = None if torch.compiler.is_compiling() else _least_and_most(labels, ignore_index)
 
     def log_probs(rows: Tensor, of_rows: Tensor) -> Tensor:
         logits = rows if head is None else tensor_of("head", head(rows))
         if logits.shape[:-1] != rows.shape[:-1]:
-            raise _core.InvalidArgument(f"head: expected logits of {rows.shape[0]} rows, found {list(logits.shape)}")
+            raise _core.InvalidArgument(
+                f"head: expected logits of {rows.shape[0]} rows, found {list(logits.shape)}"
+            )
         if ends is not None and not 0 <= ends[0] <= ends[1] < logits.shape[-1]:
             raise _core.InvalidArgument(
-                f"labels: expected 0 to {logits.shape[-1] - 1}, or ignore_index {ignore_index}, found {ends[0]} to {ends[1]}"
+                f"labels: expected 0 to {logits.shape[-1] - 1}, or ignore_index {ignore_index}, "
+                f"found {ends[0]} to {ends[1]}"
             )
         return -cross_entropy(logits.float(), of_rows, ignore_index=ignore_index, reduction="none")
 
-    parts = zip(x.reshape(-1, x.shape[-1]).tensor_split(chunks), labels.reshape(-1).tensor_split(chunks))
+    parts = zip(
+        x.reshape(-1, x.shape[-1]).tensor_split(chunks), labels.reshape(-1).tensor_split(chunks)
+    )
     found = [checkpoint(log_probs, rows, of_rows, use_reentrant=False) for rows, of_rows in parts]
     return torch.cat(found).reshape(labels.shape)

@@ -53,18 +53,30 @@ class _Routes:
 
     def moved(self, rows: Tensor, fill: Any) -> Tensor:
         """Returns the rows that belong at this rank's tokens, ``fill`` where there is none."""
-        return self._moved("", rows, fill, self.sent, self.sent_counts, self.received, self.received_counts)
+        return self._moved(
+            "", rows, fill, self.sent, self.sent_counts, self.received, self.received_counts
+        )
 
     def moved_back(self, rows: Tensor) -> Tensor:
         """Returns every row to the token that it came from, 0 where none came from."""
-        return self._moved(", backward", rows, 0, self.received, self.received_counts, self.sent, self.sent_counts)
+        return self._moved(
+            ", backward", rows, 0, self.received, self.received_counts, self.sent, self.sent_counts
+        )
 
     def _moved(
-        self, way: str, rows: Tensor, fill: Any, sent: Tensor, sent_counts: list[int], received: Tensor,
+        self,
+        way: str,
+        rows: Tensor,
+        fill: Any,
+        sent: Tensor,
+        sent_counts: list[int],
+        received: Tensor,
         received_counts: list[int],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         leaving = _wire(rows.index_select(0, sent))
-        arrived = self._meeting.peers.exchange(f"{self._meeting.call}{way}", leaving, sent_counts, received_counts)
+        arrived = self._meeting.peers.exchange(
+            f"{self._meeting.call}{way}", leaving, sent_counts, received_counts
+        )
         result = torch.full_like(rows, fill, memory_format=torch.contiguous_format)
         result[received] = arrived.view(rows.dtype)
         return result
@@ -74,9 +86,14 @@ def _documents(plan: _core.Plan) -> list[tuple[int, int]]:
     """Returns the tokens of every document, also of those that masks alone keep apart."""
     for begin, end, _, _, follows in plan.position_segments:
         if follows != -1:
-            what = "a branch" if follows >= 0 else "tokens of a mask without a rule, which does not tell what follows them,"
+            what = (
+                "a branch"
+                if follows >= 0
+                else "tokens of a mask without a rule, which does not tell what follows them,"
+            )
             raise _core.InvalidArgument(
-                f"roll: expected documents in which one token follows another, found {what} at [{begin}, {end}); local_batch has "
+                f"roll: expected documents in which one token follows another, found {what} at "
+                f"[{begin}, {end}); local_batch has "
                 + ("targets" if follows >= 0 else "shift_labels=")
             )
     return [(begin, end) for begin, end, *_ in plan.position_segments]
@@ -133,8 +150,8 @@ def roll(
     Raises
     ------
     InvalidArgument
-        As for ``collect``; also if ranks differ in ``shifts`` or ``fill``, or documents have branches,
-        or a mask without a rule that does not tell which token follows which.
+        As for ``collect``; also if ranks differ in ``shifts`` or ``fill``, or documents have
+        branches, or a mask without a rule that does not tell which token follows which.
 
     Examples
     --------

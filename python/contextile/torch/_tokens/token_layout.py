@@ -24,12 +24,16 @@ Ranges = Sequence[tuple[int, int]]  # of tokens of the batch, half-open
 def _check_ranges(value: Any, num_tokens: int) -> Ranges:
     """Returns ranges that a rank sent, which lie in the batch and together have no more tokens."""
     ranges = []
-    for pair in messages.items(value, lambda pair: messages.items(pair, lambda end: messages.whole(end, 0, num_tokens))):
+    for pair in messages.items(
+        value, lambda pair: messages.items(pair, lambda end: messages.whole(end, 0, num_tokens))
+    ):
         if len(pair) != 2 or pair[0] > pair[1]:
             raise _core.InvalidArgument(f"expected ranges of tokens, found {pair!a:.40}")
         ranges.append((pair[0], pair[1]))
     if (total := sum(end - begin for begin, end in ranges)) > num_tokens:
-        raise _core.InvalidArgument(f"expected ranges of at most {num_tokens} tokens, found {total}")
+        raise _core.InvalidArgument(
+            f"expected ranges of at most {num_tokens} tokens, found {total}"
+        )
     return ranges
 
 
@@ -37,8 +41,8 @@ def _peers_of(executor: Executor) -> Peers:
     """Returns the peers of an executor. Raises InvalidArgument if it has only a transport."""
     if executor.size > 1 and executor.has_transport:
         raise _core.InvalidArgument(
-            "executor: expected one of a torch.distributed group, over which layers in order move tokens and states; found one "
-            f"made from a transport of {executor.size} ranks"
+            "executor: expected one of a torch.distributed group, over which layers in order move "
+            f"tokens and states; found one made from a transport of {executor.size} ranks"
         )
     return peers_of(executor)
 
@@ -125,7 +129,8 @@ class TokenLayout:
         home, goal = _Order(homes, total), _Order(goals, total)
         if np.any(home.rank < 0):
             raise _core.InvalidArgument(
-                f"plan: expected a rank for each of {total} tokens, found none for {int((home.rank < 0).sum())}"
+                f"plan: expected a rank for each of {total} tokens, found none for "
+                f"{int((home.rank < 0).sum())}"
             )
         self.peers = peers
         self.num_home_tokens = len(home.tokens[peers.rank])
@@ -135,7 +140,10 @@ class TokenLayout:
         self.moved_tokens = np.bincount(home.rank[moves], minlength=peers.size).tolist()
         self._returned_tokens = np.bincount(goal.rank[moves], minlength=peers.size).tolist()
         self.sent_bytes: Counter[str] = Counter()
-        self._ways = (_way(peers.rank, peers.size, home, goal), _way(peers.rank, peers.size, goal, home))
+        self._ways = (
+            _way(peers.rank, peers.size, home, goal),
+            _way(peers.rank, peers.size, goal, home),
+        )
         self._on_device: dict[torch.device, tuple[_Way, _Way]] = {}
 
     def bytes_to_move(self, row_bytes: int) -> list[int]:
@@ -195,13 +203,16 @@ class TokenLayout:
         device = rows.device
         if device not in self._on_device:
             self._on_device[device] = tuple(  # type: ignore[assignment]
-                one._replace(send=one.send.to(device), source=one.source.to(device)) for one in self._ways
+                one._replace(send=one.send.to(device), source=one.source.to(device))
+                for one in self._ways
             )
         chosen = self._on_device[device][way]
         if any(self.moved_tokens):
             leaving = rows.index_select(0, chosen.send)
             self.sent_bytes["tokens"] += leaving.numel() * leaving.element_size()
-            received = self.peers.exchange("token layout", leaving, chosen.send_counts, chosen.receive_counts)
+            received = self.peers.exchange(
+                "token layout", leaving, chosen.send_counts, chosen.receive_counts
+            )
             rows = torch.cat([rows, received])
         return rows.index_select(0, chosen.source)
 
@@ -258,7 +269,9 @@ class Chunks(TokenLayout):
             self.begins = [total * rank // peers.size for rank in range(peers.size + 1)]
         self._sequences = sequences
         self._spreads: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-        super().__init__(homes, [[(b, e)] for b, e in zip(self.begins, self.begins[1:])], sequences, peers)
+        super().__init__(
+            homes, [[(b, e)] for b, e in zip(self.begins, self.begins[1:])], sequences, peers
+        )
 
     @classmethod
     def of_plan(cls, plan: _core.Plan, *, rank: int = 0) -> Chunks:
@@ -321,7 +334,9 @@ class Chunks(TokenLayout):
 
     def needs_tails(self, width: int) -> bool:
         """True if some rank needs tokens before its chunk."""
-        return any(low < high for low, high in (self.tail_before(r, width) for r in range(self.peers.size)))
+        return any(
+            low < high for low, high in (self.tail_before(r, width) for r in range(self.peers.size))
+        )
 
     def spread(self, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns indices that put ``width`` zeros before every part but the first, and undo it.
@@ -361,7 +376,9 @@ def _merged(ranges: Ranges) -> list[tuple[int, int]]:
 
 def _homes(plan: _core.Plan) -> list[Ranges]:
     if plan.slice_of is not None:
-        raise _core.InvalidArgument(f"plan: expected a whole plan, found the slice of rank {plan.slice_of}")
+        raise _core.InvalidArgument(
+            f"plan: expected a whole plan, found the slice of rank {plan.slice_of}"
+        )
     return [plan.local_ranges(rank) for rank in range(plan.num_devices)]
 
 
@@ -371,21 +388,23 @@ def check_documents(plan: _core.Plan) -> None:
     odd = [row for row in rows if row[4] < -1]
     if odd:
         raise _core.InvalidArgument(
-            "plan: expected documents whose tokens follow one another, for layers that run in order, found tokens "
-            f"[{odd[0][0]}, {odd[0][1]}) of a mask without a rule, which does not tell that (positions= that count from 0 do)"
+            "plan: expected documents whose tokens follow one another, for layers that run in "
+            f"order, found tokens [{odd[0][0]}, {odd[0][1]}) of a mask without a rule, which does "
+            "not tell that (positions= that count from 0 do)"
         )
     begins = [row[0] for row in rows]
     sequences = [begin for begin, end in plan.sequences if begin < end]
     documents = [row[0] for row in rows if row[4] < 0]  # those that follow no token
     if documents != sequences:
         raise _core.InvalidArgument(
-            f"plan: expected a length for each document, for layers that run in order, found {len(documents)} documents in "
-            f"{len(sequences)} lengths, apart by their mask alone (such as from_cu_seqlens); give plan the lengths of documents"
+            "plan: expected a length for each document, for layers that run in order, found "
+            f"{len(documents)} documents in {len(sequences)} lengths, apart by their mask alone "
+            "(such as from_cu_seqlens); give plan the lengths of documents"
         )
     if begins != sequences:
         raise _core.InvalidArgument(
-            f"plan: expected documents without branches, for layers that run in order, found {len(begins)} branches in "
-            f"{len(plan.sequences)} documents"
+            "plan: expected documents without branches, for layers that run in order, found "
+            f"{len(begins)} branches in {len(plan.sequences)} documents"
         )
 
 
@@ -458,7 +477,9 @@ class WholeDocuments(TokenLayout):
         super().__init__(homes, [sorted(one) for one in goals], sequences, peers)
 
 
-def documents_of(executor: Executor, *, plan: _core.Plan | Prepared | None = None) -> WholeDocuments:
+def documents_of(
+    executor: Executor, *, plan: _core.Plan | Prepared | None = None
+) -> WholeDocuments:
     """Returns the layout of whole documents of a prepared plan, like ``chunks_of``."""
     prepared = executor.prepared_of(plan)
 
