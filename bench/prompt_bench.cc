@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "bench_decoder.h"
-#include "contextile/advanced/serve_simulation.h"
 #include "contextile/serving/engine.h"
+#include "contextile/serving/serve_simulation.h"
 #include "kernel_peaks.h"
 #include "read_options.h"
 

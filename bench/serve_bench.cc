@@ -24,8 +24,8 @@
 #include <thread>
 #include <vector>
 
-#include "contextile/advanced/serve_simulation.h"
 #include "contextile/serving/engine.h"
+#include "contextile/serving/serve_simulation.h"
 #include "kernel_peaks.h"
 
 namespace contextile {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/parallel_for.h"
-#include "contextile/advanced/training.h"
+#include "contextile/advanced/model.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
@@ -27,7 +27,7 @@ double guessed_linear_us(const AttentionShape& shape, const Cluster& cluster) {
                         .kv_heads = shape.kv_heads,
                         .head_dim = shape.head_dim,
                         .ffn = hidden / 2 * 7};
-  return linear_us_per_token(model, cluster, {});
+  return linear_us_per_token(model, cluster);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/advanced/helix.h"
+#include "contextile/serving/helix.h"
 #include "report/table.h"
 
 namespace contextile {

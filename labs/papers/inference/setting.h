@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "contextile/advanced/helix.h"
+#include "contextile/serving/helix.h"
 
 namespace contextile {
 

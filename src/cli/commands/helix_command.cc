@@ -16,7 +16,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
-#include "contextile/advanced/helix.h"
+#include "contextile/serving/helix.h"
 #include "report/helix_tables.h"
 #include "report/json.h"
 #include "report/table.h"

@@ -13,7 +13,7 @@
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
-#include "contextile/advanced/serve_simulation.h"
+#include "contextile/serving/serve_simulation.h"
 #include "report/helix_tables.h"
 #include "report/json.h"
 #include "report/table.h"

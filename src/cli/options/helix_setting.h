@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/app.h"
-#include "contextile/advanced/helix.h"
+#include "contextile/serving/helix.h"
 
 namespace contextile {
 

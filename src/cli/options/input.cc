@@ -6,7 +6,7 @@
 #include "base/quote.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
-#include "contextile/advanced/training.h"
+#include "contextile/advanced/model.h"
 #include "contextile/cluster.h"
 #include "contextile/mask.h"
 #include "contextile/planner.h"
@@ -157,7 +157,7 @@ std::optional<double> linear_us(const InputOptions& options, const Cluster& grou
     return us;
   }
   try {
-    return linear_us_per_token(load_model(text), group, {}) / options.workload.tp;
+    return linear_us_per_token(load_model(text), group) / options.workload.tp;
   } catch (const InvalidArgument& error) {
     if (text.ends_with(".json")) throw;  // it says where in the file
     fail_argument("--linear-layers: expected microseconds or a model; {}", error.what());

@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "contextile/advanced/serve_simulation.h"
 #include "contextile/advanced/training.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
@@ -21,6 +20,7 @@
 #include "contextile/planner.h"
 #include "contextile/serving/completion_server.h"
 #include "contextile/serving/decoder_model.h"
+#include "contextile/serving/serve_simulation.h"
 #include "serving/model/tensor_source.h"
 #include "serving/server/tokenizer_file.h"
 #include "support/batches.h"

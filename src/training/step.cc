@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "base/suggest.h"
+#include "contextile/advanced/training.h"
+#include "training/costs.h"
+
+namespace contextile {
+namespace {
+
+constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+constexpr double kRounding = 1e-12;     // of sums that should be equal
+constexpr double kForwardsOfAStep = 3;  // backward takes twice forward's FLOPs
+
+class Prediction {
+ public:
+  explicit Prediction(const TrainingStep& step) : step_(step), costs_(step) {}
+
+  StepPrediction run() {
+    result_.stages.resize(static_cast<std::size_t>(step_.pipeline.stages));
+    for (std::int32_t d = 0; d < step_.sizes.dp; ++d) run_replica(d);
+    for (std::int32_t r = 0; r < step_.pipeline.stages; ++r) synchronise(r);
+    for (StageTimes& stage : result_.stages) {
+      const double busy_us = stage.total_us();
+      const double bubble_us = result_.time_us - busy_us;
+      if (bubble_us > kRounding * result_.time_us) stage.bubble_us = bubble_us;
+      const auto share = 1.0 / (static_cast<double>(result_.stages.size()) * result_.time_us);
+      result_.bubble_share += share * stage.bubble_us;
+      result_.exposed_share += share * stage.exposed_us();
+    }
+    count_work();
+    result_.memory = step_memory(step_);
+    return std::move(result_);
+  }
+
+ private:
+  void run_replica(std::int32_t replica) {
+    const PipelineShape& shape = step_.pipeline;
+    const auto rows = static_cast<std::size_t>(shape.virtual_stages());
+    const std::vector<double> row(static_cast<std::size_t>(shape.micro_batches));
+    PipelineTimes times;
+    times.forward_us.assign(rows, row);
+    times.backward_us.assign(rows, row);
+    times.transfer_us.assign(rows - 1, row);
+    for (std::int32_t v = 0; v < shape.virtual_stages(); ++v) {
+      StageTimes& stage = result_.stages[static_cast<std::size_t>(v % shape.stages)];
+      for (std::int32_t i = 0; i < shape.micro_batches; ++i) {
+        const auto row_of = static_cast<std::size_t>(v);
+        const auto column = static_cast<std::size_t>(i);
+        times.forward_us[row_of][column] = add_phase(Direction::kForward, replica, v, i, stage);
+        times.backward_us[row_of][column] = add_phase(Direction::kBackward, replica, v, i, stage);
+        if (v + 1 == shape.virtual_stages()) continue;
+        times.transfer_us[row_of][column] =
+            costs_.transfer_us(v, step_.replicas[static_cast<std::size_t>(replica)][column]);
+      }
+    }
+    result_.timelines.push_back(run_pipeline(shape, times));
+  }
+
+  // Adds the replica's share to the stage's mean; returns the time.
+  double add_phase(Direction direction, std::int32_t replica, std::int32_t virtual_stage,
+                   std::int32_t micro_batch, StageTimes& stage) const {
+    const PhaseCost cost = costs_.phase(direction, replica, virtual_stage, micro_batch);
+    const double share = 1.0 / step_.sizes.dp;
+    stage.linear_us += share * cost.linear_us;
+    stage.attention_us += share * cost.attention_us;
+    stage.exposed_attention_us += share * cost.exposed_us;
+    stage.tensor_parallel_us += share * cost.tensor_parallel_us;
+    stage.recompute_us += share * cost.recompute_us;
+    return cost.total_us();
+  }
+
+  // Compute outside attention for one micro-batch in one direction, on the device of the stage that
+  // computes least. During attention the network belongs to attention's transfers.
+  [[nodiscard]] double hiding_us(std::int32_t stage, Direction direction,
+                                 std::int32_t micro_batch) const {
+    double least = std::numeric_limits<double>::infinity();
+    for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
+      double us = 0;
+      for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
+        us += costs_.least_linear_us(direction, d, c * step_.pipeline.stages + stage, micro_batch);
+      }
+      least = std::min(least, us);
+    }
+    return least;
+  }
+
+  // Exposed time of a collective of all a stage's layers while `hiding` of compute runs. It is at
+  // least that of one layer, whose gradients come last (or whose weights are needed first).
+  [[nodiscard]] double seen_us(double us, double hiding, std::int32_t stage) const {
+    if (step_.options.gradient_overlap == GradientOverlap::kOff) return us;
+    return std::max(us - hiding, us / costs_.layers_of_stage(stage));
+  }
+
+  void synchronise(std::int32_t stage) {
+    StageTimes& times = result_.stages[static_cast<std::size_t>(stage)];
+    const RingCost& ring = costs_.gradient_ring();
+    const auto weights = static_cast<double>(costs_.weights_of_stage(stage));
+    const double backward_us =
+        hiding_us(stage, Direction::kBackward, step_.pipeline.micro_batches - 1);
+    const double reduce_us = ring.us(kGradientBytes * weights);
+    if (step_.options.optimizer == OptimizerShards::kZero1) {
+      const double forward_us = hiding_us(stage, Direction::kForward, 0);
+      times.gradients_us = seen_us(reduce_us, backward_us, stage) +
+                           seen_us(ring.us(kWeightBytes * weights), forward_us, stage);
+    } else {
+      times.gradients_us = seen_us(2 * reduce_us, backward_us, stage);
+    }
+    times.optimizer_us = costs_.optimizer_us(stage);
+    double end_us = 0;
+    for (const PipelineTimeline& timeline : result_.timelines) {
+      end_us = std::max(end_us, timeline.stages[static_cast<std::size_t>(stage)].back().end_us);
+    }
+    result_.time_us = std::max(result_.time_us, end_us + times.gradients_us + times.optimizer_us);
+  }
+
+  void count_work() {
+    const LinearFlops linear = linear_flops_of(step_.model);
+    for (const std::vector<MicroBatchWork>& replica : step_.replicas) {
+      for (const MicroBatchWork& micro_batch : replica) {
+        for (const BatchPart& part : micro_batch.parts) {
+          const auto tokens = static_cast<double>(part.tokens);
+          result_.tokens += part.tokens;
+          result_.model_flops +=
+              kForwardsOfAStep * (tokens * (step_.model.layers * linear.layer() + linear.head) +
+                                  step_.model.layers * part.attention_flops);
+        }
+      }
+    }
+    const double peak = 1e6 * peak_tflops_of(step_.cluster) * step_.cluster.num_devices();
+    result_.mfu = result_.model_flops / (peak * result_.time_us);
+    double longest = 0;
+    double sum = 0;
+    for (const PipelineTimeline& timeline : result_.timelines) {
+      longest = std::max(longest, timeline.time_us);
+      sum += timeline.time_us;
+    }
+    result_.replica_imbalance =
+        (longest - sum / static_cast<double>(result_.timelines.size())) / longest;
+  }
+
+  const TrainingStep& step_;
+  const StepCosts costs_;
+  StepPrediction result_;
+};
+
+}  // namespace
+
+std::string_view to_string(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::kNone:
+      return "none";
+    case Recompute::kSelective:
+      return "selective";
+    case Recompute::kFull:
+      return "full";
+  }
+  fail_argument("recompute: expected none, selective or full, found {}",
+                static_cast<int>(recompute));
+}
+
+Recompute parse_recompute(std::string_view text) {
+  std::vector<std::string> names;
+  for (const Recompute recompute : kRecomputes) {
+    names.emplace_back(to_string(recompute));
+    if (text == names.back()) return recompute;
+  }
+  fail_argument("recompute: expected one of {}, found {}{}", fmt::join(names, ", "), quote(text),
+                did_you_mean(text, names));
+}
+
+void check_iteration_options(const IterationOptions& options) {
+  const auto check_share = [](double value, const char* name) {
+    CONTEXTILE_CHECK(std::isfinite(value) && value > 0 && value <= 1,
+                     "{}: expected a share above 0 and up to 1, found {}", name, value);
+  };
+  check_share(options.linear_mfu, "linear MFU");
+  check_share(options.collective_share, "collective share");
+  CONTEXTILE_CHECK(options.tensor_parallel_overlap >= 0 && options.tensor_parallel_overlap <= 1,
+                   "tensor-parallel overlap: expected a share of 0 to 1, found {}",
+                   options.tensor_parallel_overlap);
+  CONTEXTILE_CHECK(options.reserve_bytes >= 0, "reserve: expected 0 bytes or more, found {}",
+                   options.reserve_bytes);
+}
+
+std::int64_t MicroBatchWork::tokens() const {
+  return std::accumulate(parts.begin(), parts.end(), std::int64_t{0},
+                         [](std::int64_t sum, const BatchPart& part) { return sum + part.tokens; });
+}
+
+std::int64_t MicroBatchWork::device_tokens() const {
+  return std::accumulate(
+      parts.begin(), parts.end(), std::int64_t{0},
+      [](std::int64_t sum, const BatchPart& part) { return sum + part.device_tokens; });
+}
+
+std::int64_t MicroBatchWork::held_tokens() const {
+  return std::accumulate(
+      parts.begin(), parts.end(), std::int64_t{0},
+      [](std::int64_t sum, const BatchPart& part) { return sum + part.held_tokens(); });
+}
+
+StepPrediction predict_step(const TrainingStep& step) { return Prediction(step).run(); }
+
+}  // namespace contextile
