@@ -1,0 +1,40 @@
+# contextile_optional(NAME EXPECTED text [PACKAGES name…] [HEADERS variable file…]
+#                     [LIBRARIES variable name…]):
+# sets CONTEXTILE_HAS_NAME to whether a part's libraries are there. CONTEXTILE_NAME is the user's
+# choice: AUTO, OFF, which does not look, or ON, with which a missing library is an error that says
+# what was EXPECTED. A package "MPI/CXX" is the component CXX of the package MPI. A macro, because
+# find_package sets variables where it is called.
+macro(contextile_optional part)
+  cmake_parse_arguments(OPTIONAL "" "EXPECTED" "PACKAGES;HEADERS;LIBRARIES" ${ARGN})
+  set(CONTEXTILE_HAS_${part} OFF)
+  if(CONTEXTILE_${part})  # AUTO, too
+    set(OPTIONAL_IS_FOUND ON)
+    foreach(package IN LISTS OPTIONAL_PACKAGES)
+      string(REPLACE "/" ";COMPONENTS;" package "${package}")
+      find_package(${package} QUIET)
+      list(GET package 0 package)
+      if(NOT ${package}_FOUND)
+        set(OPTIONAL_IS_FOUND OFF)
+      endif()
+    endforeach()
+    while(OPTIONAL_HEADERS)
+      list(POP_FRONT OPTIONAL_HEADERS variable file)
+      find_path(${variable} ${file})
+      if(NOT ${variable})
+        set(OPTIONAL_IS_FOUND OFF)
+      endif()
+    endwhile()
+    while(OPTIONAL_LIBRARIES)
+      list(POP_FRONT OPTIONAL_LIBRARIES variable library)
+      find_library(${variable} ${library})
+      if(NOT ${variable})
+        set(OPTIONAL_IS_FOUND OFF)
+      endif()
+    endwhile()
+    if(OPTIONAL_IS_FOUND)
+      set(CONTEXTILE_HAS_${part} ON)
+    elseif(NOT CONTEXTILE_${part} STREQUAL AUTO)
+      message(FATAL_ERROR "CONTEXTILE_${part}: expected ${OPTIONAL_EXPECTED}, found not all")
+    endif()
+  endif()
+endmacro()
