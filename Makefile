@@ -89,10 +89,10 @@ bench: deps build/build.ninja  ## build and run the benchmarks
 	  echo "== $$bench"; "$$bench" $(BENCH_ARGS) || exit 1; \
 	done
 
-format: deps-dev  ## format all C++ in place
+format: deps-dev  ## format all C++ and Python in place
 	scripts/lint --fix-format
 
-lint: deps-dev build  ## format, include rules, clang-tidy
+lint: deps-dev build  ## format, include and import rules, ruff and mypy, clang-tidy
 	scripts/lint -j $(JOBS)
 
 sanitize: sanitize-build  ## a shorter selection of the tests under ASan and UBSan, in build-debug/

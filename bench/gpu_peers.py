@@ -19,7 +19,9 @@ MASKS = ("full", "causal", "lambda:64,4096", "causal_blockwise:256,2,1", "varlen
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--longest", type=int, default=16384)
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--json")
@@ -109,7 +111,8 @@ def attention_of(torch, peer, mask, tokens, q, k, v):
         def call():
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 return torch.nn.functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=mask == "causal", enable_gqa=True)
+                    q, k, v, is_causal=mask == "causal", enable_gqa=True
+                )
     elif peer in ("fa2", "fa3"):
         module = {"fa2": "flash_attn", "fa3": "flash_attn_interface"}[peer]
         if mask not in ("full", "causal"):
@@ -128,14 +131,17 @@ def attention_of(torch, peer, mask, tokens, q, k, v):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         # Without a reset, the ninth shape reaches the recompile limit and runs unfused.
-        torch._dynamo.reset()
+        torch._dynamo.reset()  # noqa: SLF001  # no public name does this
         compiled = torch.compile(flex_attention)
         blocks = None
         if rule is not None:
-            blocks = torch.compile(create_block_mask)(rule, None, None, tokens, tokens, device="cuda")
+            blocks = torch.compile(create_block_mask)(
+                rule, None, None, tokens, tokens, device="cuda"
+            )
 
         def call():
             return compiled(q, k, v, block_mask=blocks, enable_gqa=True)
+
     return call, pairs, None
 
 
@@ -144,7 +150,9 @@ def rows_of(torch, clock, longest):
         tokens = 1024
         while tokens <= longest:
             q, k, v = (
-                torch.randn(1, heads, tokens, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+                torch.randn(
+                    1, heads, tokens, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True
+                )
                 for heads in (32, 8, 8)
             )
             for mask in MASKS:
@@ -161,9 +169,12 @@ def rows_of(torch, clock, longest):
                         row["forward_tflops"] = flops / clock.of(call) / 1e12
                         # Not backward(), which also adds to .grad.
                         backward = clock.of(
-                            lambda o=out, d=dout, x=(q, k, v): torch.autograd.grad(o, x, d, retain_graph=True))
+                            lambda o=out, d=dout, x=(q, k, v): torch.autograd.grad(
+                                o, x, d, retain_graph=True
+                            )
+                        )
                         row["backward_tflops"] = 2.5 * flops / backward / 1e12
-                    except Exception as error:  # noqa: BLE001  # a failure is a row, not the end
+                    except Exception as error:  # a failure is a row, not the end
                         row["reason"] = str(error).splitlines()[0][:120]
                     yield row
             tokens *= 2
@@ -180,12 +191,24 @@ def main():
     clock = Clock(torch, arguments.seconds)
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     matmul = 2 * 8192**3 / clock.of(lambda: a @ a) / 1e12
-    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "matmul_tflops": matmul, "rows": []}
-    print(f"{found['device']}, torch {torch.__version__}: bf16 matmul {matmul:.0f} TFLOP/s", flush=True)
+    found = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "matmul_tflops": matmul,
+        "rows": [],
+    }
+    print(
+        f"{found['device']}, torch {torch.__version__}: bf16 matmul {matmul:.0f} TFLOP/s",
+        flush=True,
+    )
     for row in rows_of(torch, clock, arguments.longest):
         found["rows"].append(row)
         figures = row.get("reason") or f"{row['forward_tflops']:9.1f}{row['backward_tflops']:10.1f}"
-        print(f"{row['peer']:6} D {row['head_dim']:3} {row['tokens']:6} tokens {row['mask']:26} {figures}", flush=True)
+        print(
+            f"{row['peer']:6} D {row['head_dim']:3} {row['tokens']:6} tokens {row['mask']:26} "
+            f"{figures}",
+            flush=True,
+        )
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)

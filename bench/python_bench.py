@@ -28,10 +28,29 @@ CASES = [
 
 
 def of_program(program, lengths, strategy, cluster, folder):
-    words = [program, "plan", "-o", folder / "a.plan", "--lengths", lengths, "--cluster", cluster, "--strategy", strategy,
-             "--mask", "causal", "--block-size", "2048", "--json"]  # fmt: skip
-    plan = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)["plans"][0]
-    return plan["arrange_s"] + plan["build_s"] + plan["verify_s"], ct.Plan.load(str(folder / "a.plan")).digest
+    words = [
+        program,
+        "plan",
+        "-o",
+        folder / "a.plan",
+        "--lengths",
+        lengths,
+        "--cluster",
+        cluster,
+        "--strategy",
+        strategy,
+        "--mask",
+        "causal",
+        "--block-size",
+        "2048",
+        "--json",
+    ]
+    plan = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)[
+        "plans"
+    ][0]
+    return plan["arrange_s"] + plan["build_s"] + plan["verify_s"], ct.Plan.load(
+        str(folder / "a.plan")
+    ).digest
 
 
 def of_python(tokens, strategy, cluster):
@@ -43,15 +62,24 @@ def of_python(tokens, strategy, cluster):
 
 def import_s():
     code = "import time; t = time.perf_counter(); import contextile; print(time.perf_counter() - t)"
-    return float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--program", default="build/contextile")
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
-    print(f"{'strategy':20} {'tokens':>7} {'program ms':>11} {'Python ms':>10} {'of it outside':>13} {'Python/program':>15}")
+    print(
+        f"{'strategy':20} {'tokens':>7} {'program ms':>11} {'Python ms':>10} {'of it outside':>13} "
+        f"{'Python/program':>15}"
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         for strategy, tokens, cluster in CASES:
@@ -59,17 +87,25 @@ def main():
             (folder / "lengths.txt").write_text("".join(f"{length}\n" for length in lengths))
             program_s, python_s, outside = [], [], []
             for _ in range(options.repeats):
-                seconds, digest = of_program(options.program, folder / "lengths.txt", strategy, cluster, folder)
+                seconds, digest = of_program(
+                    options.program, folder / "lengths.txt", strategy, cluster, folder
+                )
                 whole_s, inside_s, same = of_python(lengths, strategy, cluster)
                 if digest != same:
-                    raise SystemExit(f"python_bench: {strategy}: expected plan {digest}, found {same}")
+                    raise SystemExit(
+                        f"python_bench: {strategy}: expected plan {digest}, found {same}"
+                    )
                 program_s.append(seconds)
                 python_s.append(inside_s)
                 outside.append((whole_s - inside_s) / whole_s)
             program, python = statistics.median(program_s), statistics.median(python_s)
-            print(f"{strategy:20} {tokens:7} {1e3 * program:11.2f} {1e3 * python:10.2f} {100 * statistics.median(outside):12.2f}% "
-                  f"{python / program:15.3f}")  # fmt: skip
-    print(f"import contextile: {statistics.median(import_s() for _ in range(options.repeats)):.3f} s")
+            print(
+                f"{strategy:20} {tokens:7} {1e3 * program:11.2f} {1e3 * python:10.2f} "
+                f"{100 * statistics.median(outside):12.2f}% {python / program:15.3f}"
+            )
+    print(
+        f"import contextile: {statistics.median(import_s() for _ in range(options.repeats)):.3f} s"
+    )
 
 
 if __name__ == "__main__":

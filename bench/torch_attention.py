@@ -61,10 +61,12 @@ def main():
         for count in tokens:
             inputs, dout = random_inputs(heads, kv_heads, count, dim, dtype)
             with torch.no_grad():
-                forward = median_seconds(lambda: attention(*inputs), repeats)
+                forward = median_seconds(lambda x=inputs: attention(*x), repeats)
             out = attention(*inputs)
             backward = median_seconds(
-                lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True), repeats)
+                lambda o=out, x=inputs, d=dout: torch.autograd.grad(o, x, d, retain_graph=True),
+                repeats,
+            )
             print(name, count, forward, backward, flush=True)
 
 

@@ -15,23 +15,42 @@ from contextile.transformers._small import VARIANTS, fill, shrink
 MOST_PARAMETERS = 3e7
 # Beyond these a model computes in another way. The longest document has 23 tokens.
 THRESHOLDS = {
-    "max_position_embeddings": 16, "original_max_position_embeddings": 8, "floor_scale": 4, "log_scaling_n_floor": 4,
-    "local_attention": 10, "window_size": 7,
-}  # fmt: skip
+    "max_position_embeddings": 16,
+    "original_max_position_embeddings": 8,
+    "floor_scale": 4,
+    "log_scaling_n_floor": 4,
+    "local_attention": 10,
+    "window_size": 7,
+}
 ROPES = {
     "default": {},
     "linear": {"factor": 4.0},
     "dynamic": {"factor": 4.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 8},
     "longrope": {"factor": 4.0, "original_max_position_embeddings": 8},
-    "llama3": {"factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
     "proportional": {"factor": 4.0, "partial_rotary_factor": 0.5},
 }
 # Settings of RoPE that belong to a kind.
 OF_KINDS = {
-    "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
-    "low_freq_factor", "high_freq_factor", "type",
-}  # fmt: skip
+    "factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "type",
+}
 # Settings that weigh the loss of routers.
 ROUTER_LOSSES = ("router_aux_loss_coef", "aux_loss_coef")
 WITHOUT_LABELS = ("git",)  # types whose loss needs an image
@@ -82,9 +101,15 @@ class Case(NamedTuple):
 def every_type():
     """All types, as decoder:TYPE, encoder:TYPE and pair:TYPE."""
     decoders = sorted(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    encoders = sorted({*auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES})
+    encoders = sorted(
+        {*auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, *auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES}
+    )
     # Others of the list are decoders of text after audio.
-    pairs = [kind for kind in sorted(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES) if AutoConfig.for_model(kind).is_encoder_decoder]
+    pairs = [
+        kind
+        for kind in sorted(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+        if AutoConfig.for_model(kind).is_encoder_decoder
+    ]
     parts = {"decoder": decoders, "encoder": encoders, "pair": pairs}
     return [f"{part}:{kind}" for part, kinds in parts.items() for kind in kinds]
 
@@ -96,7 +121,9 @@ def class_of(name):
     if part == "pair":
         return transformers.AutoModelForSeq2SeqLM, kind
     is_masked = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return (transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForTextEncoding), kind
+    return (
+        transformers.AutoModelForMaskedLM if is_masked else transformers.AutoModelForTextEncoding
+    ), kind
 
 
 def configurations(config):
@@ -111,7 +138,7 @@ def window_of(config):
     """The window of a configuration, or "" where its layers have different ones."""
     try:
         return getattr(config, "sliding_window", None)
-    except Exception:  # noqa: BLE001
+    except Exception:
         return ""
 
 
@@ -135,11 +162,20 @@ def set_rope(config, kind, num_pairs):
                 del rope[name]
             rope |= {"rope_type": kind, **ROPES.get(kind, {})}
             if kind == "longrope":
-                rope |= {"short_factor": [1.0] * num_pairs, "long_factor": [2.0 + pair for pair in range(num_pairs)]}
+                rope |= {
+                    "short_factor": [1.0] * num_pairs,
+                    "long_factor": [2.0 + pair for pair in range(num_pairs)],
+                }
             if config.model_type == "phimoe":
-                rope |= {"short_mscale": 1.0, "long_mscale": 1.5, "original_max_position_embeddings": 8}
+                rope |= {
+                    "short_mscale": 1.0,
+                    "long_mscale": 1.5,
+                    "original_max_position_embeddings": 8,
+                }
         if rope.get("original_max_position_embeddings"):
-            rope["original_max_position_embeddings"] = THRESHOLDS["original_max_position_embeddings"]
+            rope["original_max_position_embeddings"] = THRESHOLDS[
+                "original_max_position_embeddings"
+            ]
 
 
 def shrunk(name, variant, *, is_short=False, rope="", num_pairs=0):
@@ -148,9 +184,11 @@ def shrunk(name, variant, *, is_short=False, rope="", num_pairs=0):
     config = AutoConfig.for_model(kind)
     windows = [window_of(part) for part in configurations(config)]
     config = shrink(config, variant)
-    for part, window in zip(configurations(config), windows) if is_short else ():
+    for part, window in zip(configurations(config), windows, strict=True) if is_short else ():
         for setting, threshold in THRESHOLDS.items():
-            if isinstance(getattr(part, setting, None), int) and (setting != "max_position_embeddings" or ropes_of(part)):
+            if isinstance(getattr(part, setting, None), int) and (
+                setting != "max_position_embeddings" or ropes_of(part)
+            ):
                 setattr(part, setting, threshold)
         set_rope(part, rope, num_pairs)
         if rope and window is None and window_of(part):
@@ -160,7 +198,12 @@ def shrunk(name, variant, *, is_short=False, rope="", num_pairs=0):
                 setattr(part, setting, 1.0 if setting in ROUTER_LOSSES else 0.0)
     torch.manual_seed(0)
     with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in auto_class.from_config(config, attn_implementation="eager").parameters())
+        count = sum(
+            parameter.numel()
+            for parameter in auto_class.from_config(
+                config, attn_implementation="eager"
+            ).parameters()
+        )
     if count > MOST_PARAMETERS:
         raise ValueError("more than 3e7 parameters")
     model = auto_class.from_config(config, attn_implementation="eager").float().train()
@@ -179,11 +222,12 @@ def pairs_of(model):
 
 def has_router_loss(model):
     config = model.config.get_text_config()
-    return hasattr(config, "output_router_logits") and any(hasattr(config, name) for name in ROUTER_LOSSES)
+    return hasattr(config, "output_router_logits") and any(
+        hasattr(config, name) for name in ROUTER_LOSSES
+    )
 
 
 # ---------------------------------------------------------------------------------------- results
-
 
 
 def drawn(count, seed):
@@ -213,10 +257,18 @@ def called(model, tokens, positions, labels, count, with_router):
     given = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
     if with_router:
         given["output_router_logits"] = True
-    if "labels" in forward_of(model) and shifts_labels(model) and model.config.model_type not in WITHOUT_LABELS:
+    if (
+        "labels" in forward_of(model)
+        and shifts_labels(model)
+        and model.config.model_type not in WITHOUT_LABELS
+    ):
         given |= {"labels": labels, "shift_labels": labels}
     accepted = forward_of(model)
-    given = {name: value for name, value in given.items() if name in accepted or name in ("output_router_logits", "shift_labels")}
+    given = {
+        name: value
+        for name, value in given.items()
+        if name in accepted or name in ("output_router_logits", "shift_labels")
+    }
     return model(**given, **({"num_items_in_batch": count} if "labels" in given else {}))
 
 
@@ -245,7 +297,9 @@ def router_loss(output):
 
 def gradients_of(model):
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
+    )
 
 
 def whole_of(model, batch, with_router, is_trained):
@@ -255,19 +309,28 @@ def whole_of(model, batch, with_router, is_trained):
     with torch.set_grad_enabled(is_trained):
         if batch.targets:
             sides = [tokens_of(batch).split(lengths), targets_of(batch).split(batch.targets)]
-            calls = [[torch.stack(side) for side in sides]] if batch.is_one_call else [[x[None] for x in pair] for pair in zip(*sides)]
+            calls = (
+                [[torch.stack(side) for side in sides]]
+                if batch.is_one_call
+                else [[x[None] for x in pair] for pair in zip(*sides, strict=True)]
+            )
             outputs = [called_pair(model, *call) for call in calls]
         else:
             count = int((labels_of(batch) != -100).sum())
             positions = [torch.arange(length) for length in lengths]
-            documents = zip(tokens_of(batch).split(lengths), positions, labels_of(batch).split(lengths))
+            documents = zip(
+                tokens_of(batch).split(lengths),
+                positions,
+                labels_of(batch).split(lengths),
+                strict=True,
+            )
             calls = [[x[None] for x in document] for document in documents]
             if batch.is_one_call:
-                calls = [[torch.cat(x) for x in zip(*calls)]]
+                calls = [[torch.cat(x) for x in zip(*calls, strict=True)]]
             outputs = [called(model, *call, count, with_router) for call in calls]
         rows = torch.cat([rows_of(output) for output in outputs])
         places = torch.arange(len(rows)).split([len(rows_of(output)) for output in outputs])
-        loss = sum(objective(*one) for one in zip(outputs, places))
+        loss = sum(objective(*one) for one in zip(outputs, places, strict=True))
     if is_trained:
         loss.backward()
     if not bool(rows.isfinite().all()):
@@ -296,7 +359,7 @@ def first_that_works(makes):
             return make()
         except TooSlow:
             raise
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             first = first or error
     raise first
 
@@ -307,7 +370,11 @@ def own_case(name):
     batch = PAIRS if name.startswith("pair:") else APART
 
     def make(variant, is_short):
-        return lambda: (case_of("own", shrunk(name, variant, is_short=is_short), batch), variant, is_short)
+        return lambda: (
+            case_of("own", shrunk(name, variant, is_short=is_short), batch),
+            variant,
+            is_short,
+        )
 
     _, variant, _ = first_that_works(make(variant, False) for variant in VARIANTS)
     return first_that_works([make(variant, True), make(variant, False)])
@@ -320,12 +387,23 @@ def cases_of(name, ropes):
     cases, left_out = [own], {}
     makes = {}
     if has_router_loss(own.model):
-        makes["router"] = [lambda: case_of("router", shrunk(name, variant, is_short=is_short), together, with_router=True)]
-    kinds = {rope.get("rope_type") for part in configurations(own.model.config) for rope in ropes_of(part)}
+        makes["router"] = [
+            lambda: case_of(
+                "router", shrunk(name, variant, is_short=is_short), together, with_router=True
+            )
+        ]
+    kinds = {
+        rope.get("rope_type")
+        for part in configurations(own.model.config)
+        for rope in ropes_of(part)
+    }
     for rope in ropes if kinds else ():
         makes[rope] = [
             lambda rope=rope, pairs=pairs: case_of(
-                rope, shrunk(name, variant, is_short=True, rope=rope, num_pairs=pairs), together, is_trained=False
+                rope,
+                shrunk(name, variant, is_short=True, rope=rope, num_pairs=pairs),
+                together,
+                is_trained=False,
             )
             for pairs in (pairs_of(own.model) if rope == "longrope" else [0])
         ]
@@ -337,12 +415,14 @@ def cases_of(name, ropes):
             case = first_that_works(all_makes)
         except TooSlow:
             raise
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             left_out[setting] = f"{type(error).__name__}: {error}"
             continue
         if setting == "router" and not case.whole.router_loss:
             left_out[setting] = "no such loss"
-        elif setting in kinds | {"router"} or not torch.allclose(case.whole.rows, plain, rtol=0, atol=1e-5 * float(plain.abs().max())):
+        elif setting in kinds | {"router"} or not torch.allclose(
+            case.whole.rows, plain, rtol=0, atol=1e-5 * float(plain.abs().max())
+        ):
             cases.append(case)
         else:
             left_out[setting] = "no effect"

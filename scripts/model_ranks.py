@@ -47,7 +47,9 @@ def by_place(workload, cluster, options):
     del options
     is_of_pairs = "encoder" in workload.mask_names
     cut, blocks = ct.cut_sequences(workload, BLOCK), ct.Blocking()
-    places = {begin: begin - first for first, end in workload.sequences for begin in range(first, end)}
+    places = {
+        begin: begin - first for first, end in workload.sequences for begin in range(first, end)
+    }
     ranges = [cut.ranges(block) for block in range(len(cut))]
     random.Random(1).shuffle(ranges)
     owners, others = [], cluster.num_devices - 1
@@ -61,14 +63,33 @@ def by_place(workload, cluster, options):
         placed, moves = [], set()
         for tile in ct.tiles(workload.mask(index), blocks):
             device, owner = owners[tile.q_block], owners[tile.kv_block]
-            placed.append(ct.PlacedTile(q_block=tile.q_block, kv_block=tile.kv_block, pairs=tile.pairs, device=device, stage=int(device != owner)))
+            placed.append(
+                ct.PlacedTile(
+                    q_block=tile.q_block,
+                    kv_block=tile.kv_block,
+                    pairs=tile.pairs,
+                    device=device,
+                    stage=int(device != owner),
+                )
+            )
             if device != owner:
                 moves.add((tile.kv_block, owner, device))
-        keys = [ct.Transfer(kind="kv", block=b, src=src, dst=dst, launch_stage=0, need_stage=1) for b, src, dst in sorted(moves)]
-        gradients = [ct.Transfer(kind="dkv", block=b, src=dst, dst=src, launch_stage=2, need_stage=3) for b, src, dst in sorted(moves)]
+        keys = [
+            ct.Transfer(kind="kv", block=b, src=src, dst=dst, launch_stage=0, need_stage=1)
+            for b, src, dst in sorted(moves)
+        ]
+        gradients = [
+            ct.Transfer(kind="dkv", block=b, src=dst, dst=src, launch_stage=2, need_stage=3)
+            for b, src, dst in sorted(moves)
+        ]
         placed.sort(key=lambda tile: tile.stage)
         forward = ct.ArrangedDirection(tiles=placed, transfers=keys)
-        programs.append(ct.ArrangedMask(forward=forward, backward=ct.ArrangedDirection(tiles=placed, transfers=keys + gradients)))
+        programs.append(
+            ct.ArrangedMask(
+                forward=forward,
+                backward=ct.ArrangedDirection(tiles=placed, transfers=keys + gradients),
+            )
+        )
     masks = [workload.mask(index) for index in range(len(workload.mask_names))]
     arranged = ct.ArrangedRound(blocks=blocks, owners=owners, masks=masks, programs=programs)
     return ct.Arrangement(strategy="by_place", rounds=[arranged])
@@ -82,20 +103,33 @@ def part_of(case, executor):
     if batch.targets:
         window = model.config.local_radius if model.config.model_type == "longt5" else None
         pairs = ct.masks.encoder_decoder(batch.lengths, batch.targets, layers=(2, 2), window=window)
-        executor.prepare(ct.plans(**cth.batch_of(model, **pairs), cluster=cluster, strategy=by_place))
+        executor.prepare(
+            ct.plans(**cth.batch_of(model, **pairs), cluster=cluster, strategy=by_place)
+        )
         sides = Sides(batch.lengths, batch.targets, plan=executor.plan, rank=executor.rank)
         places, using = sides.target_tokens, {"sides": sides}
     else:
-        executor.prepare(ct.plans(list(batch.lengths), cluster=cluster, strategy=by_place, **cth.batch_of(model)))
+        executor.prepare(
+            ct.plans(list(batch.lengths), cluster=cluster, strategy=by_place, **cth.batch_of(model))
+        )
         local = local_batch(tokens_of(batch), plan=executor.plan, rank=executor.rank)
         places = torch.from_numpy(executor.plan.local_tokens(executor.rank))
         using = {"positions": None if "position_ids" in forward_of(model) else local.positions}
     with cth.use(executor, check_model=False, **using), torch.set_grad_enabled(case.is_trained):
         if batch.targets:
-            output = called_pair(model, tokens_of(batch)[sides.source_tokens][None], targets_of(batch)[sides.target_tokens][None])
+            output = called_pair(
+                model,
+                tokens_of(batch)[sides.source_tokens][None],
+                targets_of(batch)[sides.target_tokens][None],
+            )
         else:
             labels = labels_of(batch)
-            call = local.tokens[None], local.positions[None], labels[places][None], int((labels != -100).sum())
+            call = (
+                local.tokens[None],
+                local.positions[None],
+                labels[places][None],
+                int((labels != -100).sum()),
+            )
             output = called(model, *call, case.has_router_loss)
         loss = objective(output, places)
         if case.is_trained:
@@ -111,11 +145,23 @@ def report_of(case, executor, gradients):
             found = gradients_of(case.model)
             gradients[: len(found)] = found
         off = part.rows - case.whole.rows[places]
-        return {"off": float(off.abs().max()) if off.numel() else 0.0, "loss": part.loss, "router": part.router_loss}
+        return {
+            "off": float(off.abs().max()) if off.numel() else 0.0,
+            "loss": part.loss,
+            "router": part.router_loss,
+        }
     except ct.Error as error:
-        return {"outcome": "REFUSED", "reason": str(error), "is_of_transport": isinstance(error, ct.TransportError)}
-    except Exception as error:  # noqa: BLE001
-        return {"outcome": "FOREIGN", "reason": f"{type(error).__name__}: {error}", "is_of_transport": False}
+        return {
+            "outcome": "REFUSED",
+            "reason": str(error),
+            "is_of_transport": isinstance(error, ct.TransportError),
+        }
+    except Exception as error:
+        return {
+            "outcome": "FOREIGN",
+            "reason": f"{type(error).__name__}: {error}",
+            "is_of_transport": False,
+        }
 
 
 def run_rank(rank, num_ranks, cases, store, pipe, gradients):
@@ -142,16 +188,30 @@ def reports_of(pipes, num_cases):
     for number in range(num_cases):
         deadline = time.monotonic() + SECONDS
         while True:
-            told = [text.split(b"\n")[number] for text in texts.values() if text.count(b"\n") > number]
+            told = [
+                text.split(b"\n")[number] for text in texts.values() if text.count(b"\n") > number
+            ]
             reports = [json.loads(line) for line in told]
             if len(reports) == len(pipes):
                 break
             if any("outcome" in report for report in reports):
                 deadline = min(deadline, time.monotonic() + GRACE)
-            ready, _, _ = select.select([pipe for pipe in pipes if texts[pipe].count(b"\n") <= number], [], [], max(0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [pipe for pipe in pipes if texts[pipe].count(b"\n") <= number],
+                [],
+                [],
+                max(0, deadline - time.monotonic()),
+            )
             data = {pipe: os.read(pipe, 65536) for pipe in ready}
             if not ready or not all(data.values()):
-                yield [*reports, {"outcome": "FOREIGN", "reason": "a rank died" if ready else "a rank was late", "is_of_transport": True}]
+                yield [
+                    *reports,
+                    {
+                        "outcome": "FOREIGN",
+                        "reason": "a rank died" if ready else "a rank was late",
+                        "is_of_transport": True,
+                    },
+                ]
                 return
             for pipe, more in data.items():
                 texts[pipe] += more
@@ -166,7 +226,9 @@ def errors_of(case, reports, gradients):
     errors = {"results": max(report["off"] for report in reports) / largest / LARGEST_ERROR}
     for name, whole in (("loss", case.whole.loss), ("router", case.whole.router_loss)):
         off = abs(sum(report[name] for report in reports) - whole)
-        errors["loss of routers" if name == "router" else name] = off / max(abs(whole), 1e-2) / LARGEST_ERROR
+        errors["loss of routers" if name == "router" else name] = (
+            off / max(abs(whole), 1e-2) / LARGEST_ERROR
+        )
     if case.is_trained:
         found, begin, most = gradients.sum(0), 0, float(case.gradients.abs().max())
         for name, parameter in case.model.named_parameters():
@@ -187,7 +249,11 @@ def judged(case, reports, gradients):
         return first["outcome"], first["reason"]
     errors = errors_of(case, reports, gradients)
     name = max(errors, key=errors.get)
-    return ("EXACT", f"{errors[name]:.1g}") if errors[name] < 1 else ("WRONG", f"{name}: {errors[name]:.1g} times what is allowed")
+    return (
+        ("EXACT", f"{errors[name]:.1g}")
+        if errors[name] < 1
+        else ("WRONG", f"{name}: {errors[name]:.1g} times what is allowed")
+    )
 
 
 def on_ranks(cases, num_ranks):
@@ -203,7 +269,9 @@ def on_ranks(cases, num_ranks):
         # Every case has gradients of its own, because ranks go on while this process reads them.
         trained = [case for case in left if case.is_trained]
         size = 4 * most * num_ranks * max(1, len(trained))
-        shared = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32).view(-1, num_ranks, most)
+        shared = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32).view(
+            -1, num_ranks, most
+        )
         with tempfile.TemporaryDirectory() as folder:
             processes, pipes = [], []
             try:
@@ -212,19 +280,21 @@ def on_ranks(cases, num_ranks):
                     process = os.fork()
                     if process == 0:
                         try:
-                            run_rank(rank, num_ranks, left, f"{folder}/store", writing, shared[:, rank])
+                            run_rank(
+                                rank, num_ranks, left, f"{folder}/store", writing, shared[:, rank]
+                            )
                         finally:
                             os._exit(1)
                     os.close(writing)
                     processes.append(process)
                     pipes.append(reading)
                 sums = iter(shared)
-                for case, reports in zip(left, reports_of(pipes, len(left))):
+                for case, reports in zip(left, reports_of(pipes, len(left)), strict=False):
                     outcomes.append(judged(case, reports, next(sums) if case.is_trained else None))
                 if outcomes[0][0] == "REFUSED":
                     return outcomes  # with other settings, too
             finally:
-                for process, pipe in zip(processes, pipes):
+                for process, pipe in zip(processes, pipes, strict=False):
                     os.kill(process, signal.SIGKILL)
                     os.waitpid(process, 0)
                     os.close(pipe)

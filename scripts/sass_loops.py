@@ -34,8 +34,8 @@ UNITS = {
     "MUFU": "MUFU I2F F2I I2I F2F",
     "shared": "LDS STS LDSM STSM LDGSTS SHFL HGMMA",
     # Control, barriers, constants, global memory. Names that begin with U run next to the rest.
-    "none": "BRA EXIT BAR BSSY BSYNC CALL RET NOP WARPSYNC DEPBAR WARPGROUP SYNCS LDC LDG LD STG ST R2UR S2R CS2R MEMBAR FENCE "
-            "LDGDEPBAR ERRBAR CCTL YIELD BREAK HMMA ELECT",
+    "none": "BRA EXIT BAR BSSY BSYNC CALL RET NOP WARPSYNC DEPBAR WARPGROUP SYNCS LDC LDG LD STG "
+    "ST R2UR S2R CS2R MEMBAR FENCE LDGDEPBAR ERRBAR CCTL YIELD BREAK HMMA ELECT",
 }
 UNIT_OF = {name: unit for unit, names in UNITS.items() for name in names.split()}
 
@@ -63,7 +63,11 @@ class Instruction:
 
     @property
     def is_conditional(self):
-        return bool(self.predicate) or re.match(r"!?U?P\d", self.operands) is not None or self.name.startswith("BRA.DIV")
+        return (
+            bool(self.predicate)
+            or re.match(r"!?U?P\d", self.operands) is not None
+            or self.name.startswith("BRA.DIV")
+        )
 
 
 def parse(sass):
@@ -87,7 +91,7 @@ class Graph:
         self.instructions = instructions
         starts = {0, *labels.values(), *(i + 1 for i, one in enumerate(instructions) if one.ends)}
         starts = sorted(start for start in starts if start < len(instructions))
-        self.blocks = list(zip(starts, [*starts[1:], len(instructions)]))
+        self.blocks = list(zip(starts, [*starts[1:], len(instructions)], strict=True))
         block_at = {begin: number for number, (begin, _) in enumerate(self.blocks)}
         self.next = []
         for number, (_, end) in enumerate(self.blocks):
@@ -189,14 +193,20 @@ class Graph:
         order = [block for block in self.order if block in members]
         place = {block: i for i, block in enumerate(order)}
         best = {first: ((0, 0), None)}
-        for block in order[place[first]:]:
+        for block in order[place[first] :]:
             if block not in best:
                 continue
             (missing, length), _ = best[block]
-            due = self.count(block, "BAR", *TENSOR) + (self.count(block, "LDG", "LD", "LDGSTS") if block in self.for_copies else 0)
+            due = self.count(block, "BAR", *TENSOR) + (
+                self.count(block, "LDG", "LD", "LDGSTS") if block in self.for_copies else 0
+            )
             cost = (missing - due, length + len(self.body(block)))
             for after in self.next[block]:
-                if after in place and place[after] > place[block] and (after not in best or cost < best[after][0]):
+                if (
+                    after in place
+                    and place[after] > place[block]
+                    and (after not in best or cost < best[after][0])
+                ):
                     best[after] = (cost, block)
         ends = [block for block in goal if block in best]
         if not ends:
@@ -211,23 +221,36 @@ class Graph:
 
 def main_loops(graph):
     """First blocks of the outermost loops with products."""
-    with_products = [first for first, members in graph.loops.items() if any(graph.count(block, *TENSOR) for block in members)]
-    return [first for first in with_products
-            if not any(first != other and first in graph.loops[other] for other in with_products)]
+    with_products = [
+        first
+        for first, members in graph.loops.items()
+        if any(graph.count(block, *TENSOR) for block in members)
+    ]
+    return [
+        first
+        for first in with_products
+        if not any(first != other and first in graph.loops[other] for other in with_products)
+    ]
 
 
 def steps(graph, first):
     """(paths of a step without and with a mask, loops that repeat inside) of a main loop."""
     members = graph.loops[first]
     ends = [block for block in members if first in graph.next[block]]
-    inner = {head: blocks for head, blocks in graph.loops.items() if head != first and head in members}
+    inner = {
+        head: blocks for head, blocks in graph.loops.items() if head != first and head in members
+    }
 
     def holds(head, *bases):
         return any(graph.count(block, *bases) for block in inner[head])
 
     repeated = {head: blocks for head, blocks in inner.items() if holds(head, "LDGSTS", *TENSOR)}
     of_bands = [head for head in inner if head not in repeated and holds(head, "LDG", "LD")]
-    of_bands = [head for head in of_bands if not any(head in inner[other] for other in of_bands if other != head)]
+    of_bands = [
+        head
+        for head in of_bands
+        if not any(head in inner[other] for other in of_bands if other != head)
+    ]
     in_bands = set().union(*(inner[head] for head in of_bands)) if of_bands else set()
     plain = graph.path(first, ends, members - in_bands)
     masked, at = [first], first
@@ -235,7 +258,9 @@ def steps(graph, first):
         to = graph.path(at, [head], members)
         if to is None or graph.path(head, ends, members) is None:
             continue
-        around = graph.path(head, [block for block in inner[head] if head in graph.next[block]], inner[head])
+        around = graph.path(
+            head, [block for block in inner[head] if head in graph.next[block]], inner[head]
+        )
         leaves = any(after not in inner[head] for after in graph.next[around[-1]])
         masked += to[1:] + around[1:] + ([] if leaves else [head])
         at = masked[-1]
@@ -261,7 +286,10 @@ class Product:
 
     @classmethod
     def of(cls, one):
-        return cls(int(one.name.split(".")[1].split("x")[1]), re.match(r"R\d+, R\d+, ", one.operands) is None)
+        return cls(
+            int(one.name.split(".")[1].split("x")[1]),
+            re.match(r"R\d+, R\d+, ", one.operands) is None,
+        )
 
     @property
     def operations(self):
@@ -344,7 +372,10 @@ class Shape:
     box_bytes: float = 0  # that TMA brings for a consumer
 
 
-NAME = re.compile(r"(wgmma_|paged_|)(forward|backward_dq|backward_dkv|backward_dk|backward_dv|wide|bytes)_(?:bf16|f16)_(\d+)(?:_(\d+))?(?:_capped)?$")
+NAME = re.compile(
+    r"(wgmma_|paged_|)(forward|backward_dq|backward_dkv|backward_dk|backward_dv|wide|bytes)_"
+    r"(?:bf16|f16)_(\d+)(?:_(\d+))?(?:_capped)?$"
+)
 
 
 def shape_of(kernel):
@@ -357,7 +388,10 @@ def shape_of(kernel):
     if family == "wgmma_":
         rows = 64 if kind == "backward_dkv" else 128
         scores = dim // 16 * (1 if kind == "forward" else 2)
-        return Shape(scores + rows // 16 * (2 if rows == 64 else 1), box_bytes=rows * (dim + of_values) * 2 / 2)
+        return Shape(
+            scores + rows // 16 * (2 if rows == 64 else 1),
+            box_bytes=rows * (dim + of_values) * 2 / 2,
+        )
     if family == "paged_":
         latent = dim > 256
         widths = (dim,) if latent else (of_values, dim)
@@ -368,12 +402,20 @@ def shape_of(kernel):
         scores, sums = [dim], [of_values]
     else:
         scores = [dim] + ([of_values] if kind != "backward_dv" else [])
-        sums = ([dim] if kind != "backward_dv" else []) + ([of_values] if kind in ("backward_dkv", "backward_dv") else [])
-        narrow = kind == "backward_dkv" and dim + of_values > 256 or kind in ("backward_dq", "backward_dk") and dim > 192
+        sums = ([dim] if kind != "backward_dv" else []) + (
+            [of_values] if kind in ("backward_dkv", "backward_dv") else []
+        )
+        narrow = (kind == "backward_dkv" and dim + of_values > 256) or (
+            kind in ("backward_dq", "backward_dk") and dim > 192
+        )
         rows = 16 if narrow else 32
     scores = tuple(rows // 8 * depth // 16 for depth in scores)
     order = (of_values, dim) if kind == "forward" else (dim, of_values)
-    return Shape(sum(scores) + sum(width // 8 * rows // 16 for width in sums), scores, tuple(rows * d // 8 // 128 for d in order))
+    return Shape(
+        sum(scores) + sum(width // 8 * rows // 16 for width in sums),
+        scores,
+        tuple(rows * d // 8 // 128 for d in order),
+    )
 
 
 def times_of(graph, path, repeated, shape):
@@ -387,7 +429,9 @@ def times_of(graph, path, repeated, shape):
         kind = "products" if products else "copies"
         if not due[kind]:
             raise ValueError(f"expected {shape}, found one more loop of {kind}")
-        times[head] = due[kind].pop(0) / (products or sum(graph.count(block, "LDGSTS") for block in inside))
+        times[head] = due[kind].pop(0) / (
+            products or sum(graph.count(block, "LDGSTS") for block in inside)
+        )
     return times
 
 
@@ -409,7 +453,10 @@ def steps_of(architecture, kernel, instructions, labels):
             counted += [(one, times[inside[0]] if inside else 1) for one in graph.body(block)]
         found = weighed(architecture, counted, shape.box_bytes)
         if (found.products, found.copies) != (shape.products, sum(shape.copies)):
-            raise ValueError(f"{kernel}: expected {shape}, found {found.products} products and {found.copies} copies")
+            raise ValueError(
+                f"{kernel}: expected {shape}, found {found.products} products and {found.copies} "
+                "copies"
+            )
         return found
 
     return step_of(plain), step_of(masked) if masked else None
@@ -422,7 +469,11 @@ DONOR = "USETMAXREG.DEALLOC"
 def producer_registers(instructions, labels):
     """(registers used behind setmaxnreg.dec, those it leaves), or None without it."""
     graph = Graph(instructions, labels)
-    starts = [block for block in graph.order if any(one.name.startswith(DONOR) for one in graph.body(block))]
+    starts = [
+        block
+        for block in graph.order
+        if any(one.name.startswith(DONOR) for one in graph.body(block))
+    ]
     if not starts:
         return None
     used, left, seen, rest = 0, 0, set(), list(starts)
@@ -440,18 +491,37 @@ def producer_registers(instructions, labels):
         for one in body:
             for at, (number, pair) in enumerate(REGISTER.findall(one.operands)):
                 is_wide = at == 0 and ("WIDE" in one.name or ".64" in one.name)
-                used = max(used, int(number) + (4 if at == 0 and ".128" in one.name else 2 if pair or is_wide else 1))
+                used = max(
+                    used,
+                    int(number)
+                    + (4 if at == 0 and ".128" in one.name else 2 if pair or is_wide else 1),
+                )
     return used, left
 
 
-COLUMNS = ("kernel", "D", "step", "instructions", "tensor", "FMA", "ALU", "MUFU", "shared memory", "tensor / bound", "gap", "alone")
+COLUMNS = (
+    "kernel",
+    "D",
+    "step",
+    "instructions",
+    "tensor",
+    "FMA",
+    "ALU",
+    "MUFU",
+    "shared memory",
+    "tensor / bound",
+    "gap",
+    "alone",
+)
 
 
 def table(rows):
     """The table of [(kernel's title, dims, step's title, step)]."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for title, dims, kind, step in rows:
-        figures = [round(step.cycles[unit]) for unit in ("issue", "tensor", "FMA", "ALU", "MUFU", "shared")]
+        figures = [
+            round(step.cycles[unit]) for unit in ("issue", "tensor", "FMA", "ALU", "MUFU", "shared")
+        ]
         beside = [step.gap, step.alone] if step.gap else ["–", "–"]
         cells = [title, dims, kind, *figures, f"{step.cycles['tensor'] / step.bound:.0%}", *beside]
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
@@ -479,7 +549,11 @@ SAMPLE = """
         /*00c0*/                   USETMAXREG.DEALLOC.CTAPOOL 0x18 ;
         /*00d0*/                   IMAD.WIDE R22, R3, R4, R6 ;
         /*00e0*/                   EXIT ;
-""".replace("{products}", "        /*00a0*/                   HGMMA.64x16x16.F32.BF16 R88, R4, gdesc[UR8].tnspB, R88 ;\n" * 8)
+""".replace(
+    "{products}",
+    "        /*00a0*/                   HGMMA.64x16x16.F32.BF16 R88, R4, gdesc[UR8].tnspB, R88 ;\n"
+    * 8,
+)
 
 
 def self_test():
@@ -488,7 +562,13 @@ def self_test():
     plain, masked = steps_of("sm_90a", kernel, instructions, labels)
     expected = {"issue": 16, "tensor": 72, "FMA": 1, "ALU": 2, "MUFU": 8, "shared": 20 + 8 * 4 + 32}
     failures = [f"expected {expected}, found {plain.cycles}"] * (plain.cycles != expected)
-    found = (masked.cycles["issue"], plain.gap, plain.alone, plain.late, plain.products, producer_registers(instructions, labels))
+    found = (
+        masked.cycles["issue"],
+        plain.gap,
+        plain.alone,
+        plain.late,
+        plain.products,
+        producer_registers(instructions, labels),
+    )
     wanted = (18, 1, 6, 1, 9, (24, 24))
     return failures + [f"expected {wanted}, found {found}"] * (found != wanted)
-

@@ -21,19 +21,33 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 def run(words: list[str], out: pathlib.Path) -> list[float]:
     if not out.exists():
-        subprocess.run([sys.executable, *words, "--out", str(out)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            [sys.executable, *words, "--out", str(out)],
+            check=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
     return json.loads(out.read_text())
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="for losses; what is there is not made again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=pathlib.Path, help="for losses; what is there is not made again"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="3 small steps")
-    parser.add_argument("--megatron", action="store_true", help="compare the run through Megatron's layers")
+    parser.add_argument(
+        "--megatron", action="store_true", help="compare the run through Megatron's layers"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    size = ["--steps", "3", "--tokens", "128", "--micro-batches", "2"] if options.quick else ["--steps", str(options.steps)]
+    size = (
+        ["--steps", "3", "--tokens", "128", "--micro-batches", "2"]
+        if options.quick
+        else ["--steps", str(options.steps)]
+    )
     tables = ["--timed-steps", "1"] if options.quick else []
     script = str(HERE / "train_distca.py")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=8", script]
@@ -44,7 +58,10 @@ def main() -> int:
         found = run([*torchrun, *size, *tables], options.folder / "pooled.json")
     differences = [abs(a - b) / b for a, b in zip(found, expected, strict=True)]
     share = max(difference / (1e-5 + 2e-5 * step) for step, difference in enumerate(differences))
-    print(f"\nlargest difference of {len(found)} losses: {max(differences):.1e}, {100 * share:.1f}% of its bound")
+    print(
+        f"\nlargest difference of {len(found)} losses: {max(differences):.1e}, {100 * share:.1f}% "
+        "of its bound"
+    )
     print("the same" if share <= 1 else "different")
     return 0 if share <= 1 else 1
 

@@ -35,8 +35,9 @@ def run_rank(steps: int) -> None:
     """Runs steps on this rank, and prints the seconds of each on rank 0."""
     import torch
     import torch.distributed as dist
-    from contextile.torch import Executor, Pool, SamePhasePipeline
     from torch import nn
+
+    from contextile.torch import Executor, Pool, SamePhasePipeline
 
     class Layer(nn.Module):
         def __init__(self):
@@ -48,7 +49,11 @@ def run_rank(steps: int) -> None:
             self.down = nn.Linear(FEED_FORWARD, HIDDEN, bias=False)
 
         def pre_attention(self, x, positions):
-            return self.project(self.norm(x)).unflatten(1, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+            return (
+                self.project(self.norm(x))
+                .unflatten(1, (-1, DIM))
+                .split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+            )
 
         def post_attention(self, attended, x, positions):
             x = x + self.out(attended.flatten(1))
@@ -61,16 +66,30 @@ def run_rank(steps: int) -> None:
     executor = Executor(plans_kept=64)
     stages = executor.size // CONTEXT
     pool = Pool(
-        executor, neighbourhoods=stages, heads=(HEADS, KV_HEADS), head_dim=DIM, strategy=STRATEGY,
+        executor,
+        neighbourhoods=stages,
+        heads=(HEADS, KV_HEADS),
+        head_dim=DIM,
+        strategy=STRATEGY,
         cluster=f"local:1x{executor.size}",
-    )  # fmt: skip
+    )
     lengths = [[documents] for documents in LENGTHS]
     embed, head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
-    found = {"layer_s": layer_seconds(Layer(), sum(LENGTHS[0]) // CONTEXT), "steps_s": {}, "attention_s": {}, "cpu_s": {}}
+    found = {
+        "layer_s": layer_seconds(Layer(), sum(LENGTHS[0]) // CONTEXT),
+        "steps_s": {},
+        "attention_s": {},
+        "cpu_s": {},
+    }
     for chunks, nano_batches in FORMS:
         layers = [[Layer() for _ in range(LAYERS // stages // chunks)] for _ in range(chunks)]
         pipeline = SamePhasePipeline(
-            layers, pool, stages=stages, hidden=HIDDEN, hidden_dtype=torch.bfloat16, nano_batches=nano_batches
+            layers,
+            pool,
+            stages=stages,
+            hidden=HIDDEN,
+            hidden_dtype=torch.bfloat16,
+            nano_batches=nano_batches,
         )
         seconds, cpu_seconds = [], []
         for _ in range(steps + 1):
@@ -87,7 +106,9 @@ def run_rank(steps: int) -> None:
             cpu_seconds.append(time.process_time() - cpu_begun)
         times = pipeline.times.values()
         found["steps_s"][f"{chunks}, {nano_batches}"] = seconds[1:]  # the first one plans
-        found["attention_s"][f"{chunks}, {nano_batches}"] = sum(one.attention_s for one in times) / (steps + 1)
+        found["attention_s"][f"{chunks}, {nano_batches}"] = sum(
+            one.attention_s for one in times
+        ) / (steps + 1)
         found["cpu_s"][f"{chunks}, {nano_batches}"] = cpu_seconds[1:]
     if executor.rank == 0:
         print("found " + json.dumps(found))
@@ -123,25 +144,59 @@ class Comparison:
         return path.read_text()
 
     def on_hosts(self, ranks: int, *words: str) -> str:
-        options = ["--hosts", str(ranks), "--rate", self.rate, "--cores", str(self.options.cores), "--timeout", "900"]
-        done = subprocess.run([str(HOSTS), *options, *words], capture_output=True, text=True, check=False)
+        options = [
+            "--hosts",
+            str(ranks),
+            "--rate",
+            self.rate,
+            "--cores",
+            str(self.options.cores),
+            "--timeout",
+            "900",
+        ]
+        done = subprocess.run(
+            [str(HOSTS), *options, *words], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise SystemExit(f"predicted: {' '.join(words)}\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def measured(self) -> dict:
-        ranks = "env RANK={rank} WORLD_SIZE={ranks} MASTER_ADDR=10.77.0.1 MASTER_PORT=29600 GLOO_SOCKET_IFNAME=eth0"
-        words = [*ranks.split(), "OMP_NUM_THREADS=1", sys.executable, __file__, "--steps", str(self.options.steps)]
-        text = self.kept("run", self.ranks, lambda: self.on_hosts(self.ranks, "--", *words, "rank", "-"))
+        ranks = (
+            "env RANK={rank} WORLD_SIZE={ranks} MASTER_ADDR=10.77.0.1 MASTER_PORT=29600 "
+            "GLOO_SOCKET_IFNAME=eth0"
+        )
+        words = [
+            *ranks.split(),
+            "OMP_NUM_THREADS=1",
+            sys.executable,
+            __file__,
+            "--steps",
+            str(self.options.steps),
+        ]
+        text = self.kept(
+            "run", self.ranks, lambda: self.on_hosts(self.ranks, "--", *words, "rank", "-")
+        )
         return json.loads(text.split("found ", 1)[1].splitlines()[0])
 
     def cluster(self, layer_s: float) -> pathlib.Path:
         shape = ["--heads", str(HEADS), "--kv-heads", str(KV_HEADS), "--head-dim", str(DIM)]
         words = [self.options.program, "profile", "--ranks", str(PROFILED), *shape, "--json"]
-        text = self.kept("profile", PROFILED, lambda: self.on_hosts(PROFILED, "--gloo", "--", *words))
-        text = "\n".join(line.split(": ", 1)[-1] if line.startswith("host") else line for line in text.splitlines())
+        text = self.kept(
+            "profile", PROFILED, lambda: self.on_hosts(PROFILED, "--gloo", "--", *words)
+        )
+        text = "\n".join(
+            line.split(": ", 1)[-1] if line.startswith("host") else line
+            for line in text.splitlines()
+        )
         cluster = json.loads(text)["cluster"] | {"nodes": self.ranks}
-        flops = 2 * HIDDEN * ((2 * HEADS + 2 * KV_HEADS) * DIM + 3 * FEED_FORWARD) * sum(LENGTHS[0]) / CONTEXT
+        flops = (
+            2
+            * HIDDEN
+            * ((2 * HEADS + 2 * KV_HEADS) * DIM + 3 * FEED_FORWARD)
+            * sum(LENGTHS[0])
+            / CONTEXT
+        )
         for link in ("intra_gbytes_per_s", "inter_gbytes_per_s_per_node"):
             cluster[link] = float(self.rate.removesuffix("mbit")) / 8e3
         cluster["peak_tflops"] = 1e-12 * flops / layer_s / 0.5  # of which iterate takes a half
@@ -152,14 +207,43 @@ class Comparison:
     def predicted(self, cluster: pathlib.Path, chunks: int, nano_batches: int) -> float:
         lengths, model = self.folder / "lengths.txt", self.folder / "model.json"
         lengths.write_text("".join(f"{length}\n" for documents in LENGTHS for length in documents))
-        model.write_text(json.dumps({
-            "name": "small", "layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM,
-            "ffn": FEED_FORWARD, "vocabulary": VOCABULARY}))  # fmt: skip
+        model.write_text(
+            json.dumps(
+                {
+                    "name": "small",
+                    "layers": LAYERS,
+                    "hidden": HIDDEN,
+                    "heads": HEADS,
+                    "kv_heads": KV_HEADS,
+                    "head_dim": DIM,
+                    "ffn": FEED_FORWARD,
+                    "vocabulary": VOCABULARY,
+                }
+            )
+        )
         words = [self.options.program, "iterate", "--json", "--cluster", cluster, "--model", model]
-        words += ["--lengths", lengths, "--tokens", sum(LENGTHS[0]), "--micro-batches", len(LENGTHS)]
-        words += ["--pp", self.ranks // CONTEXT, "--schedule", "same_phase", "--chunks", chunks, "--strategy", STRATEGY]
+        words += [
+            "--lengths",
+            lengths,
+            "--tokens",
+            sum(LENGTHS[0]),
+            "--micro-batches",
+            len(LENGTHS),
+        ]
+        words += [
+            "--pp",
+            self.ranks // CONTEXT,
+            "--schedule",
+            "same_phase",
+            "--chunks",
+            chunks,
+            "--strategy",
+            STRATEGY,
+        ]
         words += ["--ping-pong"] if nano_batches == 2 else []
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(word) for word in words], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise SystemExit(f"predicted: {done.stdout}{done.stderr}")
         step = json.loads(done.stdout)["steps"][0]
@@ -169,7 +253,9 @@ class Comparison:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("program")
     parser.add_argument("folder")
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
@@ -179,7 +265,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.program == "rank":
         run_rank(options.steps)
-    print("| ranks | links | chunks | nano-batches | predicted, ms | measured, ms | predicted / measured |")
+    print(
+        "| ranks | links | chunks | nano-batches | predicted, ms | measured, ms | predicted / "
+        "measured |"
+    )
     print("|---|---|---|---|---|---|---|")
     for ranks in options.ranks:
         for rate in options.rates:
@@ -189,8 +278,11 @@ def main() -> None:
             for chunks, nano_batches in FORMS:
                 found_s = statistics.median(measured["steps_s"][f"{chunks}, {nano_batches}"])
                 predicted_s = comparison.predicted(cluster, chunks, nano_batches)
-                print(f"| {ranks} | {rate} | {chunks} | {nano_batches} | {1e3 * predicted_s:.0f} | {1e3 * found_s:.0f} | "
-                      f"{predicted_s / found_s:.2f} |", flush=True)  # fmt: skip
+                print(
+                    f"| {ranks} | {rate} | {chunks} | {nano_batches} | {1e3 * predicted_s:.0f} | "
+                    f"{1e3 * found_s:.0f} | {predicted_s / found_s:.2f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import contextile as ct
 import torch
 import torch.distributed as dist
+
+import contextile as ct
 from contextile.torch import ticks
 
 
@@ -14,8 +15,11 @@ def work_of(plans) -> dict[str, list[float]]:
     """MFLOPs of attention by rank, of one layer in each direction."""
     work: dict[str, list[float]] = {}
     for direction in ("forward", "backward"):
-        of_plans = [[device.flops / 1e6 for device in getattr(plan.stats(), direction).devices] for plan in plans]
-        work[direction] = [sum(flops) for flops in zip(*of_plans)]
+        of_plans = [
+            [device.flops / 1e6 for device in getattr(plan.stats(), direction).devices]
+            for plan in plans
+        ]
+        work[direction] = [sum(flops) for flops in zip(*of_plans, strict=True)]
     return work
 
 
@@ -28,7 +32,12 @@ def alone_of(pool, lengths, strategy) -> dict[str, list[float]]:
             found = {"forward": idle, "backward": idle}
         else:
             plan = ct.plan(
-                mine, cluster=f"local:1x{pool.size}", strategy=strategy, heads=(4, 2), head_dim=16, dtype="f32"
+                mine,
+                cluster=f"local:1x{pool.size}",
+                strategy=strategy,
+                heads=(4, 2),
+                head_dim=16,
+                dtype="f32",
             )
             found = work_of([plan])
         for direction, flops in found.items():
@@ -44,7 +53,10 @@ def print_work(ranks, lengths, options, strategy) -> None:
     pool, pipeline = ranks.pool, ranks.pipelines[options.nano_batches]
     all_ticks = ticks(stages=pipeline.stages, micro_batches=options.micro_batches)
     print("\nAttention of one layer by rank and tick of the first step, MFLOP (planned)")
-    print(f"{'tick':>12}  {'':8}  {'  '.join(f'rank {r}' for r in range(pool.executor.size))}  largest / mean")
+    print(
+        f"{'tick':>12}  {'':8}  {'  '.join(f'rank {r}' for r in range(pool.executor.size))}  "
+        "largest / mean"
+    )
     idle_ticks = [0] * pipeline.stages
     idle_work = [0.0] * pipeline.stages
     sums = {"alone": 0.0, "pooled": 0.0}
@@ -84,24 +96,41 @@ def print_exposed(ranks, model, batch_of, options) -> None:
             before = dict(pipeline.times)
             ranks.train(model, *batch_of(0), nano_batches)
             for direction, after in pipeline.times.items():
-                found = measured.setdefault((nano_batches, direction), torch.zeros(3, dtype=torch.float64))
+                found = measured.setdefault(
+                    (nano_batches, direction), torch.zeros(3, dtype=torch.float64)
+                )
                 was = before[direction]
                 found += torch.tensor(
-                    [after.exposed_s - was.exposed_s, after.attention_s - was.attention_s, after.sent_bytes - was.sent_bytes]
+                    [
+                        after.exposed_s - was.exposed_s,
+                        after.attention_s - was.attention_s,
+                        after.sent_bytes - was.sent_bytes,
+                    ]
                 )
     model.zero_grad()
     if rank == 0:
-        print(f"\nExposed communication over {options.links}, mean of {options.timed_steps} steps and all ranks (measured)")
+        print(
+            f"\nExposed communication over {options.links}, mean of {options.timed_steps} steps "
+            "and all ranks (measured)"
+        )
         if options.block_ms > 0:
-            print(f"with a pause of {options.block_ms:g} ms in every layer, {2 * options.block_ms:g} ms backward")
+            print(
+                f"with a pause of {options.block_ms:g} ms in every layer, {2 * options.block_ms:g} "
+                "ms backward"
+            )
         print("              direction  waited, ms  in the kernel, ms  sent, kB")
     for (nano_batches, direction), found in measured.items():
         dist.all_reduce(found)
-        exposed, attention, sent = (found / (options.timed_steps * ranks.pool.executor.size)).tolist()
+        exposed, attention, sent = (
+            found / (options.timed_steps * ranks.pool.executor.size)
+        ).tolist()
         if rank == 0:
             name = "ping-pong" if nano_batches == 2 else "no ping-pong"
             kind = "idle tick" if direction == "idle" else direction
-            print(f"{name:>12}  {kind:>9}  {1e3 * exposed:10.1f}  {1e3 * attention:17.1f}  {sent / 1e3:8.1f}")
+            print(
+                f"{name:>12}  {kind:>9}  {1e3 * exposed:10.1f}  {1e3 * attention:17.1f}  "
+                f"{sent / 1e3:8.1f}"
+            )
 
 
 def print_tables(ranks, model, batch_of, options) -> None:

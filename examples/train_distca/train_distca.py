@@ -22,10 +22,11 @@ import time
 
 import torch
 import torch.distributed as dist
-from contextile.torch import Executor, Pool, SamePhasePipeline
 from tables import print_tables
 from torch import nn
 from torch.nn import functional
+
+from contextile.torch import Executor, Pool, SamePhasePipeline
 
 STAGES, REPLICAS, CONTEXT = 2, 2, 2
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -39,18 +40,25 @@ class Text:
 
     def __init__(self) -> None:
         folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
-        self.bytes = b"".join(path.read_bytes()[:8192] for path in sorted(folder.glob("*.py"))[:100])
+        self.bytes = b"".join(
+            path.read_bytes()[:8192] for path in sorted(folder.glob("*.py"))[:100]
+        )
 
-    def micro_batch(self, step: int, i: int, replica: int, num_tokens: int) -> tuple[list[int], torch.Tensor]:
+    def micro_batch(
+        self, step: int, i: int, replica: int, num_tokens: int
+    ) -> tuple[list[int], torch.Tensor]:
         """Returns lengths of documents, and their tokens end to end."""
         random = torch.Generator().manual_seed(1000 * step + 10 * i + replica)
-        draw = lambda end: int(torch.randint(end, (1,), generator=random))  # noqa: E731
+        draw = lambda end: int(torch.randint(end, (1,), generator=random))
         lengths: list[int] = []
         longest = num_tokens if draw(3) == 0 else num_tokens // 8
         while (rest := num_tokens - sum(lengths)) > 0:
             lengths.append(min(rest, 16 + draw(longest)))
         starts = [draw(len(self.bytes) - length) for length in lengths]
-        text = b"".join(self.bytes[start : start + length] for start, length in zip(starts, lengths))
+        text = b"".join(
+            self.bytes[start : start + length]
+            for start, length in zip(starts, lengths, strict=True)
+        )
         return lengths, torch.tensor(list(text))
 
 
@@ -65,7 +73,9 @@ def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """RoPE: x [tokens, heads, dim] at positions [tokens]."""
     angles = positions[:, None, None] * 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], dim=-1).flatten(-2)
+    return torch.stack(
+        [even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], dim=-1
+    ).flatten(-2)
 
 
 class Pause(torch.autograd.Function):
@@ -95,7 +105,11 @@ class Layer(nn.Module):
         self.down = nn.Linear(FEED_FORWARD, HIDDEN, bias=False)
 
     def pre_attention(self, x, positions):
-        q, k, v = self.project(self.norm(x)).unflatten(1, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        q, k, v = (
+            self.project(self.norm(x))
+            .unflatten(1, (-1, DIM))
+            .split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        )
         return rotated(q, positions), rotated(k, positions), v
 
     def post_attention(self, attended, x, positions):
@@ -124,10 +138,14 @@ class Gpt(nn.Module):
 
     def loss(self, x, labels, num_labels):
         """These rows' share of the mean loss, over `num_labels` labels."""
-        return functional.cross_entropy(self.head(self.norm(x)), labels, reduction="sum") / num_labels
+        return (
+            functional.cross_entropy(self.head(self.norm(x)), labels, reduction="sum") / num_labels
+        )
 
 
-def dense_loss(model: Gpt, lengths: list[int], tokens: torch.Tensor, num_labels: int) -> torch.Tensor:
+def dense_loss(
+    model: Gpt, lengths: list[int], tokens: torch.Tensor, num_labels: int
+) -> torch.Tensor:
     """The share of a micro-batch in one process, with PyTorch alone."""
     documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -149,18 +167,27 @@ class Ranks:
         if executor.size != STAGES * REPLICAS * CONTEXT:
             raise SystemExit(f"expected {STAGES * REPLICAS * CONTEXT} ranks, found {executor.size}")
         self.pool = Pool(
-            executor, neighbourhoods=STAGES * REPLICAS, heads=(HEADS, KV_HEADS), head_dim=DIM, dtype="f32",
-            strategy=STRATEGY, cluster=f"local:1x{executor.size}",
-        )  # fmt: skip
+            executor,
+            neighbourhoods=STAGES * REPLICAS,
+            heads=(HEADS, KV_HEADS),
+            head_dim=DIM,
+            dtype="f32",
+            strategy=STRATEGY,
+            cluster=f"local:1x{executor.size}",
+        )
         self.stage, self.replica = divmod(self.pool.neighbourhood, REPLICAS)
         count = LAYERS // STAGES
         layers = list(model.layers[self.stage * count : (self.stage + 1) * count])
         self.pipelines = {
-            nano_batches: SamePhasePipeline([layers], self.pool, stages=STAGES, hidden=HIDDEN, nano_batches=nano_batches)
+            nano_batches: SamePhasePipeline(
+                [layers], self.pool, stages=STAGES, hidden=HIDDEN, nano_batches=nano_batches
+            )
             for nano_batches in (1, 2)
         }
         per_stage = REPLICAS * CONTEXT
-        groups = [dist.new_group(list(range(s * per_stage, (s + 1) * per_stage))) for s in range(STAGES)]
+        groups = [
+            dist.new_group(list(range(s * per_stage, (s + 1) * per_stage))) for s in range(STAGES)
+        ]
         self.group = groups[self.stage]
 
     def train(self, model: Gpt, batch: list, num_labels: int, nano_batches: int) -> torch.Tensor:
@@ -180,24 +207,39 @@ class Ranks:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--micro-batches", type=int, default=4, help="of a replica in one step")
     parser.add_argument("--tokens", type=int, default=512, help="of a micro-batch")
     parser.add_argument("--nano-batches", type=int, choices=[1, 2], default=2, help="2: ping-pong")
-    parser.add_argument("--timed-steps", type=int, default=3, help="for the table of exposed communication")
     parser.add_argument(
-        "--block-ms", type=float, default=0.0,
-        help="for that table: a pause of so many ms in every layer, twice as long backward, as a GPU's work would be",
-    )  # fmt: skip
-    parser.add_argument("--megatron", action="store_true", help="Megatron's layers; no nano-batches, no tables")
+        "--timed-steps", type=int, default=3, help="for the table of exposed communication"
+    )
+    parser.add_argument(
+        "--block-ms",
+        type=float,
+        default=0.0,
+        help=(
+            "for that table: a pause of so many ms in every layer, twice as long backward, as a "
+            "GPU's work would be"
+        ),
+    )
+    parser.add_argument(
+        "--megatron", action="store_true", help="Megatron's layers; no nano-batches, no tables"
+    )
     parser.add_argument("--dense", action="store_true", help="one process, plain PyTorch")
     parser.add_argument("--links", default="loopback", help="a name of the network, for the table")
     parser.add_argument("--out", default="", help="where losses go, as JSON")
     options = parser.parse_args()
-    for name in ("dense", "nano_batches", "timed_steps", "block_ms", "links") if options.megatron else ():
+    for name in (
+        ("dense", "nano_batches", "timed_steps", "block_ms", "links") if options.megatron else ()
+    ):
         if (found := getattr(options, name)) != (expected := parser.get_default(name)):
-            parser.error(f"--{name.replace('_', '-')}: expected {expected} with --megatron, found {found}")
+            parser.error(
+                f"--{name.replace('_', '-')}: expected {expected} with --megatron, found {found}"
+            )
     return options
 
 
@@ -217,13 +259,17 @@ def main() -> None:
         parameters, name = megatron.parameters(), "8 ranks, Megatron's layers"
     elif not options.dense:
         ranks = Ranks(model)
-        parameters, name = model.stage(ranks.stage).parameters(), f"8 ranks, {options.nano_batches} nano-batches"
+        parameters, name = (
+            model.stage(ranks.stage).parameters(),
+            f"8 ranks, {options.nano_batches} nano-batches",
+        )
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)
 
     def batch_of(step):
         """[micro-batch][replica] of (lengths, tokens), and the number of labels."""
         batch = [
-            [text.micro_batch(step, i, d, options.tokens) for d in range(REPLICAS)] for i in range(options.micro_batches)
+            [text.micro_batch(step, i, d, options.tokens) for d in range(REPLICAS)]
+            for i in range(options.micro_batches)
         ]
         documents = sum(len(lengths) for of_replicas in batch for lengths, _ in of_replicas)
         return batch, options.tokens * options.micro_batches * REPLICAS - documents
@@ -235,7 +281,11 @@ def main() -> None:
         if options.megatron:
             loss = megatron.train(batch, num_labels)
         elif ranks is None:
-            loss = sum(dense_loss(model, *of_replica, num_labels) for of_replicas in batch for of_replica in of_replicas)
+            loss = sum(
+                dense_loss(model, *of_replica, num_labels)
+                for of_replicas in batch
+                for of_replica in of_replicas
+            )
             loss.backward()
         else:
             loss = ranks.train(model, batch, num_labels, options.nano_batches)
@@ -244,7 +294,10 @@ def main() -> None:
         losses.append(loss.item())
     seconds = time.perf_counter() - begun
     if options.dense or dist.get_rank() == 0:
-        print(f"{name}: loss {losses[0]:.4f} → {losses[-1]:.4f} in {len(losses)} steps, {seconds:.0f} s")
+        print(
+            f"{name}: loss {losses[0]:.4f} → {losses[-1]:.4f} in {len(losses)} steps, "
+            f"{seconds:.0f} s"
+        )
         if options.out:
             pathlib.Path(options.out).write_text(json.dumps(losses))
     if ranks is not None:

@@ -17,12 +17,13 @@ import pathlib
 import sysconfig
 import time
 
-import contextile as ct
 import torch
 import torch.distributed as dist
-from contextile.torch import DataLoader, Executor, attention
 from torch import nn
 from torch.nn import functional
+
+import contextile as ct
+from contextile.torch import DataLoader, Executor, attention
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 HIDDEN, FEED_FORWARD, LAYERS, WINDOW = HEADS * DIM, 192, 4, 64
@@ -49,7 +50,9 @@ class Text:
 def masks_of(pieces):
     """Every third document is a question with three answers, in layers without a window."""
     long = [
-        ct.masks.shared_question(0.3, 3) if piece.document % 3 == 0 and piece.end - piece.begin >= 32 else "causal"
+        ct.masks.shared_question(0.3, 3)
+        if piece.document % 3 == 0 and piece.end - piece.begin >= 32
+        else "causal"
         for piece in pieces
     ]
     return {"long": (long, LAYERS // 2), "short": (ct.masks.sliding_window(WINDOW), LAYERS // 2)}
@@ -82,8 +85,14 @@ class Layer(nn.Module):
         self.down = nn.Linear(FEED_FORWARD, HIDDEN, bias=False)
 
     def forward(self, x, positions, attend):
-        q, k, v = self.project(self.norm(x)).unflatten(1, (-1, DIM)).split([HEADS, KV_HEADS, KV_HEADS], dim=1)
-        x = x + self.out(attend(rotated(q, positions), rotated(k, positions), v, self.mask).flatten(1))
+        q, k, v = (
+            self.project(self.norm(x))
+            .unflatten(1, (-1, DIM))
+            .split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+        )
+        x = x + self.out(
+            attend(rotated(q, positions), rotated(k, positions), v, self.mask).flatten(1)
+        )
         gate, up = self.up(self.feed_norm(x)).chunk(2, dim=1)
         return x + self.down(functional.silu(gate) * up)
 
@@ -115,20 +124,31 @@ def dense_attend(pieces, plan, masks):
 
     def attend(q, k, v, mask):
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=dense[mask], enable_gqa=True)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=dense[mask], enable_gqa=True
+        )
         return out[0].transpose(0, 1)
 
     return attend
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategy", default="auto:steps=100000", help="as contextile.plan takes it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--strategy", default="auto:steps=100000", help="as contextile.plan takes it"
+    )
     parser.add_argument("--block-size", type=int, default=64, help="tokens of a block")
     parser.add_argument("--tokens", type=int, default=1024, help="of a batch")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--documents", type=int, default=200, help="source files, at most")
-    parser.add_argument("--masks", choices=["mixed", "causal"], default="mixed", help="mixed: as above; causal: all layers")
+    parser.add_argument(
+        "--masks",
+        choices=["mixed", "causal"],
+        default="mixed",
+        help="mixed: as above; causal: all layers",
+    )
     parser.add_argument("--dense", action="store_true", help="one process, plain PyTorch")
     parser.add_argument("--out", default="", help="where losses and times go, as JSON")
     return parser.parse_args()
@@ -162,8 +182,7 @@ def main() -> None:
     for step in loader:
         if executor:
             executor.prepare(step.plan)
-            attend = lambda q, k, v, mask: attention(  # noqa: E731
-                q, k, v, executor=executor, mask=mask)
+            attend = lambda q, k, v, mask: attention(q, k, v, executor=executor, mask=mask)
         else:
             attend = dense_attend(step.pieces, step.plan, masks)
         local = step.local
@@ -178,16 +197,23 @@ def main() -> None:
             shares = torch.cat([loss.view(1), *(p.grad.flatten() for p in model.parameters())])
             dist.all_reduce(shares)
             loss, *grads = shares.split([1, *(p.numel() for p in model.parameters())])
-            for parameter, grad in zip(model.parameters(), grads):
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
                 parameter.grad.copy_(grad.view_as(parameter))
         optimizer.step()
         losses.append(loss.item())
     seconds = time.perf_counter() - begun
     if executor is None or executor.rank == 0:
         rate = options.steps * options.tokens / seconds
-        print(f"{'dense' if options.dense else options.strategy}: loss {losses[0]:.4f} → {losses[-1]:.4f}, {rate:.0f} tokens/s")
+        print(
+            f"{'dense' if options.dense else options.strategy}: loss {losses[0]:.4f} → "
+            f"{losses[-1]:.4f}, {rate:.0f} tokens/s"
+        )
         if options.out:
-            result = {"losses": losses, "tokens_per_s": rate, "strategy": None if options.dense else options.strategy}
+            result = {
+                "losses": losses,
+                "tokens_per_s": rate,
+                "strategy": None if options.dense else options.strategy,
+            }
             pathlib.Path(options.out).write_text(json.dumps(result))
     if not options.dense:
         dist.destroy_process_group()

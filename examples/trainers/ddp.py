@@ -1,19 +1,20 @@
 """DDP with gradient accumulation: two micro-batches per step and replica.
 
-  torchrun --nproc-per-node=4 ddp.py [OUT]
+torchrun --nproc-per-node=4 ddp.py [OUT]
 """
 
 import contextlib
 import sys
 
-import contextile as ct
 import torch
 import torch.distributed as dist
-from contextile.torch import DataLoader, Executor
 from gpt import BATCH, Gpt, Text, by_plan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+
+import contextile as ct
+from contextile.torch import DataLoader, Executor
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -24,9 +25,18 @@ model = DistributedDataParallel(Gpt(by_plan(executor)))  # over all ranks
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 loader = DataLoader(
-    Text(), cluster=ct.Cluster.from_torch(group), rank=executor.rank, strategy="dcp", block_size=16,
-    data_parallel=mesh["dp"].size(), replica=mesh["dp"].get_local_rank(), micro_batches=2, tokens=128, end_step=3, **BATCH,
-)  # fmt: skip
+    Text(),
+    cluster=ct.Cluster.from_torch(group),
+    rank=executor.rank,
+    strategy="dcp",
+    block_size=16,
+    data_parallel=mesh["dp"].size(),
+    replica=mesh["dp"].get_local_rank(),
+    micro_batches=2,
+    tokens=128,
+    end_step=3,
+    **BATCH,
+)
 losses, loss_of_step = [], torch.zeros(())
 for step in loader:
     executor.prepare(step.plan)

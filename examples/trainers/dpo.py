@@ -1,18 +1,20 @@
 """Steps of DPO: log-probabilities of whole responses, summed over context-parallel ranks.
 
-  torchrun --nproc-per-node=2 dpo.py [OUT]
+torchrun --nproc-per-node=2 dpo.py [OUT]
 """
 
 import sys
 
-import contextile as ct
-import contextile.transformers as cth
 import torch
 import torch.distributed as dist
-from contextile.torch import Executor, document_sums, local_batch, token_log_probs
 from tiny import make_model
 from torch.nn.functional import logsigmoid
 from torch.nn.parallel import DistributedDataParallel
+
+import contextile as ct
+import contextile.transformers as cth
+from contextile.torch import Executor, document_sums, local_batch, token_log_probs
+
 BETA = 0.5
 
 
@@ -20,7 +22,11 @@ def make_pairs(seed):
     """Two prompts of 30 tokens with chosen responses of 40, then with rejected ones of 25."""
     random = torch.Generator().manual_seed(seed)
     prompts = torch.randint(2, 97, (2, 30), generator=random)
-    return [torch.cat([prompt, torch.randint(2, 97, (n,), generator=random)]) for n in (40, 25) for prompt in prompts]
+    return [
+        torch.cat([prompt, torch.randint(2, 97, (n,), generator=random)])
+        for n in (40, 25)
+        for prompt in prompts
+    ]
 
 
 def main():
@@ -33,12 +39,22 @@ def main():
     def response_log_probs(model, documents):
         """Log-probabilities of the responses, [documents], the same on every rank."""
         lengths = [len(document) for document in documents]
-        plan = ct.plan(lengths, cluster=ct.Cluster.from_torch(), strategy="dcp", block_size=16, **cth.batch_of(policy))
+        plan = ct.plan(
+            lengths,
+            cluster=ct.Cluster.from_torch(),
+            strategy="dcp",
+            block_size=16,
+            **cth.batch_of(policy),
+        )
         executor.prepare(plan)
         is_response = torch.cat([torch.arange(length) >= 30 for length in lengths])
-        local = local_batch(torch.cat(documents), plan=plan, rank=executor.rank, loss_mask=is_response)
+        local = local_batch(
+            torch.cat(documents), plan=plan, rank=executor.rank, loss_mask=is_response
+        )
         with cth.use(executor):
-            logits = model(local.tokens[None], position_ids=local.positions[None], use_cache=False).logits[0]
+            logits = model(
+                local.tokens[None], position_ids=local.positions[None], use_cache=False
+            ).logits[0]
         return document_sums(token_log_probs(logits, local.labels), plan=plan)
 
     losses = []

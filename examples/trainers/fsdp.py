@@ -1,18 +1,19 @@
 """FSDP2 over a mesh of replicas and context-parallel ranks: replicas hold different documents.
 
-  torchrun --nproc-per-node=4 fsdp.py [OUT]
+torchrun --nproc-per-node=4 fsdp.py [OUT]
 """
 
 import sys
 
-import contextile as ct
 import torch
 import torch.distributed as dist
-from contextile.torch import DataLoader, Executor
 from gpt import BATCH, Gpt, Text, by_plan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+
+import contextile as ct
+from contextile.torch import DataLoader, Executor
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # the same weights on every rank
@@ -27,9 +28,17 @@ fully_shard(model, mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 loader = DataLoader(
-    Text(), cluster=ct.Cluster.from_torch(group), rank=executor.rank, strategy="dcp", block_size=16,
-    data_parallel=mesh["dp"].size(), replica=mesh["dp"].get_local_rank(), tokens=128, end_step=3, **BATCH,
-)  # fmt: skip
+    Text(),
+    cluster=ct.Cluster.from_torch(group),
+    rank=executor.rank,
+    strategy="dcp",
+    block_size=16,
+    data_parallel=mesh["dp"].size(),
+    replica=mesh["dp"].get_local_rank(),
+    tokens=128,
+    end_step=3,
+    **BATCH,
+)
 losses = []
 for step in loader:
     executor.prepare(step.plan)

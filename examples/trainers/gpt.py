@@ -1,7 +1,8 @@
 """The model and the text of the examples in this folder that are plain PyTorch."""
 
-from contextile.torch import attention
 from torch import nn
+
+from contextile.torch import attention
 
 BATCH = {"heads": (4, 2), "head_dim": 16, "dtype": "f32"}
 WIDTH, WORDS = 64, 50
@@ -10,7 +11,7 @@ WIDTH, WORDS = 64, 50
 class Text:
     """Documents that a seed would make from your files."""
 
-    lengths = [70, 26, 64, 50, 38, 14, 90, 33, 55, 72]
+    lengths = (70, 26, 64, 50, 38, 14, 90, 33, 55, 72)
 
     def __len__(self):
         return len(self.lengths)

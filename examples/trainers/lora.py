@@ -1,17 +1,18 @@
 """LoRA adapters of peft, trained by the Trainer of transformers with context parallelism.
 
-  torchrun --nproc-per-node=2 lora.py [OUT]
+torchrun --nproc-per-node=2 lora.py [OUT]
 """
 
 import sys
 import tempfile
 
-import contextile.transformers as cth
 import torch
 import transformers
-from contextile.torch import Executor
 from peft import LoraConfig, get_peft_model
 from tiny import SETTINGS, make_documents, make_model, pad
+
+import contextile.transformers as cth
+from contextile.torch import Executor
 
 
 class Trainer(cth.TrainerMixin, transformers.Trainer):
@@ -21,19 +22,34 @@ class Trainer(cth.TrainerMixin, transformers.Trainer):
 def make_adapted(attention):
     model = make_model(attention)
     # Random adapters, because new ones have gradients of 0.
-    return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    return get_peft_model(
+        model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
 
 
 def make_trainer(kind, attention, **more):
     args = transformers.TrainingArguments(tempfile.mkdtemp(), **{**SETTINGS, **more})
-    given = {"executor": Executor(), "plan": {"strategy": "dcp", "block_size": 16}} if kind is Trainer else {}
-    return kind(make_adapted(attention), args, data_collator=pad, train_dataset=make_documents(), **given)
+    given = (
+        {"executor": Executor(), "plan": {"strategy": "dcp", "block_size": 16}}
+        if kind is Trainer
+        else {}
+    )
+    return kind(
+        make_adapted(attention), args, data_collator=pad, train_dataset=make_documents(), **given
+    )
 
 
 def results_of(trainer):
     trainer.train()
-    adapters = {name: value.detach() for name, value in trainer.model.named_parameters() if value.requires_grad}
-    return {"losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], "parameters": adapters}
+    adapters = {
+        name: value.detach()
+        for name, value in trainer.model.named_parameters()
+        if value.requires_grad
+    }
+    return {
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "parameters": adapters,
+    }
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """TRL's SFTTrainer with packed documents, over replicas and context-parallel ranks.
 
-  torchrun --nproc-per-node=4 sft.py [OUT]
+torchrun --nproc-per-node=4 sft.py [OUT]
 """
 
 import sys
 import tempfile
 
-import contextile.transformers as cth
 import torch
-from contextile.torch import Executor
 from datasets import Dataset
 from tiny import SETTINGS, make_documents, make_model, make_tokenizer
 from torch.distributed.device_mesh import init_device_mesh
 from trl import SFTConfig, SFTTrainer
+
+import contextile.transformers as cth
+from contextile.torch import Executor
 
 
 class Trainer(cth.TrainerMixin, SFTTrainer):
@@ -22,24 +23,43 @@ class Trainer(cth.TrainerMixin, SFTTrainer):
 def make_trainer(kind, attention, **more):
     """Returns a trainer that packs documents into rows of 128 tokens, without padding."""
     args = SFTConfig(
-        tempfile.mkdtemp(), packing=True, eval_packing=False, max_length=128, bf16=False, eval_strategy="steps", eval_steps=3,
+        tempfile.mkdtemp(),
+        packing=True,
+        eval_packing=False,
+        max_length=128,
+        bf16=False,
+        eval_strategy="steps",
+        eval_steps=3,
         **{**SETTINGS, **more},
-    )  # fmt: skip
+    )
     given = {}
     if kind is Trainer:
         mesh = init_device_mesh("cpu", (2, args.world_size // 2), mesh_dim_names=("dp", "cp"))
-        given = {"executor": Executor(mesh["cp"].get_group()), "plan": {"strategy": "dcp", "block_size": 16}}
+        given = {
+            "executor": Executor(mesh["cp"].get_group()),
+            "plan": {"strategy": "dcp", "block_size": 16},
+        }
     texts, held_out = (Dataset.from_list(make_documents(count)) for count in (36, 8))
     return kind(
-        make_model(attention), args, train_dataset=texts, eval_dataset=held_out, processing_class=make_tokenizer(), **given
+        make_model(attention),
+        args,
+        train_dataset=texts,
+        eval_dataset=held_out,
+        processing_class=make_tokenizer(),
+        **given,
     )
 
 
 def results_of(trainer):
     trainer.train()
     logs = trainer.state.log_history
-    values = [entry[key] for key in ("loss", "grad_norm", "eval_loss") for entry in logs if key in entry]
-    return {"losses": values, "parameters": {name: value.detach() for name, value in trainer.model.named_parameters()}}
+    values = [
+        entry[key] for key in ("loss", "grad_norm", "eval_loss") for entry in logs if key in entry
+    ]
+    return {
+        "losses": values,
+        "parameters": {name: value.detach() for name, value in trainer.model.named_parameters()},
+    }
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """Tensor parallelism of DTensors inside context parallelism, as torchtitan arranges them.
 
-  torchrun --nproc-per-node=4 tensor_parallel.py [OUT]
+torchrun --nproc-per-node=4 tensor_parallel.py [OUT]
 """
 
 import sys
 
-import contextile as ct
 import torch
 import torch.distributed as dist
-from contextile.torch import DataLoader, Executor
 from gpt import BATCH, Gpt, Text, by_plan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
+
+import contextile as ct
+from contextile.torch import DataLoader, Executor
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -26,7 +27,14 @@ def parallelize(model):
     """Shards heads and feed-forward over tp, parameters over cp. q, k and v are DTensors."""
     columns = ColwiseParallel(use_local_output=False)
     for layer in model.layers:
-        plan = {"q": columns, "k": columns, "v": columns, "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+        plan = {
+            "q": columns,
+            "k": columns,
+            "v": columns,
+            "out": RowwiseParallel(),
+            "up": ColwiseParallel(),
+            "down": RowwiseParallel(),
+        }
         parallelize_module(layer, tp, plan)
         fully_shard(layer, mesh=cp)
     return fully_shard(model, mesh=cp)
@@ -36,13 +44,21 @@ model = parallelize(Gpt(by_plan(executor)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 heads = tuple(count // tp.size() for count in BATCH["heads"])  # of one rank
 loader = DataLoader(
-    Text(), cluster=ct.Cluster.from_torch(cp.get_group()), rank=executor.rank, strategy="dcp", block_size=16, tokens=128,
-    end_step=3, **{**BATCH, "heads": heads},
-)  # fmt: skip
+    Text(),
+    cluster=ct.Cluster.from_torch(cp.get_group()),
+    rank=executor.rank,
+    strategy="dcp",
+    block_size=16,
+    tokens=128,
+    end_step=3,
+    **{**BATCH, "heads": heads},
+)
 losses = []
 for step in loader:
     executor.prepare(step.plan)
-    token_losses = cross_entropy(model(step.local.tokens, step.local.positions), step.local.labels, reduction="none")
+    token_losses = cross_entropy(
+        model(step.local.tokens, step.local.positions), step.local.labels, reduction="none"
+    )
     loss = (token_losses * step.local.loss_weights).sum()
     (loss * cp.size()).backward()  # FSDP averages over cp; tp has no average
     optimizer.step()

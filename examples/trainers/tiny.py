@@ -3,12 +3,31 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0}  # fmt: skip
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
 
-SETTINGS = {"max_steps": 3, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2, "optim": "sgd",
-            "learning_rate": 0.1, "max_grad_norm": 1.0, "logging_steps": 1, "save_strategy": "no", "report_to": "none",
-            "use_cpu": True, "ddp_backend": "gloo", "disable_tqdm": True}  # fmt: skip
+SETTINGS = {
+    "max_steps": 3,
+    "per_device_train_batch_size": 2,
+    "per_device_eval_batch_size": 2,
+    "optim": "sgd",
+    "learning_rate": 0.1,
+    "max_grad_norm": 1.0,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "use_cpu": True,
+    "ddp_backend": "gloo",
+    "disable_tqdm": True,
+}
 
 
 def make_model(attention="eager"):
@@ -21,15 +40,26 @@ def make_model(attention="eager"):
 def make_documents(count=24):
     random = torch.Generator().manual_seed(1)
     lengths = torch.randint(20, 70, (count,), generator=random).tolist()
-    return [{"input_ids": torch.randint(1, 97, (length,), generator=random).tolist()} for length in lengths]
+    return [
+        {"input_ids": torch.randint(1, 97, (length,), generator=random).tolist()}
+        for length in lengths
+    ]
 
 
 def pad(documents):
     """A data collator: rows of equal length, padded; padding has no labels."""
     longest = max(len(document["input_ids"]) for document in documents)
-    rows = [document["input_ids"] + [0] * (longest - len(document["input_ids"])) for document in documents]
+    rows = [
+        document["input_ids"] + [0] * (longest - len(document["input_ids"]))
+        for document in documents
+    ]
     ids = torch.tensor(rows)
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.where(ids > 0, ids, -100)}
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).long(),
+        "labels": torch.where(ids > 0, ids, -100),
+    }
+
 
 def make_tokenizer():
     """Returns a tokenizer whose words are "0" to "96"; "0" pads."""

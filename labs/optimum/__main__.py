@@ -49,10 +49,18 @@ def measured(one, arguments):
 def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("--only", default="", metavar="WORDS", help="words of names, comma-separated")
-    parser.add_argument("--equal-blocks", action="store_true", help="not in the blocks of auto's plan")
-    parser.add_argument("--solve-s", type=float, default=60, help="most seconds for the solver (60)")
-    parser.add_argument("--plans", type=int, default=9000, help="plans that the search simulates (9000)")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="words of names, comma-separated"
+    )
+    parser.add_argument(
+        "--equal-blocks", action="store_true", help="not in the blocks of auto's plan"
+    )
+    parser.add_argument(
+        "--solve-s", type=float, default=60, help="most seconds for the solver (60)"
+    )
+    parser.add_argument(
+        "--plans", type=int, default=9000, help="plans that the search simulates (9000)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of the solver (2)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="where the numbers go")
     arguments = parser.parse_args()
@@ -62,7 +70,10 @@ def main():
     todo = chosen([word for word in arguments.only.split(",") if word])
     if not todo:
         only = arguments.only
-        print(f"optimum: --only: expected words of an instance's name, found '{only}'", file=sys.stderr)
+        print(
+            f"optimum: --only: expected words of an instance's name, found '{only}'",
+            file=sys.stderr,
+        )
         return 2
     rows = []
     print(study.HEADER, flush=True)

@@ -51,7 +51,9 @@ class BoundModel:
         self.costs, self.model = costs, cp_model.CpModel()
         self.devices, self.groups = range(costs.cluster.num_devices), range(costs.groups)
         self.blocks = range(len(costs.tokens))
-        self.time = self.model.NewIntVar(math.floor(1e3 * least_us), math.ceil(1e3 * limit_us), "time")
+        self.time = self.model.NewIntVar(
+            math.floor(1e3 * least_us), math.ceil(1e3 * limit_us), "time"
+        )
         self._place()
         self._find_transfers()
         self._charge()
@@ -59,11 +61,15 @@ class BoundModel:
 
     def _place(self):
         model, costs = self.model, self.costs
-        self.own = {(b, d): model.NewBoolVar(f"own{b},{d}") for b in self.blocks for d in self.devices}
+        self.own = {
+            (b, d): model.NewBoolVar(f"own{b},{d}") for b in self.blocks for d in self.devices
+        }
         for b in self.blocks:
             model.AddExactlyOne(self.own[b, d] for d in self.devices)
         for d in self.devices:
-            model.Add(sum(costs.tokens[b] * self.own[b, d] for b in self.blocks) <= costs.token_limit)
+            model.Add(
+                sum(costs.tokens[b] * self.own[b, d] for b in self.blocks) <= costs.token_limit
+            )
         self._break_symmetry()
         self.at = {}
         for t in range(len(costs.tiles)):
@@ -171,7 +177,9 @@ class BoundModel:
         runs = self._runs_ns(d)
         sends_ns = self._sum(q, costs.convert_ns, d)
         gathers_ns = self._sum(self.leaves["q"], costs.convert_ns, d)
-        model.Add(self.time >= runs + call * works + launch * (moves + results) + sends_ns + gathers_ns)
+        model.Add(
+            self.time >= runs + call * works + launch * (moves + results) + sends_ns + gathers_ns
+        )
         first = costs.latency_ns + min(*costs.kv_bytes, *costs.q_bytes) / costs.device_rate
         last = costs.latency_ns + min(costs.o_bytes) / costs.device_rate
         # The launch of another group may fall into the first wait.
@@ -185,7 +193,9 @@ class BoundModel:
         model, costs, rate = self.model, self.costs, self.costs.device_rate
         sizes = {"kv": costs.kv_bytes, "q": costs.q_bytes, "o": costs.o_bytes}
         per = {name: [size / rate for size in of_blocks] for name, of_blocks in sizes.items()}
-        inputs = self._sum(self.arrives["kv"], per["kv"], d) + self._sum(self.arrives["q"], per["q"], d)
+        inputs = self._sum(self.arrives["kv"], per["kv"], d) + self._sum(
+            self.arrives["q"], per["q"], d
+        )
         gathered = self._sum(self.leaves["q"], per["o"], d)
         returned = self._sum(self.arrives["q"], per["o"], d)
         sent = self._sum(self.leaves["kv"], per["kv"], d) + self._sum(self.leaves["q"], per["q"], d)
@@ -265,7 +275,9 @@ class BoundModel:
             self.model.Add(variable == value)
 
     def placement(self, solver):
-        owners = [next(d for d in self.devices if solver.Value(self.own[b, d])) for b in self.blocks]
+        owners = [
+            next(d for d in self.devices if solver.Value(self.own[b, d])) for b in self.blocks
+        ]
         count = len(self.costs.tiles)
         devices = [
             next(d for d in self.devices if solver.Value(self.at[t, g, d]))
@@ -302,7 +314,11 @@ def solve(costs, least_us, known, known_us, seconds, threads=2):
     solver.parameters.num_workers = threads
     solver.parameters.relative_gap_limit = 0.005
     status = solver.Solve(problem.model)
-    names = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.UNKNOWN: "unknown"}
+    names = {
+        cp_model.OPTIMAL: "optimal",
+        cp_model.FEASIBLE: "feasible",
+        cp_model.UNKNOWN: "unknown",
+    }
     if status not in names:
         raise AssertionError(
             f"expected a placement of at most {known_us} µs, found {solver.StatusName(status)}"

@@ -6,6 +6,7 @@ head group of the finest split, because a coarser group costs exactly as much as
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -190,7 +191,9 @@ class Costs:
         for pairs in parts:
             sums |= {total + pairs for total in sums}
             if len(sums) > MOST_SUMS:
-                raise ValueError(f"run of {rows} rows: expected at most {MOST_SUMS} sums, found more")
+                raise ValueError(
+                    f"run of {rows} rows: expected at most {MOST_SUMS} sums, found more"
+                )
         points = sorted((pairs, self.profile.run_ns(rows, pairs)) for pairs in sums if pairs > 0)
         hull = []
         for point in points:
@@ -199,13 +202,15 @@ class Costs:
             hull.append(point)
         through_zero = min(time / pairs for pairs, time in points)
         lines = {(0.0, through_zero)}
-        for (x0, y0), (x1, y1) in zip(hull, hull[1:]):
+        for (x0, y0), (x1, y1) in itertools.pairwise(hull):
             slope = (y1 - y0) / (x1 - x0)
             if y0 - slope * x0 > 0 and slope >= 0:
                 lines.add((y0 - slope * x0, slope))
         if len(points) == 1:
             lines.add((points[0][1], 0.0))
-        return [one for one in lines if all(one[0] + one[1] * x <= y * (1 + 1e-9) for x, y in points)]
+        return [
+            one for one in lines if all(one[0] + one[1] * x <= y * (1 + 1e-9) for x, y in points)
+        ]
 
 
 def _turns_right(a, b, c):

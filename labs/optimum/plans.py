@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import contextile as ct
 
-
 AHEAD = (1, 2, 9, 99)
 
 

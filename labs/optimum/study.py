@@ -12,8 +12,10 @@ from optimum.costs import Costs, token_limit_of
 MOST_BLOCKS = 24
 RATIOS = ("auto/best", "auto/lower", "best/lower", "bound/lower", "bound/best")
 HEADER = (
-    "| cluster | documents | heads | mask | blocks | auto, µs | best plan, µs | solver's bound, µs |"
-    " bound, µs | auto / best | auto / solver | best / solver | bound / solver | status |\n" + "|---" * 14 + "|"
+    "| cluster | documents | heads | mask | blocks | auto, µs | best plan, µs | solver's bound, "
+    "µs | bound, µs | auto / best | auto / solver | best / solver | bound / solver | status |\n"
+    + "|---" * 14
+    + "|"
 )
 
 
@@ -34,7 +36,7 @@ def check_model(costs, placement):
     simulated = plans.build(costs, placement).simulate().forward
     found = [device.attention_us for device in simulated.devices]
     expected = attention_us(costs, placement)
-    if any(not math.isclose(a, b, rel_tol=1e-6) for a, b in zip(expected, found)):
+    if any(not math.isclose(a, b, rel_tol=1e-6) for a, b in zip(expected, found, strict=True)):
         raise AssertionError(f"attention: expected {expected} µs, found {found} in the simulation")
 
 

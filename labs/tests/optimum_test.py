@@ -21,7 +21,7 @@ def small(lengths, cluster="h20", nodes=1, devices=2, mask="causal", heads=(4, 2
 
 def keeps_limit(one, owners):
     owned = [0] * one.cluster.num_devices
-    for tokens, owner in zip(one.tokens, owners):
+    for tokens, owner in zip(one.tokens, owners, strict=True):
         owned[owner] += tokens
     return max(owned) <= one.token_limit
 
@@ -124,7 +124,8 @@ if __name__ == "__main__":
         if importlib.util.find_spec(module) is None:
             print(f"no {module} for this Python ({install}): skipped")
             sys.exit(77)
-    import contextile as ct
     from optimum import bound, costs, instances, plans, study
+
+    import contextile as ct
 
     unittest.main()

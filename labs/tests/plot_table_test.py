@@ -20,12 +20,20 @@ LINES = {
     "source": "A paper, Fig. 1",
     "shows": "time by length",
     "rows": [
-        {"mask": mask, "tokens": tokens, "strategy": strategy, "total_s": 1e-3 * tokens * factor / 512}
+        {
+            "mask": mask,
+            "tokens": tokens,
+            "strategy": strategy,
+            "total_s": 1e-3 * tokens * factor / 512,
+        }
         for mask in ("causal", "lambda")
         for strategy, factor in (("dcp", 1), ("ring", 3))
         for tokens in (512, 1024, 4096)
-    ] + [{"mask": "causal", "strategy": "zigzag", "total_s": 0.004},
-         {"mask": "causal", "tokens": 512, "strategy": "magi", "note": "magi skipped: no number"}],
+    ]
+    + [
+        {"mask": "causal", "strategy": "zigzag", "total_s": 0.004},
+        {"mask": "causal", "tokens": 512, "strategy": "magi", "note": "magi skipped: no number"},
+    ],
     "plots": [{"x": "tokens", "y": ["total_s"], "series": ["strategy"], "panels": ["mask"]}],
 }
 BARS = {
@@ -65,8 +73,13 @@ class PlotTable(unittest.TestCase):
         return self.picture(document).decode()
 
     def run_script(self, text, *arguments, **environment):
-        return subprocess.run([sys.executable, "-B", SCRIPT, *arguments], input=text, text=True,
-                              capture_output=True, env={**os.environ, **environment})
+        return subprocess.run(
+            [sys.executable, "-B", SCRIPT, *arguments],
+            input=text,
+            text=True,
+            capture_output=True,
+            env={**os.environ, **environment},
+        )
 
     def refused(self, document, *words, output="plot.svg", arguments=(), **environment):
         text = document if isinstance(document, str) else json.dumps(document)
@@ -78,8 +91,10 @@ class PlotTable(unittest.TestCase):
             self.assertIn(word, done.stderr)
 
     def texts(self, svg):
-        return [text.replace("&#39;", "'").replace("&amp;", "&")
-                for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+        return [
+            text.replace("&#39;", "'").replace("&amp;", "&")
+            for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+        ]
 
     def test_draws_a_line_for_each_series_in_a_panel_for_each_mask(self):
         texts = self.texts(self.draw(LINES))
@@ -132,7 +147,9 @@ class PlotTable(unittest.TestCase):
         for text in ("base", "+ pipelining", "caller's layout", "forward share", "forward paper"):
             self.assertIn(text, texts)
         # Three of our bars, filled; two published ones, dashed.
-        self.assertGreaterEqual(len(re.findall(r'<path d="[^"]*" clip-path[^>]*fill: #0072b2', svg)), 3)
+        self.assertGreaterEqual(
+            len(re.findall(r'<path d="[^"]*" clip-path[^>]*fill: #0072b2', svg)), 3
+        )
         self.assertGreaterEqual(len(re.findall(r"fill: none;[^>]*stroke-dasharray", svg)), 2)
 
     def test_takes_numbers_that_are_written_as_text_for_numbers(self):
@@ -152,8 +169,9 @@ class PlotTable(unittest.TestCase):
     def test_draws_what_the_program_writes(self):
         if PROGRAM is None:
             self.skipTest("no --program")
-        table = subprocess.run([PROGRAM, "table", "dcp-fig7", "--json"], check=True,
-                               capture_output=True, text=True).stdout
+        table = subprocess.run(
+            [PROGRAM, "table", "dcp-fig7", "--json"], check=True, capture_output=True, text=True
+        ).stdout
         path = self.folder / "plot.svg"
         done = self.run_script(table, "-o", path)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -167,7 +185,9 @@ class PlotTable(unittest.TestCase):
         self.refused({"rows": []}, '"plots"')
         self.refused({"rows": [{"a": 1}], "plots": [{"x": "a"}]}, '"x" and "y"')
         self.refused({"rows": [{"a": 1}], "plots": [{"x": "a", "y": ["b"]}]}, '"b"')
-        self.refused({"rows": [{"a": 1, "b": "c"}], "plots": [{"x": "a", "y": ["b"]}]}, "nothing to draw")
+        self.refused(
+            {"rows": [{"a": 1, "b": "c"}], "plots": [{"x": "a", "y": ["b"]}]}, "nothing to draw"
+        )
         self.refused(BARS, "plot.gif'", ".svg", output="plot.gif")
         self.refused("", "no/such/file", arguments=["no/such/file"])
 

@@ -124,6 +124,7 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
           "devices per node if they are given. Raises InvalidArgument.")
       .def_static(
           "from_torch", &from_torch, "group"_a = nb::none(), "options"_a,
+          nb::sig("def from_torch(group: object | None = None, **options: typing.Any) -> Cluster"),
           "Returns the cluster of a torch.distributed group (default: the whole job). Hosts "
           "become nodes; preset= names the machine whose constants it has (default 'local'), and "
           "timeout= is the number of seconds to wait for ranks (default 60). Collective: every "

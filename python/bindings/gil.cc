@@ -117,7 +117,9 @@ void bind_stop_flag(nb::module_& module) {
                fail("stop flag: expected one at a time, found another");
              flag_of_thread = &self;
            })
-      .def("__exit__", [](const StopFlag&, const nb::args&) { flag_of_thread = nullptr; });
+      .def(
+          "__exit__", [](const StopFlag&, const nb::args&) { flag_of_thread = nullptr; },
+          nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
 }  // namespace contextile::python

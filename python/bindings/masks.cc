@@ -290,8 +290,9 @@ void bind_masks(nb::module_& module) {
   module.def("mask_spec_help", &mask_spec_help,
              "Returns all rules with their parameters, one per line.");
   nb::class_<TokenTree>(module, "TokenTree")
-      .def_prop_ro("tokens",
-                   [](const TokenTree& tree) { return nb::cast(numpy_array(tree.tokens)); })
+      .def_prop_ro(
+          "tokens", [](const TokenTree& tree) { return nb::cast(numpy_array(tree.tokens)); },
+          nb::sig("def tokens(self) -> numpy.typing.NDArray[numpy.int64]"))
       .def_ro("mask", &TokenTree::mask)
       .def_ro("branches", &TokenTree::branches);
   module.def(

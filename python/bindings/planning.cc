@@ -228,9 +228,6 @@ void bind_planning(nb::module_& module) {
                          arrangement.strategy);
       },
       "workload"_a, "cluster"_a, "arrangement"_a, "options"_a, release);
-  module.def("unsupported_reason", &unsupported_reason, "workload"_a, "cluster"_a, "choice"_a,
-             "options"_a, release,
-             "Returns the reason why the strategy cannot plan this batch, or None.");
 
   bind_comparison(module);
   bind_standings(module);

@@ -240,6 +240,8 @@ void bind_proof(nb::class_<PlanObject>& plan) {
           "plan.")
       .def("placed_tiles", &placed_tiles, nb::kw_only(), "limit"_a = 1'000'000, "mask"_a = 0,
            "direction"_a = "forward",
+           nb::sig("def placed_tiles(self, *, limit: int = 1000000, mask: int = 0, "
+                   "direction: str = 'forward') -> numpy.typing.NDArray[numpy.int64] | None"),
            "Returns the devices that compute tiles: int64 rows (q_begin, q_end, k_begin, k_end, "
            "device) of the hulls of blocks, for the first head group. None if there are more than "
            "`limit`.")
@@ -291,6 +293,8 @@ void bind_layout(nb::class_<PlanObject>& plan) {
           "positions were given and no rule tells which token follows which, -3 if positions are "
           "not known either.")
       .def("next_tokens", &next_tokens_of, "rank"_a,
+           nb::sig("def next_tokens(self, rank: int) -> "
+                   "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]"),
            "Returns (rows, tokens): every token that tokens of a rank predict, and the local row "
            "that does. A row behind which branches part has several. Two int64 arrays, ascending. "
            "Raises InvalidArgument if the plan does not know which token follows which.")

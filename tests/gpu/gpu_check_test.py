@@ -45,24 +45,46 @@ class Toolkit:
         self.nvcc = folder / "nvcc"
         self.calls = folder / "calls"
         known = "".join(f"{name}\n" for name in architectures)
-        report = ("ptxas info : Compiling entry function 'rows_fill' for 'sm_80'\n"
-                  f"    0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\n"
-                  "ptxas info : Used 24 registers\n")
+        report = (
+            "ptxas info : Compiling entry function 'rows_fill' for 'sm_80'\n"
+            f"    0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\n"
+            "ptxas info : Used 24 registers\n"
+        )
         self.nvcc.write_text(
             f"#!{sys.executable}\nimport sys\n"
             f"if sys.argv[1] == '--list-gpu-code':\n    sys.exit(print({known!r}))\n"
             f"open({str(self.calls)!r}, 'a').write(' '.join(sys.argv) + chr(10))\n"
-            f"print({report!r}, file=sys.stderr)\n", encoding="utf-8")
+            f"print({report!r}, file=sys.stderr)\n",
+            encoding="utf-8",
+        )
         self.nvcc.chmod(0o755)
 
     def compile(self, *options):
-        command = [sys.executable, "-c", WITHOUT_NVDISASM, ROOT / "scripts/cuda-kernels", "--nvcc", self.nvcc, "--output", self.output, *options]
-        return subprocess.run([str(word) for word in command], text=True, capture_output=True, check=False)
+        command = [
+            sys.executable,
+            "-c",
+            WITHOUT_NVDISASM,
+            ROOT / "scripts/cuda-kernels",
+            "--nvcc",
+            self.nvcc,
+            "--output",
+            self.output,
+            *options,
+        ]
+        return subprocess.run(
+            [str(word) for word in command], text=True, capture_output=True, check=False
+        )
 
     def compiled(self):
         """The architectures that cubins were made for."""
         calls = self.calls.read_text(encoding="utf-8") if self.calls.exists() else ""
-        return {word.removeprefix("-arch=") for line in calls.splitlines() if "-cubin" in line for word in line.split() if word.startswith("-arch=")}
+        return {
+            word.removeprefix("-arch=")
+            for line in calls.splitlines()
+            if "-cubin" in line
+            for word in line.split()
+            if word.startswith("-arch=")
+        }
 
 
 class CudaKernels(unittest.TestCase):
@@ -126,7 +148,14 @@ class GpuCheck(unittest.TestCase):
 
     def check(self, failing=()):
         arguments = types.SimpleNamespace(
-            gpu="0", nvcc="nvcc", out=self.folder, build=self.folder / "build", longest="1024", skip_peers=False, skip_sanitizer=False)
+            gpu="0",
+            nvcc="nvcc",
+            out=self.folder,
+            build=self.folder / "build",
+            longest="1024",
+            skip_peers=False,
+            skip_sanitizer=False,
+        )
         check = self.module.Check(arguments)
         for file in (check.report.text, check.report.log):
             file.close()
@@ -145,13 +174,22 @@ class GpuCheck(unittest.TestCase):
             return self.module.device_of("0")
 
     def test_compiles_for_the_device_alone_and_lets_kernels_spill(self):
-        for capability, architecture in (("8.6", "sm_80"), ("9.0", "sm_90a"), ("10.3", "sm_100"), ("12.0", None)):
+        for capability, architecture in (
+            ("8.6", "sm_80"),
+            ("9.0", "sm_90a"),
+            ("10.3", "sm_100"),
+            ("12.0", None),
+        ):
             self.assertEqual(self.smi(capability), ("A GPU", "580.1", architecture))
             check = self.check()
             self.assertTrue(check.build(architecture))
             (command,) = self.command(check, "compile the kernels")
             self.assertIn("--allow-spills", command)
-            asked = command[command.index("--architectures") + 1] if "--architectures" in command else None
+            asked = (
+                command[command.index("--architectures") + 1]
+                if "--architectures" in command
+                else None
+            )
             self.assertEqual(asked, architecture)
 
     def test_times_although_the_sanitizer_reports_errors(self):
@@ -232,15 +270,23 @@ class FakeClock:
 class GpuPeers(unittest.TestCase):
     def setUp(self):
         self.module = loaded("bench/gpu_peers.py", "gpu_peers")
-        flex = types.SimpleNamespace(flex_attention=lambda *_, **__: FakeTensor(), create_block_mask=lambda *_, **__: None)
-        stand_ins = {"torch": types.ModuleType("torch"), "torch.nn": types.ModuleType("torch.nn"),
-                     "torch.nn.attention": types.ModuleType("torch.nn.attention"), "torch.nn.attention.flex_attention": flex}
+        flex = types.SimpleNamespace(
+            flex_attention=lambda *_, **__: FakeTensor(), create_block_mask=lambda *_, **__: None
+        )
+        stand_ins = {
+            "torch": types.ModuleType("torch"),
+            "torch.nn": types.ModuleType("torch.nn"),
+            "torch.nn.attention": types.ModuleType("torch.nn.attention"),
+            "torch.nn.attention.flex_attention": flex,
+        }
         patch = unittest.mock.patch.dict(sys.modules, stand_ins)
         patch.start()
         self.addCleanup(patch.stop)
 
     def rows(self, torch):
-        return [row for row in self.module.rows_of(torch, FakeClock(), 2048) if row["peer"] == "flex"]
+        return [
+            row for row in self.module.rows_of(torch, FakeClock(), 2048) if row["peer"] == "flex"
+        ]
 
     def test_flex_attention_is_compiled_for_every_shape_again(self):
         torch = FakeTorch()
@@ -259,12 +305,17 @@ class GpuPeers(unittest.TestCase):
         calls = []
         for name in ("flash_attn", "flash_attn_interface"):
             module = types.ModuleType(name)
-            module.flash_attn_func = lambda *_, causal, name=name: (calls.append((name, causal)), FakeTensor())[1]
+            module.flash_attn_func = lambda *_, causal, name=name: (
+                calls.append((name, causal)),
+                FakeTensor(),
+            )[1]
             patch = unittest.mock.patch.dict(sys.modules, {name: module})
             patch.start()
             self.addCleanup(patch.stop)
         for peer in ("fa2", "fa3"):
-            call, _, reason = self.module.attention_of(FakeTorch(), peer, "causal", 64, FakeTensor(), FakeTensor(), FakeTensor())
+            call, _, reason = self.module.attention_of(
+                FakeTorch(), peer, "causal", 64, FakeTensor(), FakeTensor(), FakeTensor()
+            )
             self.assertIsNone(reason)
             call()
         self.assertEqual(calls, [("flash_attn", True), ("flash_attn_interface", True)])

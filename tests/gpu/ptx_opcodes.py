@@ -46,7 +46,7 @@ def mutated_opcodes(module, text):
         for body in bodies:
             match = re.search(mutation.pattern, body)
             if match is not None:
-                found |= opcodes_of(body[body.rfind("\n", 0, match.start()) + 1: match.end()])
+                found |= opcodes_of(body[body.rfind("\n", 0, match.start()) + 1 : match.end()])
     return found
 
 
@@ -56,9 +56,16 @@ def listed(file):
 
 def checks_now(build):
     """{opcode: (modules, checks)} of the kernels as they are compiled and as tests ran them."""
-    ran = {"unit": listed(build / "ptx/unit.opcodes"), "suites": listed(build / "ptx/suites.opcodes"), "mutations": set()}
+    ran = {
+        "unit": listed(build / "ptx/unit.opcodes"),
+        "suites": listed(build / "ptx/suites.opcodes"),
+        "mutations": set(),
+    }
     if not ran["unit"] or not ran["suites"]:
-        print(f"ptx_opcodes: skipped: expected {build}/ptx/*.opcodes of ptx_machine_test and ptx_device_test, found none")
+        print(
+            f"ptx_opcodes: skipped: expected {build}/ptx/*.opcodes of ptx_machine_test and "
+            "ptx_device_test, found none"
+        )
         sys.exit(77)
     modules = {}
     for module in ptx_mutations.MUTATIONS:
@@ -67,28 +74,38 @@ def checks_now(build):
             modules.setdefault(opcode, []).append(module)
         ran["mutations"] |= mutated_opcodes(module, text)
     return {
-        opcode: (used, [check for check in CHECKS if opcode in ran[check]]) for opcode, used in sorted(modules.items())
+        opcode: (used, [check for check in CHECKS if opcode in ran[check]])
+        for opcode, used in sorted(modules.items())
     }
 
 
 def table_text(checks):
     lines = [
-        "# The PTX opcodes of the compiled kernels, the modules that use them, and what checks each.",
+        "# The PTX opcodes of the compiled kernels, the modules that use them, and what checks "
+        "each.",
         "# Written by tests/gpu/ptx_opcodes.py --update, which says what the checks are.",
     ]
     for opcode, (modules, of) in checks.items():
-        lines.append(f"{opcode:88} {','.join(sorted(modules)):22} {','.join(of) or 'unexecuted'}".rstrip())
+        lines.append(
+            f"{opcode:88} {','.join(sorted(modules)):22} {','.join(of) or 'unexecuted'}".rstrip()
+        )
     return "\n".join(lines) + "\n"
 
 
 def table():
     """{opcode: checks} of the table."""
-    lines = (line.split() for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    lines = (
+        line.split()
+        for line in TABLE.read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    )
     return {opcode: checks.split(",") for opcode, _, checks in lines}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--update", action="store_true")
     arguments = parser.parse_args()
@@ -96,15 +113,30 @@ def main():
     if arguments.update:
         TABLE.write_text(table_text(found), encoding="utf-8")
     known = table()
-    failures = [f"{opcode}: expected a line in {TABLE.relative_to(ROOT)}, found none" for opcode in found if opcode not in known]
+    failures = [
+        f"{opcode}: expected a line in {TABLE.relative_to(ROOT)}, found none"
+        for opcode in found
+        if opcode not in known
+    ]
     for opcode, checks in known.items():
-        gone = [check for check in checks if check != "unexecuted" and opcode in found and check not in found[opcode][1]]
-        failures += [f"{opcode}: expected a check by {check}, as the table says, found none" for check in gone]
+        gone = [
+            check
+            for check in checks
+            if check != "unexecuted" and opcode in found and check not in found[opcode][1]
+        ]
+        failures += [
+            f"{opcode}: expected a check by {check}, as the table says, found none"
+            for check in gone
+        ]
     unexecuted = [opcode for opcode, (_, checks) in found.items() if not checks]
     for failure in failures:
         print(f"ptx_opcodes: {failure}")
-    print(f"ptx_opcodes: {len(found)} opcodes, {len(unexecuted)} unexecuted, " + ", ".join(
-        f"{sum(check in checks for _, checks in found.values())} by {check}" for check in CHECKS))
+    print(
+        f"ptx_opcodes: {len(found)} opcodes, {len(unexecuted)} unexecuted, "
+        + ", ".join(
+            f"{sum(check in checks for _, checks in found.values())} by {check}" for check in CHECKS
+        )
+    )
     sys.exit(1 if failures else 0)
 
 

@@ -28,11 +28,20 @@ RANKS = 4
 FAULTY = 2  # it has instructions of every kind in both directions (copies are added)
 LIMIT_S = 120  # a hang, even on a machine that is busy with other things
 TIMEOUT_MS = 1500
-STEPS = [(op, direction) for direction in ("forward", "backward")
-         for op in ("rows", "launch", "wait", "attention", "reduce", "copy")]
+STEPS = [
+    (op, direction)
+    for direction in ("forward", "backward")
+    for op in ("rows", "launch", "wait", "attention", "reduce", "copy")
+]
 PLACES = [("exchange", None), ("prepare", None), *STEPS, ("between", None)]
-SELECTION = {("kill", "attention", "forward"), ("stop", "wait", "backward"), ("throw", "reduce", "backward"),
-             ("slow", "attention", "backward"), ("kill", "prepare", None), ("stop", "between", None)}
+SELECTION = {
+    ("kill", "attention", "forward"),
+    ("stop", "wait", "backward"),
+    ("throw", "reduce", "backward"),
+    ("slow", "attention", "backward"),
+    ("kill", "prepare", None),
+    ("stop", "between", None),
+}
 
 
 class Case:
@@ -62,16 +71,21 @@ class Case:
 
 
 def environment():
-    return os.environ | {"OMPI_MCA_btl": "vader,self", "OMPI_MCA_btl_tcp_if_include": "lo",
-                         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return os.environ | {
+        "OMPI_MCA_btl": "vader,self",
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
 
 
 class Group:
     """The processes of one case, their lines as they come, and the times when they ended."""
 
     def __init__(self, command):
-        self.process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True)
+        self.process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self.lines = []
         self.ended_at = None
         self.reader = threading.Thread(target=self.read, daemon=True)
@@ -99,29 +113,92 @@ class Runner:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.plan"
         source = self.folder / f"{path.stem}.txt"
         source.write_text(lengths, encoding="utf-8")
-        subprocess.run([self.options.contextile, "plan", "-o", path, "--lengths", source, "--heads", "4", "--kv-heads",
-                        "2", "--head-dim", "32", "--cluster", "local:2x2", "--strategy", "dcp", "--block-size", "256"],
-                       check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                self.options.contextile,
+                "plan",
+                "-o",
+                path,
+                "--lengths",
+                source,
+                "--heads",
+                "4",
+                "--kv-heads",
+                "2",
+                "--head-dim",
+                "32",
+                "--cluster",
+                "local:2x2",
+                "--strategy",
+                "dcp",
+                "--block-size",
+                "256",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         return path
 
     def start(self, case, flight):
-        common = ["--plan", self.plans[0], "--other", self.plans[1], "--flight", flight, "--timeout", str(TIMEOUT_MS),
-                  *case.options()]
+        common = [
+            "--plan",
+            self.plans[0],
+            "--other",
+            self.plans[1],
+            "--flight",
+            flight,
+            "--timeout",
+            str(TIMEOUT_MS),
+            *case.options(),
+        ]
         if self.transport == "mpi":
-            return [Group(["timeout", "-k", "5", str(LIMIT_S), "mpirun", "-n", str(RANKS), "--oversubscribe",
-                           self.options.program, "mpi", *common])]
+            return [
+                Group(
+                    [
+                        "timeout",
+                        "-k",
+                        "5",
+                        str(LIMIT_S),
+                        "mpirun",
+                        "-n",
+                        str(RANKS),
+                        "--oversubscribe",
+                        self.options.program,
+                        "mpi",
+                        *common,
+                    ]
+                )
+            ]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        return [Group([self.options.program, "gloo", "--rank", str(rank), "--size", str(RANKS), "--rendezvous",
-                       f"tcp://127.0.0.1:{port}", *common]) for rank in range(RANKS)]
+        return [
+            Group(
+                [
+                    self.options.program,
+                    "gloo",
+                    "--rank",
+                    str(rank),
+                    "--size",
+                    str(RANKS),
+                    "--rendezvous",
+                    f"tcp://127.0.0.1:{port}",
+                    *common,
+                ]
+            )
+            for rank in range(RANKS)
+        ]
 
     def run(self, case):
         """Runs the case and returns what is wrong, or nothing."""
         flight = self.folder / "flight"
         shutil.rmtree(flight, ignore_errors=True)
         groups = self.start(case, flight)
-        survivors = groups if self.transport == "mpi" else [g for rank, g in enumerate(groups) if rank != FAULTY]
+        survivors = (
+            groups
+            if self.transport == "mpi"
+            else [g for rank, g in enumerate(groups) if rank != FAULTY]
+        )
         for group in survivors:
             group.wait(LIMIT_S)
         if self.transport == "gloo":
@@ -129,11 +206,18 @@ class Runner:
                 groups[FAULTY].process.send_signal(signal.SIGKILL)
             groups[FAULTY].wait(LIMIT_S)
         lines = [line for group in groups for line in group.lines]
-        wrong = [f"expected an end within {LIMIT_S} s" for group in survivors if group.ended_at is None]
+        wrong = [
+            f"expected an end within {LIMIT_S} s" for group in survivors if group.ended_at is None
+        ]
         for rank in range(RANKS):
             if case.fault == "plan":  # all ranks look before one of them speaks, in the same words
-                said = [line for line in lines
-                        if line.startswith("fault_ranks: prepare: expected one plan on all ranks, found digest")]
+                said = [
+                    line
+                    for line in lines
+                    if line.startswith(
+                        "fault_ranks: prepare: expected one plan on all ranks, found digest"
+                    )
+                ]
                 said = said[:1] if len(said) == RANKS and len(set(said)) == 1 else said
             else:
                 said = [line for line in lines if line.startswith(f"fault_ranks: rank {rank}, ")]
@@ -144,7 +228,9 @@ class Runner:
         for group in survivors if self.transport == "gloo" else []:
             if group.process.returncode != 3:
                 wrong.append(f"expected status 3, found {group.process.returncode}")
-        struck = [float(match[1]) for line in lines if (match := re.match(r"struck at ([\d.]+)", line))]
+        struck = [
+            float(match[1]) for line in lines if (match := re.match(r"struck at ([\d.]+)", line))
+        ]
         if not struck and case.at:
             wrong.append(f"expected rank {FAULTY} to come to {case.place}")
         if struck and all(group.ended_at for group in survivors):
@@ -152,8 +238,12 @@ class Runner:
         return "\n".join(wrong + self.judge(case, flight) + (lines if wrong else []))
 
     def judge(self, case, flight):
-        done = subprocess.run([self.options.contextile, "report", flight, "--json"], capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run(
+            [self.options.contextile, "report", flight, "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             return [f"report: status {done.returncode}: {done.stderr}"]
         document = json.loads(done.stdout)
@@ -164,10 +254,13 @@ class Runner:
 
 
 def cases_of(options):
-    cases = [Case(fault, *place) for fault, place in itertools.product(("kill", "stop", "slow", "throw"), PLACES)]
+    cases = [
+        Case(fault, *place)
+        for fault, place in itertools.product(("kill", "stop", "slow", "throw"), PLACES)
+    ]
     if not options.all:
         cases = [case for case in cases if case.key in SELECTION]
-    return cases + [Case("plan", "", None), Case("batch", "", None)]
+    return [*cases, Case("plan", "", None), Case("batch", "", None)]
 
 
 def table_of(results):
@@ -176,11 +269,18 @@ def table_of(results):
     found = {(case.fault, transport, case.place): case for transport, case in results}
     columns = sorted({(fault, transport) for fault, transport, _ in found})
     places = list(dict.fromkeys(case.place for _, case in results))
-    lines = ["| the fault comes at | " + " | ".join(f"{fault}, {transport}" for fault, transport in columns) + " |",
-             "|---" * (len(columns) + 1) + "|"]
+    lines = [
+        "| the fault comes at | "
+        + " | ".join(f"{fault}, {transport}" for fault, transport in columns)
+        + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
     for place in places:
         cells = [found.get((*column, place)) for column in columns]
-        shown = ["" if case is None else "yes" if case.seconds is None else f"{case.seconds:.2f}" for case in cells]
+        shown = [
+            "" if case is None else "yes" if case.seconds is None else f"{case.seconds:.2f}"
+            for case in cells
+        ]
         lines.append(f"| {place} | " + " | ".join(shown) + " |")
     lines += ["", "| fault, transport | what another rank says |", "|---|---|"]
     for column in columns:
@@ -192,15 +292,21 @@ def table_of(results):
 def transports_of(options):
     transports = ["gloo"] if options.gloo.upper() in ("ON", "TRUE", "1") else []
     if options.mpi.upper() in ("ON", "TRUE", "1") and shutil.which("mpirun"):
-        probe = subprocess.run(["timeout", "-k", "5", "60", "mpirun", "-n", str(RANKS), "--oversubscribe", "true"],
-                               env=environment(), capture_output=True, check=False)
+        probe = subprocess.run(
+            ["timeout", "-k", "5", "60", "mpirun", "-n", str(RANKS), "--oversubscribe", "true"],
+            env=environment(),
+            capture_output=True,
+            check=False,
+        )
         if probe.returncode == 0:
             transports.append("mpi")
     return transports
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--program", required=True, type=os.path.abspath)
     parser.add_argument("--contextile", required=True, type=os.path.abspath)
     parser.add_argument("--gloo", default="ON", help="whether the program was built with gloo")
@@ -210,7 +316,10 @@ def main():
     options = parser.parse_args()
     transports = transports_of(options)
     if not transports:
-        print("skipped: expected gloo or a working mpirun, found neither (libgloo-dev; libopenmpi-dev, openmpi-bin)")
+        print(
+            "skipped: expected gloo or a working mpirun, found neither (libgloo-dev; "
+            "libopenmpi-dev, openmpi-bin)"
+        )
         return 77
     status, results = 0, []
     for transport in transports:
@@ -224,7 +333,10 @@ def main():
                     if not wrong:
                         break
                     if attempt == 0:
-                        print(f"{transport}, {case.fault} at {case.place}: once more, for\n{wrong}", flush=True)
+                        print(
+                            f"{transport}, {case.fault} at {case.place}: once more, for\n{wrong}",
+                            flush=True,
+                        )
                 took = "" if case.seconds is None else f": {case.seconds:.2f} s"
                 print(f"{transport}, {case.fault} at {case.place}{took}", flush=True)
                 if wrong:

@@ -50,8 +50,12 @@ class Server:
 
     def __init__(self, command, others=(), launches=False):
         self.launches = launches
-        self.others = [subprocess.Popen(other, stderr=subprocess.PIPE, text=True) for other in others]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.others = [
+            subprocess.Popen(other, stderr=subprocess.PIPE, text=True) for other in others
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.url = None
         self.started = ""  # the lines before
         for line in self.process.stdout:
@@ -77,7 +81,9 @@ class Server:
     def send(self, data):
         """Sends bytes on a new connection. Returns the answer until the server closes it, which it
         may do before it has read them all."""
-        with socket.create_connection((self.url.hostname, self.url.port), timeout=LIMIT_S) as connection:
+        with socket.create_connection(
+            (self.url.hostname, self.url.port), timeout=LIMIT_S
+        ) as connection:
             answer = b""
             with contextlib.suppress(ConnectionError):
                 connection.sendall(data)
@@ -100,7 +106,11 @@ class Server:
             connection.close()
 
     def complete(self, **asked):
-        return self.ask("POST", "/v1/completions", json.dumps({"return_token_ids": True, "temperature": 0, **asked}))
+        return self.ask(
+            "POST",
+            "/v1/completions",
+            json.dumps({"return_token_ids": True, "temperature": 0, **asked}),
+        )
 
     def metric(self, name):
         for line in self.ask("GET", "/metrics").body.splitlines():
@@ -126,7 +136,12 @@ class Server:
 def wait_for_cpu_time(process, seconds):
     """Returns when a process has computed for so long."""
     while process.poll() is None:
-        fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1].split()
+        fields = (
+            pathlib.Path(f"/proc/{process.pid}/stat")
+            .read_text(encoding="ascii")
+            .rsplit(") ", 1)[1]
+            .split()
+        )
         if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") >= seconds:
             return
         time.sleep(0.01)
@@ -152,7 +167,19 @@ class Tests:
         self.expected = None
 
     def serve(self, *options, ranks=1):
-        return Server([self.program, "serve", "--model", MODEL, "--port", "0", "--ranks", str(ranks), *options])
+        return Server(
+            [
+                self.program,
+                "serve",
+                "--model",
+                MODEL,
+                "--port",
+                "0",
+                "--ranks",
+                str(ranks),
+                *options,
+            ]
+        )
 
     def prompts(self):
         source = random.Random(3)
@@ -166,7 +193,11 @@ class Tests:
     def complete_all(self, server):
         """Greedy and sampled tokens of all prompts, requested all at once."""
         asked = [
-            {"prompt": prompt, "max_tokens": 12, **({"temperature": 0.9, "top_p": 0.9, "seed": i} if i % 3 == 1 else {})}
+            {
+                "prompt": prompt,
+                "max_tokens": 12,
+                **({"temperature": 0.9, "top_p": 0.9, "seed": i} if i % 3 == 1 else {}),
+            }
             for i, prompt in enumerate(self.prompts())
         ]
         with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
@@ -190,8 +221,25 @@ class Tests:
     def test_processes_over_gloo_give_the_tokens_of_one_rank(self):
         if not self.gloo:
             return
-        with Server([self.program, "launch", "-n", "3", "--grace", str(LIMIT_S), "--", "serve", "--model", MODEL,
-                     "--port", "0", "--hop-b-groups", "2"], launches=True) as server:  # fmt: skip
+        with Server(
+            [
+                self.program,
+                "launch",
+                "-n",
+                "3",
+                "--grace",
+                str(LIMIT_S),
+                "--",
+                "serve",
+                "--model",
+                MODEL,
+                "--port",
+                "0",
+                "--hop-b-groups",
+                "2",
+            ],
+            launches=True,
+        ) as server:
             assert self.complete_all(server) == self.tokens_of_one_rank()
             assert server.stop() == 0
 
@@ -203,53 +251,108 @@ class Tests:
     def test_processes_over_mpi_give_the_tokens_of_one_rank(self):
         if not self.mpirun:
             return
-        words = ["--oversubscribe", "-n", "3"] + (["--allow-run-as-root"] if os.geteuid() == 0 else [])
-        with Server([self.mpirun, *words, self.program, "serve", "--model", MODEL, "--port", "0", "--transport",
-                     "mpi"], launches=True) as server:  # fmt: skip
+        words = ["--oversubscribe", "-n", "3"] + (
+            ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        )
+        with Server(
+            [
+                self.mpirun,
+                *words,
+                self.program,
+                "serve",
+                "--model",
+                MODEL,
+                "--port",
+                "0",
+                "--transport",
+                "mpi",
+            ],
+            launches=True,
+        ) as server:
             assert self.complete_all(server) == self.tokens_of_one_rank()
 
     def test_pages_that_are_short_lose_nothing(self):
-        with self.serve("--kv-tokens", "256", "--page-size", "4", "--step-tokens", "64", ranks=2) as server:
+        with self.serve(
+            "--kv-tokens", "256", "--page-size", "4", "--step-tokens", "64", ranks=2
+        ) as server:
             assert self.complete_all(server) == self.tokens_of_one_rank()
             assert server.metric("preemptions_total") > 0
             assert server.metric("kv_pages_free") == 32
 
     def test_streams_say_the_same(self):
         with self.serve(ranks=2) as server:
-            asked = {"prompt": "once upon a time", "max_tokens": 30, "seed": 4, "temperature": 1, "n": 2}
+            asked = {
+                "prompt": "once upon a time",
+                "max_tokens": 30,
+                "seed": 4,
+                "temperature": 1,
+                "n": 2,
+            }
             whole = server.complete(**asked).json()
-            body = server.complete(**asked, stream=True, stream_options={"include_usage": True}).body
+            body = server.complete(
+                **asked, stream=True, stream_options={"include_usage": True}
+            ).body
             events = [line[6:] for line in body.split("\n") if line.startswith("data: ")]
             assert events[-1] == "[DONE]"
             chunks = [json.loads(event) for event in events[:-1]]
             assert chunks[-1]["usage"]["completion_tokens"] == 60 and not chunks[-1]["choices"]
             for index, choice in enumerate(whole["choices"]):
-                pieces = [piece for chunk in chunks for piece in chunk["choices"] if piece["index"] == index]
+                pieces = [
+                    piece
+                    for chunk in chunks
+                    for piece in chunk["choices"]
+                    if piece["index"] == index
+                ]
                 assert "".join(piece["text"] for piece in pieces) == choice["text"]
-                assert [token for piece in pieces for token in piece["token_ids"]] == choice["token_ids"]
-                assert [piece["finish_reason"] for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+                assert [token for piece in pieces for token in piece["token_ids"]] == choice[
+                    "token_ids"
+                ]
+                assert [piece["finish_reason"] for piece in pieces[:-1]] == [None] * (
+                    len(pieces) - 1
+                )
                 assert pieces[-1]["finish_reason"] == choice["finish_reason"] == "length"
 
     def test_options_do_what_the_protocol_says(self):
         with self.serve(ranks=2) as server:
             plain = server.complete(prompt="abc", max_tokens=40).json()["choices"][0]
             stop = next(c for c in plain["text"][3:] if c.isascii())
-            stopped = server.complete(prompt="abc", max_tokens=40, stop=["never there", stop]).json()["choices"][0]
-            assert stopped["text"] == plain["text"].split(stop)[0] and stopped["finish_reason"] == "stop"
+            stopped = server.complete(
+                prompt="abc", max_tokens=40, stop=["never there", stop]
+            ).json()["choices"][0]
+            assert (
+                stopped["text"] == plain["text"].split(stop)[0]
+                and stopped["finish_reason"] == "stop"
+            )
             server.wait_for("requests_running", 0)
             echoed = server.complete(prompt="abc", max_tokens=2, echo=True).json()["choices"][0]
             assert echoed["text"].startswith("abc")
-            likely = server.complete(prompt="abc", max_tokens=5, logprobs=0).json()["choices"][0]["logprobs"]
-            assert len(likely["token_logprobs"]) == 5 and all(-6 < p <= 0 for p in likely["token_logprobs"])
+            likely = server.complete(prompt="abc", max_tokens=5, logprobs=0).json()["choices"][0][
+                "logprobs"
+            ]
+            assert len(likely["token_logprobs"]) == 5 and all(
+                -6 < p <= 0 for p in likely["token_logprobs"]
+            )
             several = server.complete(prompt=["abc", [97, 98, 99]], max_tokens=3).json()
-            assert several["choices"][0]["token_ids"] == several["choices"][1]["token_ids"] == plain["token_ids"][:3]
-            assert several["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12,
-                                        "prompt_tokens_details": {"cached_tokens": 0}}  # fmt: skip
-            one, other = (server.complete(prompt="abc", max_tokens=30, temperature=1).tokens for _ in range(2))
+            assert (
+                several["choices"][0]["token_ids"]
+                == several["choices"][1]["token_ids"]
+                == plain["token_ids"][:3]
+            )
+            assert several["usage"] == {
+                "prompt_tokens": 6,
+                "completion_tokens": 6,
+                "total_tokens": 12,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            }
+            one, other = (
+                server.complete(prompt="abc", max_tokens=30, temperature=1).tokens for _ in range(2)
+            )
             assert one != other  # without a seed
             assert server.ask("GET", "/v1/models").json()["data"][0]["id"] == "random"
             assert server.ask("POST", "/tokenize", '{"prompt": "ab"}').json()["tokens"] == [97, 98]
-            assert server.ask("POST", "/detokenize", '{"tokens": [97, 195, 164, 255]}').json() == {"prompt": "aä\ufffd"}
+            assert server.ask("POST", "/detokenize", '{"tokens": [97, 195, 164, 255]}').json() == {
+                "prompt": "aä\ufffd"
+            }
             assert server.ask("GET", "/version").json()["version"].count(".") == 2
             assert server.ask("GET", "/health").status == 200
 
@@ -260,17 +363,34 @@ class Tests:
         def answers(server):
             found = []
             for prompt in prompts:
-                for asked in ({}, {"temperature": 0.4, "seed": 3}, {"ignore_eos": True, "logprobs": 0}, {"stop": " "}):
+                for asked in (
+                    {},
+                    {"temperature": 0.4, "seed": 3},
+                    {"ignore_eos": True, "logprobs": 0},
+                    {"stop": " "},
+                ):
                     whole = server.complete(prompt=prompt, max_tokens=60, **asked).json()
-                    found.append((whole["choices"][0]["token_ids"], whole["choices"][0]["text"], whole["usage"]))
+                    found.append(
+                        (
+                            whole["choices"][0]["token_ids"],
+                            whole["choices"][0]["text"],
+                            whole["usage"],
+                        )
+                    )
                 for count in (1, 2, 3):
                     assert len(server.complete(prompt=prompt, max_tokens=count).tokens[0]) == count
             body = server.complete(prompt=prompts[0], max_tokens=60, stream=True).body
-            pieces = [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]
+            pieces = [
+                json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")
+            ]
             assert [t for piece in pieces for t in piece["choices"][0]["token_ids"]] == found[0][0]
             stop = next(c for c in found[0][1][3:] if c.isascii())
-            stopped = server.complete(prompt=prompts[0], max_tokens=60, stop=[stop]).json()["choices"][0]
-            assert stopped["text"] == found[0][1].split(stop)[0] and stopped["finish_reason"] == "stop"
+            stopped = server.complete(prompt=prompts[0], max_tokens=60, stop=[stop]).json()[
+                "choices"
+            ][0]
+            assert (
+                stopped["text"] == found[0][1].split(stop)[0] and stopped["finish_reason"] == "stop"
+            )
             server.wait_for("requests_running", 0)
             return found
 
@@ -280,10 +400,12 @@ class Tests:
         itself = ("--draft-model", MODEL)
         small = "random:layers=1,hidden=32,heads=4,kv_heads=2,head_dim=8,ffn=48"
         other = ("--draft-model", small, "--draft-tokens", "2")
-        kinds = [((*lookups,), "5 of a request and step, behind 1 to 4 equal tokens"),
-                 ((*lookups, *shared), "5 of a request and step, behind 1 to 4 equal tokens"),
-                 ((*itself, *shared), "4 of a request and step, by random: 3 layers"),
-                 (other, "2 of a request and step, by random: 1 layers")]  # fmt: skip
+        kinds = [
+            ((*lookups,), "5 of a request and step, behind 1 to 4 equal tokens"),
+            ((*lookups, *shared), "5 of a request and step, behind 1 to 4 equal tokens"),
+            ((*itself, *shared), "4 of a request and step, by random: 3 layers"),
+            (other, "2 of a request and step, by random: 1 layers"),
+        ]
         with self.serve("--no-share-prefixes") as server:
             expected = answers(server)
             steps = server.metric("steps_total")
@@ -292,7 +414,10 @@ class Tests:
             with self.serve("--no-share-prefixes", *options, ranks=2) as server:
                 assert f"drafts    at most {text}" in server.started, server.started
                 assert answers(server) == expected
-                accepted, drafts = server.metric("accepted_draft_tokens_total"), server.metric("draft_tokens_total")
+                accepted, drafts = (
+                    server.metric("accepted_draft_tokens_total"),
+                    server.metric("draft_tokens_total"),
+                )
                 if options is other:  # which agrees by chance
                     assert 0 <= accepted < drafts
                 else:
@@ -305,56 +430,105 @@ class Tests:
                 assert rest.startswith("drafts    ") and "accepted (" in rest, rest
 
     def test_wrong_draft_models_are_refused(self):
-        wrong = [(("--draft-model", "random:vocab=300"), "expected the model's vocabulary of 256 tokens, found 300"),
-                 (("--draft-model", "random:heads=1,kv_heads=1"), "--draft-model: decoder: expected at most as many ranks"),
-                 (("--draft-model", "/nowhere"), "--draft-model: expected a folder"),
-                 (("--draft-model", "random:blocks=2"), "--draft-model: expected vocab, hidden"),
-                 (("--draft-model", "random", "--speculate", "ngram"), "--draft-model: expected without --speculate"),
-                 (("--draft-tokens", "3"), "--draft-tokens: expected with --draft-model"),
-                 (("--draft-model", "random", "--draft-tokens", "0"), "draft-tokens")]  # fmt: skip
+        wrong = [
+            (
+                ("--draft-model", "random:vocab=300"),
+                "expected the model's vocabulary of 256 tokens, found 300",
+            ),
+            (
+                ("--draft-model", "random:heads=1,kv_heads=1"),
+                "--draft-model: decoder: expected at most as many ranks",
+            ),
+            (("--draft-model", "/nowhere"), "--draft-model: expected a folder"),
+            (("--draft-model", "random:blocks=2"), "--draft-model: expected vocab, hidden"),
+            (
+                ("--draft-model", "random", "--speculate", "ngram"),
+                "--draft-model: expected without --speculate",
+            ),
+            (("--draft-tokens", "3"), "--draft-tokens: expected with --draft-model"),
+            (("--draft-model", "random", "--draft-tokens", "0"), "draft-tokens"),
+        ]
         for options, words in wrong:
-            command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--port", "0", *options]
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            command = [
+                self.program,
+                "serve",
+                "--model",
+                MODEL,
+                "--ranks",
+                "2",
+                "--port",
+                "0",
+                *options,
+            ]
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
             assert ended.returncode == 2 and words in ended.stderr, (options, ended)
 
     def test_what_is_wrong_is_said_and_nothing_is_lost(self):
         wrong = [
-            ("", 400, "expected JSON"), ("[]", 400, "a JSON object"), ("{}", 400, "prompt: expected a text"),
-            ('{"prompt": ""}', 400, "at least 1 token"), ('{"prompt": []}', 400, "at least 1 token"),
-            ('{"prompt": [256]}', 400, "0 to 255, found '256'"), ('{"prompt": [-1]}', 400, "found '-1'"),
-            ('{"prompt": [1.5]}', 400, "found '1.5'"), ('{"prompt": {"a": 1}}', 400, "prompt: expected a text"),
+            ("", 400, "expected JSON"),
+            ("[]", 400, "a JSON object"),
+            ("{}", 400, "prompt: expected a text"),
+            ('{"prompt": ""}', 400, "at least 1 token"),
+            ('{"prompt": []}', 400, "at least 1 token"),
+            ('{"prompt": [256]}', 400, "0 to 255, found '256'"),
+            ('{"prompt": [-1]}', 400, "found '-1'"),
+            ('{"prompt": [1.5]}', 400, "found '1.5'"),
+            ('{"prompt": {"a": 1}}', 400, "prompt: expected a text"),
             ('{"prompt": ["a", 5]}', 400, "expected texts or lists"),
             ('{"prompt": "a", "max_tokens": 1e99}', 400, "max_tokens"),
             ('{"prompt": "a", "max_tokens": 18446744073709551615}', 400, "max_tokens"),
             ('{"prompt": "a", "max_tokens": 100000}', 400, "max_tokens"),
             ('{"prompt": "a", "max_tokens": 65536}', 400, "at most"),
-            ('{"prompt": "a", "temperature": -1}', 400, "temperature"), ('{"prompt": "a", "top_p": 0}', 400, "top_p"),
-            ('{"prompt": "a", "n": 1000}', 400, "n: expected"), ('{"prompt": "a", "stop": [""]}', 400, "stop"),
-            ('{"prompt": "a", "stream": "yes"}', 400, "stream"), ('{"prompt": "a", "best_of": 3}', 400, "best_of"),
-            ('{"prompt": "a", "tools": [{}]}', 400, "tools"), ('{"prompt": "a", "logprobs": 21}', 400, "logprobs"),
+            ('{"prompt": "a", "temperature": -1}', 400, "temperature"),
+            ('{"prompt": "a", "top_p": 0}', 400, "top_p"),
+            ('{"prompt": "a", "n": 1000}', 400, "n: expected"),
+            ('{"prompt": "a", "stop": [""]}', 400, "stop"),
+            ('{"prompt": "a", "stream": "yes"}', 400, "stream"),
+            ('{"prompt": "a", "best_of": 3}', 400, "best_of"),
+            ('{"prompt": "a", "tools": [{}]}', 400, "tools"),
+            ('{"prompt": "a", "logprobs": 21}', 400, "logprobs"),
             ('{"prompt": "a", "logit_bias": {"256": 1}}', 400, "0 to 255, found '256'"),
             ('{"prompt": "a", "logit_bias": {"1": 101}}', 400, "-100 to 100, found '101'"),
             ('{"prompt": "a", "logit_bias": {"1": 1, "01": 1}}', 400, "different token ids"),
             ('{"prompt": "a", "stop_token_ids": [-1]}', 400, "stop_token_ids"),
             ('{"prompt": "a", "repetition_penalty": 0}', 400, "repetition_penalty"),
-            ('{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}', 400, "max_completion_tokens"),
+            (
+                '{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}',
+                400,
+                "max_completion_tokens",
+            ),
             ('{"prompt": "a", "response_format": {"type": "json_object"}}', 400, "response_format"),
-            ('{"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {}}}', 400, "response_format"),
+            (
+                '{"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {}}}',
+                400,
+                "response_format",
+            ),
             ('{"prompt": "a", "guided_json": {"type": "object"}}', 400, "guided_json"),
             ('{"prompt": "a", "structured_outputs": {"regex": "a"}}', 400, "structured_outputs"),
             ('{"prompt": "a", "tool_choice": "required"}', 400, "tool_choice"),
             ('{"prompt": "a", "model": "gpt"}', 404, "expected 'random', found"),
-            ('{"prompt": "\\ud800"}', 400, ""), ("[" * 100_000, 400, "nesting"),
+            ('{"prompt": "\\ud800"}', 400, ""),
+            ("[" * 100_000, 400, "nesting"),
             ('{"prompt": "a", "prompt": "b"}', 400, "once"),
-        ]  # fmt: skip
+        ]
         with self.serve(ranks=2) as server:
             for body, status, text in wrong:
                 answer = server.ask("POST", "/v1/completions", body)
                 assert answer.status == status, (body[:80], answer.status, answer.body)
                 error = answer.json()["error"]
-                assert text in error["message"] and error["type"] == "invalid_request_error", (body[:80], answer.body)
+                assert text in error["message"] and error["type"] == "invalid_request_error", (
+                    body[:80],
+                    answer.body,
+                )
             assert server.ask("GET", "/v1/other").status == 404
-            assert server.ask("POST", "/v1/completions", '{"prompt": "' + "a" * (9 << 20) + '"}').status == 413
+            assert (
+                server.ask(
+                    "POST", "/v1/completions", '{"prompt": "' + "a" * (9 << 20) + '"}'
+                ).status
+                == 413
+            )
             pieces = (b"x" * 2**20 for _ in range(100))
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 assert server.ask("POST", "/v1/completions", pieces).status == 413
@@ -376,7 +550,11 @@ class Tests:
     def test_clients_that_leave_are_forgotten(self):
         with self.serve(ranks=2) as server:
             connection = server.connect()
-            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 60000, "stream": True}))
+            connection.request(
+                "POST",
+                "/v1/completions",
+                json.dumps({"prompt": "a", "max_tokens": 60000, "stream": True}),
+            )
             response = connection.getresponse()
             assert response.read(20)
             server.wait_for("requests_running", 1)
@@ -388,7 +566,9 @@ class Tests:
             # been written.
             prompts = [letter * 60_000 for letter in "bcdefghijklm"]
             connection = server.connect()
-            connection.request("POST", "/v1/completions", json.dumps({"prompt": prompts, "stream": True}))
+            connection.request(
+                "POST", "/v1/completions", json.dumps({"prompt": prompts, "stream": True})
+            )
             server.wait_for("requests_running", *range(1, len(prompts) + 1))
             connection.sock.close()
             server.wait_for("requests_running", 0)
@@ -425,9 +605,15 @@ class Tests:
 
     def test_requests_one_behind_another_are_answered_in_order(self):
         body = b'{"prompt": "a", "max_tokens": 2, "temperature": 0}'
-        post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        post = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
         get = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-        with self.serve() as server, socket.create_connection((server.url.hostname, server.url.port)) as connection:
+        with (
+            self.serve() as server,
+            socket.create_connection((server.url.hostname, server.url.port)) as connection,
+        ):
             connection.settimeout(LIMIT_S)
             connection.sendall(post + get + post + get)
             answer = b""
@@ -448,7 +634,11 @@ class Tests:
             streams = []
             for _ in range(4):  # as many as there are threads
                 connection = server.connect()
-                connection.request("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 60000, "stream": true}')
+                connection.request(
+                    "POST",
+                    "/v1/completions",
+                    '{"prompt": "a", "max_tokens": 60000, "stream": true}',
+                )
                 streams.append((connection, connection.getresponse()))
             assert server.ask("GET", "/health").status == 200
             server.wait_for("requests_running", 4)
@@ -459,7 +649,9 @@ class Tests:
             # A missing body holds a thread; the end of the server does not wait until it is refused
             # with 408.
             silent = stack.enter_context(socket.create_connection(address, timeout=LIMIT_S))
-            silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+            silent.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+            )
             assert server.stop() == 0
             with contextlib.suppress(ConnectionError):
                 assert b" 408 " not in silent.recv(65536)
@@ -467,51 +659,92 @@ class Tests:
     def test_clients_that_leave_are_forgotten_without_streams_too(self):
         with self.serve() as server:
             connection = server.connect()
-            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 60000}))
+            connection.request(
+                "POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 60000})
+            )
             server.wait_for("requests_running", 1)
             connection.close()
             server.wait_for("requests_running", 0)
 
     def test_tokens_beyond_the_vocabulary_cost_one_request(self):
         model = "random:layers=1,hidden=16,heads=4,kv_heads=2,head_dim=4,ffn=16,vocab=100"
-        with Server([self.program, "serve", "--ranks", "2", "--port", "0", "--model", model]) as server:
+        with Server(
+            [self.program, "serve", "--ranks", "2", "--port", "0", "--model", model]
+        ) as server:
             # The bytes of a tokenizer of 256 tokens.
             refused = server.complete(prompt="Hello", max_tokens=1)
-            assert refused.status == 400 and "vocab" in refused.body or "tokens of the model's 100" in refused.body
+            assert (
+                refused.status == 400 and "vocab" in refused.body
+            ) or "tokens of the model's 100" in refused.body
             assert server.complete(prompt=[5], max_tokens=1).status == 200
 
     def test_prompts_that_are_too_long_are_refused_before_they_take_memory(self):
         with self.serve() as server:
             before = self.resident_mib(server)
             answer = server.complete(prompt="a" * 8_000_000, max_tokens=1, n=32)
-            assert answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded", answer.body
+            assert (
+                answer.status == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+            ), answer.body
             assert self.resident_mib(server) < before + 128
 
     def test_ranks_that_would_serve_different_things_do_not(self):
         if not self.gloo:
             return
-        different = [("--model", MODEL + ",seed=5", "weights"), ("--page-size", "32", "--page-size"),
-                     ("--kv-dtype", "bf16", "--kv-dtype"),
-                     ("--step-tokens", "7", "--step-tokens"),
-                     ("--speculate", "ngram", "--speculate"),
-                     ("--draft-model", "random", "--draft-model")]  # fmt: skip
+        different = [
+            ("--model", MODEL + ",seed=5", "weights"),
+            ("--page-size", "32", "--page-size"),
+            ("--kv-dtype", "bf16", "--kv-dtype"),
+            ("--step-tokens", "7", "--step-tokens"),
+            ("--speculate", "ngram", "--speculate"),
+            ("--draft-model", "random", "--draft-model"),
+        ]
         for option, value, word in different:
             meeting = tempfile.mkdtemp(dir=self.folder)
-            command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",
-                       "--run-id", "a", "--port", "0", "--timeout", "20"]  # fmt: skip
+            command = [
+                self.program,
+                "serve",
+                "--ranks",
+                "2",
+                "--transport",
+                "gloo",
+                "--rendezvous",
+                f"file://{meeting}",
+                "--run-id",
+                "a",
+                "--port",
+                "0",
+                "--timeout",
+                "20",
+            ]
             first = [*command, "--rank", "0", "--model", MODEL]
-            second = [*command, "--rank", "1", *(() if option == "--model" else ("--model", MODEL)), option, value]
-            ranks = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in (first, second)]
+            second = [
+                *command,
+                "--rank",
+                "1",
+                *(() if option == "--model" else ("--model", MODEL)),
+                option,
+                value,
+            ]
+            ranks = [
+                subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                for c in (first, second)
+            ]
             for rank in ranks:
                 error = rank.communicate(timeout=LIMIT_S)[1]
-                assert rank.returncode == 2 and word in error and "on all ranks" in error, (option, rank.returncode, error)
+                assert rank.returncode == 2 and word in error and "on all ranks" in error, (
+                    option,
+                    rank.returncode,
+                    error,
+                )
 
     def test_a_signal_ends_a_server_that_loads_its_weights(self):
         # Takes a minute or two to make.
         large = "random:layers=24,hidden=2048,heads=16,kv_heads=4,head_dim=128,ffn=8192,vocab=256"
         command = [self.program, "serve", "--ranks", "2", "--port", "0", "--model", large]
         for number in (signal.SIGINT, signal.SIGTERM):
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            server = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
             try:
                 # It names its port only when it is ready.
                 while not (ports := listening_ports(server)):
@@ -523,7 +756,11 @@ class Tests:
                 connection.close()
                 server.send_signal(number)
                 output, error = server.communicate(timeout=LIMIT_S)
-                assert (server.returncode, output, error) == (0, "", ""), (server.returncode, output, error)
+                assert (server.returncode, output, error) == (0, "", ""), (
+                    server.returncode,
+                    output,
+                    error,
+                )
             finally:
                 server.kill()
                 server.wait()
@@ -535,10 +772,29 @@ class Tests:
         large = "random:layers=4,hidden=2048,heads=16,kv_heads=4,head_dim=128,ffn=8192,vocab=256"
         for to_whom in ("all", "the first", "the second"):
             meeting = tempfile.mkdtemp(dir=self.folder)
-            command = [self.program, "serve", "--ranks", "2", "--transport", "gloo", "--rendezvous", f"file://{meeting}",
-                       "--run-id", "a", "--port", "0", "--model", large]  # fmt: skip
+            command = [
+                self.program,
+                "serve",
+                "--ranks",
+                "2",
+                "--transport",
+                "gloo",
+                "--rendezvous",
+                f"file://{meeting}",
+                "--run-id",
+                "a",
+                "--port",
+                "0",
+                "--model",
+                large,
+            ]
             ranks = [
-                subprocess.Popen([*command, "--rank", rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                subprocess.Popen(
+                    [*command, "--rank", rank],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
                 for rank in "01"
             ]
             try:
@@ -559,9 +815,27 @@ class Tests:
     def test_control_c_ends_launched_ranks_well(self):
         if not self.gloo:
             return
-        command = [self.program, "launch", "-n", "2", "--grace", str(LIMIT_S), "--", "serve", "--port", "0", "--model",
-                   MODEL]  # fmt: skip
-        launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        command = [
+            self.program,
+            "launch",
+            "-n",
+            "2",
+            "--grace",
+            str(LIMIT_S),
+            "--",
+            "serve",
+            "--port",
+            "0",
+            "--model",
+            MODEL,
+        ]
+        launcher = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert any(line.startswith("serving") for line in launcher.stdout)
         os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does, to all of the group
         assert launcher.wait(LIMIT_S) == 0, launcher.stderr.read()
@@ -573,14 +847,31 @@ class Tests:
             return
         for delay_ms in range(0, 30, 3):
             meeting = tempfile.mkdtemp(dir=self.folder)
-            command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
-                       f"file://{meeting}", "--run-id", "a", "--port", "0"]  # fmt: skip
+            command = [
+                self.program,
+                "serve",
+                "--model",
+                MODEL,
+                "--ranks",
+                "2",
+                "--transport",
+                "gloo",
+                "--rendezvous",
+                f"file://{meeting}",
+                "--run-id",
+                "a",
+                "--port",
+                "0",
+            ]
             with Server([*command, "--rank", "0"], [[*command, "--rank", "1"]]) as server:
                 server.process.send_signal(signal.SIGTERM)
                 time.sleep(delay_ms / 1e3)
                 server.others[0].send_signal(signal.SIGTERM)
                 assert server.process.wait(LIMIT_S) == 0, server.process.stderr.read()
-                assert server.others[0].wait(LIMIT_S) == 0, (delay_ms, server.others[0].stderr.read())
+                assert server.others[0].wait(LIMIT_S) == 0, (
+                    delay_ms,
+                    server.others[0].stderr.read(),
+                )
 
     def test_health_says_what_is_so(self):
         if not self.gloo:
@@ -589,10 +880,27 @@ class Tests:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
-                   f"file://{meeting}", "--run-id", "a", "--port", str(port), "--timeout",
-                   str(3 * LIMIT_S)]  # fmt: skip
-        first = subprocess.Popen([*command, "--rank", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = [
+            self.program,
+            "serve",
+            "--model",
+            MODEL,
+            "--ranks",
+            "2",
+            "--transport",
+            "gloo",
+            "--rendezvous",
+            f"file://{meeting}",
+            "--run-id",
+            "a",
+            "--port",
+            str(port),
+            "--timeout",
+            str(3 * LIMIT_S),
+        ]
+        first = subprocess.Popen(
+            [*command, "--rank", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         second = subprocess.Popen([*command, "--rank", "1"], stderr=subprocess.DEVNULL)
         try:
             assert any(line.startswith("serving") for line in first.stdout)
@@ -632,19 +940,48 @@ class Tests:
     def test_the_log_quotes_nothing_that_a_client_sent(self):
         word = "S3CRET"
         head = f"Host: x\r\nX-Request-Id: {word}\r\n"
-        fields = [{"model": word}, {"stop": [word, ""]}, {"logit_bias": {word: 1}}, {"seed": word}, {word: 1},
-                  {"stream": True, "stream_options": {word: 1}}, {"prompt": [1, word]}]  # fmt: skip
-        bodies = [{"prompt": ""}, {"prompt": {word: 1}}, [word], *({"prompt": "a"} | one for one in fields)]
+        fields = [
+            {"model": word},
+            {"stop": [word, ""]},
+            {"logit_bias": {word: 1}},
+            {"seed": word},
+            {word: 1},
+            {"stream": True, "stream_options": {word: 1}},
+            {"prompt": [1, word]},
+        ]
+        bodies = [
+            {"prompt": ""},
+            {"prompt": {word: 1}},
+            [word],
+            *({"prompt": "a"} | one for one in fields),
+        ]
         with self.serve() as server:
-            for body in [*map(json.dumps, bodies), f'{{"{word}', f'{{"{word}": 1, "{word}": 2}}', f"{word}"]:
+            for body in [
+                *map(json.dumps, bodies),
+                f'{{"{word}',
+                f'{{"{word}": 1, "{word}": 2}}',
+                f"{word}",
+            ]:
                 for path in ("/v1/completions", "/tokenize", "/detokenize"):
                     status = server.ask("POST", path, body, {"X-Request-Id": word}).status
                     assert status in (400, 404) or path == "/tokenize", (path, body, status)
-            for line in (f"GET /{word} HTTP/1.1", f"{word} / HTTP/1.1", f"GET / {word}/1.1", f"GET {word} HTTP/1.1",
-                         f"GET /v1/models/{word} HTTP/1.1", f"{word}"):  # fmt: skip
+            for line in (
+                f"GET /{word} HTTP/1.1",
+                f"{word} / HTTP/1.1",
+                f"GET / {word}/1.1",
+                f"GET {word} HTTP/1.1",
+                f"GET /v1/models/{word} HTTP/1.1",
+                f"{word}",
+            ):
                 assert b"HTTP/1.1 4" in server.send(f"{line}\r\n{head}\r\n".encode()), line
-            for field in (f"Expect: {word}", f"Transfer-Encoding: {word}", f"Content-Length: {word}", f"({word}): 1",
-                          f"{word}\1: 1", f"A: {word}\1"):  # fmt: skip
+            for field in (
+                f"Expect: {word}",
+                f"Transfer-Encoding: {word}",
+                f"Content-Length: {word}",
+                f"({word}): 1",
+                f"{word}\1: 1",
+                f"A: {word}\1",
+            ):
                 answer = server.send(f"GET /health HTTP/1.1\r\n{head}{field}\r\n\r\n".encode())
                 assert b"HTTP/1.1 4" in answer or b"HTTP/1.1 501" in answer, (field, answer)
             server.process.send_signal(signal.SIGTERM)
@@ -686,8 +1023,22 @@ class Tests:
         if not self.gloo:
             return
         folder = tempfile.mkdtemp(dir=self.folder)
-        command = [self.program, "serve", "--model", MODEL, "--ranks", "2", "--transport", "gloo", "--rendezvous",
-                   f"file://{folder}", "--run-id", "a", "--port", "0"]  # fmt: skip
+        command = [
+            self.program,
+            "serve",
+            "--model",
+            MODEL,
+            "--ranks",
+            "2",
+            "--transport",
+            "gloo",
+            "--rendezvous",
+            f"file://{folder}",
+            "--run-id",
+            "a",
+            "--port",
+            "0",
+        ]
         with Server([*command, "--rank", "0"], [[*command, "--rank", "1"]]) as server:
             server.others[0].send_signal(signal.SIGSTOP)
             server.process.send_signal(signal.SIGTERM)
@@ -697,17 +1048,29 @@ class Tests:
     def test_pages_may_call_where_they_are_allowed(self):
         with self.serve("--allow-origin", "https://example.org") as server:
             answer = server.ask("OPTIONS", "/v1/completions")
-            assert answer.status == 204 and answer.headers["Access-Control-Allow-Origin"] == "https://example.org"
-            assert server.ask("GET", "/health").headers["Access-Control-Allow-Origin"] == "https://example.org"
+            assert (
+                answer.status == 204
+                and answer.headers["Access-Control-Allow-Origin"] == "https://example.org"
+            )
+            assert (
+                server.ask("GET", "/health").headers["Access-Control-Allow-Origin"]
+                == "https://example.org"
+            )
         with self.serve() as server:
             assert server.ask("GET", "/health").headers["Access-Control-Allow-Origin"] is None
 
     def test_floods_are_refused_or_served(self):
-        with self.serve("--max-waiting", "8", "--max-running", "4", "--max-connections", "32", ranks=2) as server:
+        with self.serve(
+            "--max-waiting", "8", "--max-running", "4", "--max-connections", "32", ranks=2
+        ) as server:
             before = self.resident_mib(server)
             with concurrent.futures.ThreadPoolExecutor(100) as pool:
-                answers = list(pool.map(lambda i: server.complete(prompt=[i % 256], max_tokens=3), range(600)))
-            assert {answer.status for answer in answers} <= {200, 429}, {answer.status for answer in answers}
+                answers = list(
+                    pool.map(lambda i: server.complete(prompt=[i % 256], max_tokens=3), range(600))
+                )
+            assert {answer.status for answer in answers} <= {200, 429}, {
+                answer.status for answer in answers
+            }
             # There is always room for as many as may wait.
             assert sum(answer.status == 200 for answer in answers) >= 8
             refused = [answer for answer in answers if answer.status == 429]
@@ -717,7 +1080,9 @@ class Tests:
 
     @staticmethod
     def resident_mib(server):
-        pages = int(pathlib.Path(f"/proc/{server.process.pid}/statm").read_text(encoding="ascii").split()[1])
+        pages = int(
+            pathlib.Path(f"/proc/{server.process.pid}/statm").read_text(encoding="ascii").split()[1]
+        )
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def test_stopping_tells_clients(self):
@@ -735,9 +1100,29 @@ class Tests:
         folder.mkdir()
 
         def rank(number):
-            return [self.program, "serve", "--model", MODEL, "--port", "0", "--ranks", "3", "--transport", "gloo",
-                    "--rendezvous", f"file://{folder}", "--run-id", run, "--store", store or f"file://{folder}",
-                    "--timeout", "30", "--rank", str(number), *options]  # fmt: skip
+            return [
+                self.program,
+                "serve",
+                "--model",
+                MODEL,
+                "--port",
+                "0",
+                "--ranks",
+                "3",
+                "--transport",
+                "gloo",
+                "--rendezvous",
+                f"file://{folder}",
+                "--run-id",
+                run,
+                "--store",
+                store or f"file://{folder}",
+                "--timeout",
+                "30",
+                "--rank",
+                str(number),
+                *options,
+            ]
 
         return Server(rank(0), [rank(1), rank(2)])
 
@@ -751,7 +1136,17 @@ class Tests:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        words = [self.redis, "--port", str(port), "--save", "", "--bind", "127.0.0.1", "--dir", str(self.folder)]
+        words = [
+            self.redis,
+            "--port",
+            str(port),
+            "--save",
+            "",
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(self.folder),
+        ]
         with subprocess.Popen(words, stdout=subprocess.DEVNULL) as redis:
             try:
                 self.lose_a_rank(f"redis://127.0.0.1:{port}")
@@ -759,10 +1154,16 @@ class Tests:
                 redis.kill()
 
     def lose_a_rank(self, store):
-        with self.stored_group(store, "--max-running", "1") as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        with (
+            self.stored_group(store, "--max-running", "1") as server,
+            concurrent.futures.ThreadPoolExecutor(4) as pool,
+        ):
             begun = pool.submit(server.complete, prompt="a", max_tokens=60000)
             server.wait_for("requests_running", 1)
-            waiting = [pool.submit(server.complete, prompt=prompt, max_tokens=12) for prompt in self.prompts()[:3:2]]
+            waiting = [
+                pool.submit(server.complete, prompt=prompt, max_tokens=12)
+                for prompt in self.prompts()[:3:2]
+            ]
             server.wait_for("requests_waiting", 2)
             server.others[1].kill()
             assert begun.result().status == 503, begun.result().body
@@ -771,7 +1172,9 @@ class Tests:
             assert [answer.result().tokens for answer in waiting] == expected[:3:2]
             assert server.complete(prompt=self.prompts()[3], max_tokens=12).tokens == expected[3]
             assert "2 of 3 are left" in server.process.stdout.readline()
-            again = subprocess.run(server.others[1].args, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+            again = subprocess.run(
+                server.others[1].args, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
             assert again.returncode == 3, again
             assert "goes on without this rank" in again.stderr, again.stderr
             assert server.complete(prompt=self.prompts()[2], max_tokens=12).tokens == expected[2]
@@ -794,20 +1197,26 @@ class Tests:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--program", required=True)
     parser.add_argument("--gloo", default="OFF")
     parser.add_argument("--mpirun", default="")
     parser.add_argument("--redis", default="OFF")
     parser.add_argument("--only", default="", help="tests whose names have that text")
     arguments = parser.parse_args()
-    probe = subprocess.run([arguments.program, "serve", "--port", "99999"], capture_output=True, text=True, check=False)
+    probe = subprocess.run(
+        [arguments.program, "serve", "--port", "99999"], capture_output=True, text=True, check=False
+    )
     if "not in this build" in probe.stderr:
         print(probe.stderr.strip())
         return 77
     with tempfile.TemporaryDirectory() as folder:
         tests = Tests(arguments, folder)
-        for name in [name for name in dir(tests) if name.startswith("test_") and arguments.only in name]:
+        for name in [
+            name for name in dir(tests) if name.startswith("test_") and arguments.only in name
+        ]:
             print(name, flush=True)
             getattr(tests, name)()
     return 0

@@ -47,9 +47,22 @@ class Groups:
         sizes = size if isinstance(size, list) else [size] * len(ranks)
         where = self.rendezvous(kind)
         return [
-            subprocess.Popen([self.program, "gloo", "--rank", str(rank), "--size", str(rank_size), *where, *options],
-                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for rank, rank_size in zip(ranks, sizes)
+            subprocess.Popen(
+                [
+                    self.program,
+                    "gloo",
+                    "--rank",
+                    str(rank),
+                    "--size",
+                    str(rank_size),
+                    *where,
+                    *options,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, rank_size in zip(ranks, sizes, strict=True)
         ]
 
 
@@ -70,10 +83,12 @@ def ends_of(processes):
 def errors_unless(ends, texts):
     """Returns what is wrong unless each process ended in one error with all texts of its list."""
     wrong = []
-    for (status, _, error), expected in zip(ends, texts):
+    for (status, _, error), expected in zip(ends, texts, strict=True):
         one_line = error.startswith("transport_ranks: ") and error.count("\n") == 1
         if status != 3 or not one_line or not all(text in error for text in expected):
-            wrong.append(f"expected status 3 and one error with {expected}, found {status}: {error}")
+            wrong.append(
+                f"expected status 3 and one error with {expected}, found {status}: {error}"
+            )
     return "\n".join(wrong)
 
 
@@ -87,9 +102,11 @@ def public_name(run_id):
 def run_cases(groups, kind, size):
     """Runs every conformance case. Returns what is wrong, or nothing."""
     ends = ends_of(groups.start(kind, range(size), size))
-    wrong = [f"rank {rank}: status {status}\n{out}{error}"
-             for rank, (status, out, error) in enumerate(ends)
-             if status != 0 or f"rank {rank} of {size}:" not in out or " 0 failed" not in out]
+    wrong = [
+        f"rank {rank}: status {status}\n{out}{error}"
+        for rank, (status, out, error) in enumerate(ends)
+        if status != 0 or f"rank {rank} of {size}:" not in out or " 0 failed" not in out
+    ]
     left = [path.name for path in groups.folder.iterdir()]
     if left:
         wrong.append(f"expected nothing in the folder, found {left}")
@@ -159,15 +176,24 @@ def listening_ports(process):
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
     rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sorted(int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes)
+    return sorted(
+        int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes
+    )
 
 
 def probe(port, how, stay):
     """Acts as a port scan, a health check or a mistaken client. Those that stay go into `stay`."""
     stranger = socket.create_connection(("127.0.0.1", port))
-    stranger.sendall({"closing": b"", "silent": b"", "garbage": os.urandom(5000),
-                      "half": b"contextile gloo2" + bytes(32), "quarter": b"context",
-                      "HTTP": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"}[how])
+    stranger.sendall(
+        {
+            "closing": b"",
+            "silent": b"",
+            "garbage": os.urandom(5000),
+            "half": b"contextile gloo2" + bytes(32),
+            "quarter": b"context",
+            "HTTP": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        }[how]
+    )
     if how == "closing":
         stranger.close()
     else:
@@ -182,8 +208,12 @@ def meet_strangers(groups, how):
     command = [groups.program, "gloo", "--size", "3", *where, "--endless", "60000"]
 
     def start(rank):
-        return subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True)
+        return subprocess.Popen(
+            [*command, "--rank", str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     stay, wrong = [], []
     processes = [start(0)]
@@ -230,17 +260,43 @@ def check_secrets(groups, kind):
         processes = []
         for rank, file in enumerate(files):
             options = ["--secret-file", str(file)] if file else []
-            processes.append(subprocess.Popen(
-                [groups.program, "gloo", "--rank", str(rank), "--size", "2", *where, "--case", "ATicketIsWaitedOnce",
-                 "--connect", str(connect_ms), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            processes.append(
+                subprocess.Popen(
+                    [
+                        groups.program,
+                        "gloo",
+                        "--rank",
+                        str(rank),
+                        "--size",
+                        "2",
+                        *where,
+                        "--case",
+                        "ATicketIsWaitedOnce",
+                        "--connect",
+                        str(connect_ms),
+                        *options,
+                    ],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
         return ends_of(processes)
 
-    wrong = [f"status {status}: {error}" for status, _, error in ends(secret, secret, connect_ms=20000) if status != 0]
+    wrong = [
+        f"status {status}: {error}"
+        for status, _, error in ends(secret, secret, connect_ms=20000)
+        if status != 0
+    ]
     for theirs in (other, None):
         # A rank that turns another one away waits for its own peer all the time.
         found = ends(secret, theirs, connect_ms=8000)
         wrong.append(errors_unless(found, [["rendezvous", "secret"]] * 2))
-        wrong += [f"expected no word of the run, found {error}" for _, _, error in found[:1] if "run " in error]
+        wrong += [
+            f"expected no word of the run, found {error}"
+            for _, _, error in found[:1]
+            if "run " in error
+        ]
     for path in list(groups.folder.iterdir()):
         path.unlink()
     return "\n".join(text for text in wrong if text)
@@ -254,16 +310,38 @@ def refuse_options(groups):
     for options, expected in (
         (["--rank", "0", "--size", "0", "--rendezvous", url], "expected at least 1 rank, found 0"),
         (["--rank", "2", "--size", "2", "--rendezvous", url], "expected a rank of 0 … 1, found 2"),
-        (["--rank", "0", "--size", "2", "--rendezvous", "there"], "expected a rendezvous file:///folder"),
-        (["--rank", "0", "--size", "2", "--rendezvous", "file:///no/such/folder"], "expected a folder"),
-        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://nowhere"], "expected a rendezvous tcp://host:port"),
-        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://localhost:70000"], "a port of 1 to 65535, found '70000'"),
-        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://localhost:0"], "a port of 1 to 65535, found '0'"),
-        (["--rank", "0", "--size", "2", "--rendezvous", "tcp://[::1]:http"], "a port of 1 to 65535, found 'http'"),
+        (
+            ["--rank", "0", "--size", "2", "--rendezvous", "there"],
+            "expected a rendezvous file:///folder",
+        ),
+        (
+            ["--rank", "0", "--size", "2", "--rendezvous", "file:///no/such/folder"],
+            "expected a folder",
+        ),
+        (
+            ["--rank", "0", "--size", "2", "--rendezvous", "tcp://nowhere"],
+            "expected a rendezvous tcp://host:port",
+        ),
+        (
+            ["--rank", "0", "--size", "2", "--rendezvous", "tcp://localhost:70000"],
+            "a port of 1 to 65535, found '70000'",
+        ),
+        (
+            ["--rank", "0", "--size", "2", "--rendezvous", "tcp://localhost:0"],
+            "a port of 1 to 65535, found '0'",
+        ),
+        (
+            ["--rank", "0", "--size", "2", "--rendezvous", "tcp://[::1]:http"],
+            "a port of 1 to 65535, found 'http'",
+        ),
     ):
-        done = subprocess.run([*run, *options], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            [*run, *options], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
         if done.returncode != 2 or expected not in done.stderr:
-            wrong.append(f"expected status 2 and '{expected}', found {done.returncode}: {done.stderr}")
+            wrong.append(
+                f"expected status 2 and '{expected}', found {done.returncode}: {done.stderr}"
+            )
     return "\n".join(wrong)
 
 
@@ -283,8 +361,13 @@ def main():
         return 77
     died = ["rank 2 died"]
     stalled = ["nothing moved in the group for 1000 ms", "no sign of life from rank 2"]
-    tests = [(f"cases, folder, {size} ranks", lambda groups, size=size: run_cases(groups, "folder", size))
-             for size in (1, 2, 4)]
+    tests = [
+        (
+            f"cases, folder, {size} ranks",
+            lambda groups, size=size: run_cases(groups, "folder", size),
+        )
+        for size in (1, 2, 4)
+    ]
     tests += [
         ("cases, address, 3 ranks", lambda groups: run_cases(groups, "address", 3)),
         ("a killed rank", lambda groups: lose_rank(groups, signal.SIGKILL, 20000, died)),
@@ -293,12 +376,17 @@ def main():
         ("files of old runs", find_old_files),
         ("options that cannot be", refuse_options),
     ]
-    tests += [(f"strangers, {how}", lambda groups, how=how: meet_strangers(groups, how))
-              for how in ("closing", "silent", "garbage", "half", "quarter", "HTTP")]
+    tests += [
+        (f"strangers, {how}", lambda groups, how=how: meet_strangers(groups, how))
+        for how in ("closing", "silent", "garbage", "half", "quarter", "HTTP")
+    ]
     for kind in ("folder", "address"):
         tests += [
             (f"ranks that do not come, {kind}", lambda groups, kind=kind: miss_rank(groups, kind)),
-            (f"a number taken twice, {kind}", lambda groups, kind=kind: take_number_twice(groups, kind)),
+            (
+                f"a number taken twice, {kind}",
+                lambda groups, kind=kind: take_number_twice(groups, kind),
+            ),
             (f"secrets, {kind}", lambda groups, kind=kind: check_secrets(groups, kind)),
             (f"another size, {kind}", lambda groups, kind=kind: disagree_on_size(groups, kind)),
         ]

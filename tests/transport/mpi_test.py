@@ -40,7 +40,9 @@ def environment(layers):
 def run_cases(program, layers, *options):
     """Runs every conformance case. Returns what is wrong, or nothing."""
     command = ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, program, "mpi", *options]
-    done = subprocess.run(command, env=environment(layers), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment(layers), capture_output=True, text=True, check=False
+    )
     passed = re.findall(r"^rank \d of \d: \d+ cases, 0 failed$", done.stdout, re.MULTILINE)
     if done.returncode == 0 and len(passed) == RANKS:
         return None
@@ -54,7 +56,11 @@ def start_endless(program, layers, timeout_ms):
     """
     group = subprocess.Popen(
         ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, program, "mpi", "--endless", str(timeout_ms)],
-        env=environment(layers), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env=environment(layers),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     lines = []
     reader = threading.Thread(target=lambda: lines.extend(group.stdout), daemon=True)
     reader.start()
@@ -71,7 +77,12 @@ def runs(process):
     """Returns True if a process exists and is no zombie, after a moment in which it may end."""
     for _ in range(100):
         try:
-            state = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            state = (
+                pathlib.Path(f"/proc/{process}/stat")
+                .read_text(encoding="utf-8")
+                .rpartition(")")[2]
+                .split()[0]
+            )
         except OSError:
             return False
         if state in "ZX":
@@ -108,7 +119,9 @@ def lose_rank(program, layers, how, timeout_ms, expected):
         if rank != 2 and (len(said) != 1 or not any(text in said[0] for text in expected)):
             wrong.append(f"rank {rank}: expected one error with any of {expected}, found {said}")
     if group.returncode == 0 or took_s >= LIMIT_S:
-        wrong.append(f"expected a failure in less than {LIMIT_S} s, found status {group.returncode}")
+        wrong.append(
+            f"expected a failure in less than {LIMIT_S} s, found status {group.returncode}"
+        )
     print(f"  survivors ended after {took_s:.2f} s")
     return "\n".join(wrong + lines) if wrong else None
 
@@ -119,13 +132,36 @@ def stop_before_init(program, layers):
     Each of them must say so, and the job must end in failure. Returns what is wrong, or nothing.
     """
     script = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ]; then kill -STOP $$; fi; exec "$@"'
-    command = ["timeout", "-k", "5", str(LIMIT_S), *LAUNCH, "bash", "-c", script, "bash", program, "mpi",
-               "--endless", "2000"]
-    done = subprocess.run(command, env=environment(layers), capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines()
-            if line.startswith("transport_ranks: MPI_Init: expected all processes of the job in 2000 ms")]
+    command = [
+        "timeout",
+        "-k",
+        "5",
+        str(LIMIT_S),
+        *LAUNCH,
+        "bash",
+        "-c",
+        script,
+        "bash",
+        program,
+        "mpi",
+        "--endless",
+        "2000",
+    ]
+    done = subprocess.run(
+        command, env=environment(layers), capture_output=True, text=True, check=False
+    )
+    said = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith(
+            "transport_ranks: MPI_Init: expected all processes of the job in 2000 ms"
+        )
+    ]
     if done.returncode in (0, 124, 137) or len(said) != RANKS - 1:
-        return f"expected {RANKS - 1} errors of MPI_Init, found status {done.returncode}\n{done.stdout}{done.stderr}"
+        return (
+            f"expected {RANKS - 1} errors of MPI_Init, found status "
+            f"{done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return None
 
 
@@ -135,13 +171,20 @@ def main():
     parser.add_argument("--mpi", default="ON", help="whether the program was built with MPI")
     options = parser.parse_args()
     if options.mpi.upper() not in ("ON", "TRUE", "1"):
-        print("skipped: built without MPI (packages libopenmpi-dev and openmpi-bin, CONTEXTILE_MPI)")
+        print(
+            "skipped: built without MPI (packages libopenmpi-dev and openmpi-bin, CONTEXTILE_MPI)"
+        )
         return 77
     if shutil.which("mpirun") is None:
         print("skipped: expected mpirun on the path, found none (package openmpi-bin)")
         return 77
-    probe = subprocess.run(["timeout", "-k", "5", "60", *LAUNCH, "true"], env=environment("self,vader"),
-                           capture_output=True, text=True, check=False)
+    probe = subprocess.run(
+        ["timeout", "-k", "5", "60", *LAUNCH, "true"],
+        env=environment("self,vader"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if probe.returncode != 0:
         print(f"mpirun starts no processes here:\n{probe.stderr}")
         return 77
@@ -149,15 +192,34 @@ def main():
     tests = [
         ("cases, shared memory", lambda: run_cases(options.program, "vader,self")),
         ("cases, tcp", lambda: run_cases(options.program, "tcp,self")),
-        ("cases, small pieces", lambda: run_cases(options.program, "vader,self", "--piece-bytes", "1000")),
+        (
+            "cases, small pieces",
+            lambda: run_cases(options.program, "vader,self", "--piece-bytes", "1000"),
+        ),
     ]
     for layers in ("vader,self", "tcp,self"):
-        tests.append((f"a killed rank, {layers}", lambda layers=layers: lose_rank(
-            options.program, layers, signal.SIGKILL, 20000, ["received SIGTERM"])))
-        tests.append((f"a stopped rank, {layers}", lambda layers=layers: lose_rank(
-            options.program, layers, signal.SIGSTOP, 1000, stalled)))
-        tests.append((f"a rank that stops before MPI_Init, {layers}", lambda layers=layers: stop_before_init(
-            options.program, layers)))
+        tests.append(
+            (
+                f"a killed rank, {layers}",
+                lambda layers=layers: lose_rank(
+                    options.program, layers, signal.SIGKILL, 20000, ["received SIGTERM"]
+                ),
+            )
+        )
+        tests.append(
+            (
+                f"a stopped rank, {layers}",
+                lambda layers=layers: lose_rank(
+                    options.program, layers, signal.SIGSTOP, 1000, stalled
+                ),
+            )
+        )
+        tests.append(
+            (
+                f"a rank that stops before MPI_Init, {layers}",
+                lambda layers=layers: stop_before_init(options.program, layers),
+            )
+        )
     return run_all(tests)
 
 

@@ -62,7 +62,9 @@ def test_output_and_gradients_are_those_of_one_device(strategy):
     heads = (4, 4) if strategy == "ulysses:layout=contiguous" else HEADS
     plan = planned(strategy, heads=heads)
     tensors = inputs(plan.num_tokens, heads, DIM)
-    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_of("causal"))):
+    for found, expected in zip(
+        run_plan(plan, tensors), run_dense(tensors, dense_of("causal")), strict=True
+    ):
         assert relative_error(found, expected) < 1e-5
 
 
@@ -72,7 +74,9 @@ def test_output_and_gradients_are_those_of_one_device(strategy):
 def test_masks(mask):
     plan = planned("dcp", mask=mask)
     tensors = inputs(plan.num_tokens, HEADS, DIM)
-    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_of(mask))):
+    for found, expected in zip(
+        run_plan(plan, tensors), run_dense(tensors, dense_of(mask)), strict=True
+    ):
         assert relative_error(found, expected) < 1e-5
 
 
@@ -80,7 +84,9 @@ def test_masks(mask):
 def test_half_precision(dtype, bound):
     plan = planned("fcp:block=32", dtype=dtype)
     tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=dtype)
-    for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_of("causal"))):
+    for found, expected in zip(
+        run_plan(plan, tensors), run_dense(tensors, dense_of("causal")), strict=True
+    ):
         assert found.dtype == dtype
         assert relative_error(found, expected) < bound
 
@@ -154,7 +160,7 @@ def test_saved_tensors_may_be_copied(alone):
         lambda t: kept.append(t.clone()) or kept[-1], lambda t: t.clone()
     ):
         found = run()
-    for one, other in zip(found, expected):
+    for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 
 
@@ -198,7 +204,9 @@ def test_checkpointing(alone, monkeypatch):
     expected = gradients_of(attend, tensors)
     calls = Calls(monkeypatch)
     for found, one in zip(
-        gradients_of(partial(checkpoint, attend, use_reentrant=False), tensors), expected
+        gradients_of(partial(checkpoint, attend, use_reentrant=False), tensors),
+        expected,
+        strict=True,
     ):
         assert torch.equal(found, one)
     assert (calls.forward, calls.backward) == (2, 1)  # recomputed, as asked
@@ -215,7 +223,7 @@ def test_selective_checkpointing_does_not_communicate_twice(alone, monkeypatch):
     found = gradients_of(
         partial(checkpoint, attend, use_reentrant=False, context_fn=contexts), tensors
     )
-    for one, other in zip(found, expected):
+    for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
     assert (calls.forward, calls.backward) == (1, 1)
 
@@ -246,7 +254,7 @@ def test_compiled_whole_graphs_serve_all_plans(alone, prepared):
         plan = batch if prepared else None
         tensors = inputs(sum(lengths), HEADS, DIM)
         both = [gradients_of(partial(one, plan=plan), tensors) for one in (compiled, attend)]
-        for found, expected in zip(*both):
+        for found, expected in zip(*both, strict=True):
             assert relative_error(found, expected) < 1e-6
     # One compilation for the first, and one for any number of a plan and of tokens.
     assert counter.frame_count <= 2
@@ -389,7 +397,7 @@ def test_layers_masks_and_batches_in_flight_on_one_executor():
     def body(transport):
         executor = Executor(transport, plans_prepared=1)
         outs, leaves = [], []
-        for plan, tensors in zip(plans, batches):
+        for plan, tensors in zip(plans, batches, strict=True):
             executor.prepare(plan)
             local = [
                 dispatch(x, plan=plan, rank=transport.rank).requires_grad_() for x in tensors[:3]
@@ -397,14 +405,15 @@ def test_layers_masks_and_batches_in_flight_on_one_executor():
             leaves.append(local)
             outs.append([attention(*local, executor=executor, mask=kind) for kind in kinds])
         # The first batch's backward comes last, long after the executor was prepared for others.
-        for plan, tensors, out in reversed(list(zip(plans, batches, outs))):
+        for plan, tensors, out in reversed(list(zip(plans, batches, outs, strict=True))):
             torch.autograd.backward(out, [dispatch(tensors[3], plan=plan, rank=transport.rank)] * 3)
         return [
-            ([o.detach() for o in out], [x.grad for x in local]) for out, local in zip(outs, leaves)
+            ([o.detach() for o in out], [x.grad for x in local])
+            for out, local in zip(outs, leaves, strict=True)
         ]
 
     results = ct.run_inproc(2, body)
-    for b, (plan, tensors) in enumerate(zip(plans, batches)):
+    for b, (plan, tensors) in enumerate(zip(plans, batches, strict=True)):
         lengths = [end - begin for begin, end in plan.sequences]
         of_kind = {
             name: run_dense(tensors, dense_of(rule, lengths)) for name, (rule, _) in masks.items()
@@ -412,7 +421,7 @@ def test_layers_masks_and_batches_in_flight_on_one_executor():
         for rank in range(2):
             tokens = torch.from_numpy(plan.local_tokens(rank))
             outs, grads = results[rank][b]
-            for kind, out in zip(kinds, outs):
+            for kind, out in zip(kinds, outs, strict=True):
                 assert relative_error(out, of_kind[kind][0][tokens]) < 1e-5
             for at, grad in enumerate(grads):
                 expected = sum(of_kind[kind][1 + at] for kind in kinds)[tokens]
@@ -564,19 +573,19 @@ def test_positions_and_labels_follow_the_mask(mask, followed):
         predicted += following.tolist()
         if parts:
             with pytest.raises(ct.InvalidArgument, match=f"that follow token {min(parts)}"):
-                local.labels  # noqa: B018
+                local.labels  # noqa: B018  # reading them raises
         else:
             assert local.labels.tolist() == [
                 followed.index(token) + 100 if token in followed else -100 for token in at
             ]
     assert sorted(predicted) == [token for token in range(12) if followed[token] >= 0]
     # The answer also survives a plan file, a slice and JSON.
-    for copy in (
+    for read in (
         ct.Plan.from_bytes(plan.to_bytes()),
         ct.Plan.from_json(plan.to_json()),
         ct.Plan.slice_from_bytes(plan.slice_to_bytes(1)),
     ):
-        assert all(map(torch.equal, local_batch(tokens, plan=copy, rank=1).targets, local.targets))
+        assert all(map(torch.equal, local_batch(tokens, plan=read, rank=1).targets, local.targets))
 
 
 def test_dispatch_and_local_batch_check_their_tokens():

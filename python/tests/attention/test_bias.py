@@ -114,7 +114,7 @@ def run(plan, tensors, *, bias=None, dropout=0.0, again=False, kernel=""):
     whole = [q.new_empty(dout.shape), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)]
     for rank, (parts, _) in enumerate(results):
         tokens = torch.from_numpy(plan.local_tokens(rank))
-        for array, part in zip(whole, parts):
+        for array, part in zip(whole, parts, strict=True):
             array[tokens] = part
     if hasattr(bias, "table"):
         whole.append(sum(share for _, share in results))
@@ -228,7 +228,7 @@ def test_no_plan_changes_which_weights_are_dropped():
         for s, r in (("zigzag", 1), ("dcp", 2), ("fcp:block=32", 4))
     ]
     for other in results[1:]:
-        for one, two in zip(results[0], other):
+        for one, two in zip(results[0], other, strict=True):
             assert relative_error(two, one) < 1e-5
 
 
@@ -407,7 +407,9 @@ def test_compiled_functions_have_them():
         )
 
     for one, other in zip(
-        gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")), gradients(attend)
+        gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")),
+        gradients(attend),
+        strict=True,
     ):
         assert torch.equal(one, other)
 

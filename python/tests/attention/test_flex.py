@@ -156,14 +156,22 @@ def test_a_mask_mods_own_errors_are_not_hidden():
         ct.masks.from_mask_mod(broken, num_tokens=64)
 
 
+OF_TOKEN = {
+    "uint8": (torch.arange(300) % 256).to(torch.uint8),
+    "int16": (torch.arange(300) * 100).to(torch.int16),
+    "int32": (torch.arange(300) * 2**23).to(torch.int32),
+    "document": torch.arange(300, dtype=torch.int32) // 70,
+}
+
+
 @pytest.mark.parametrize(
     "mask_mod",
     [
-        lambda b, h, q, k, t=(torch.arange(300) % 256).to(torch.uint8): (t[q] - t[k]) <= 5,
-        lambda b, h, q, k, t=(torch.arange(300) * 100).to(torch.int16): t[q] * t[k] > 0,
-        lambda b, h, q, k, t=(torch.arange(300) * 2**23).to(torch.int32): t[q] + t[k] > 0,
+        lambda b, h, q, k, t=OF_TOKEN["uint8"]: (t[q] - t[k]) <= 5,
+        lambda b, h, q, k, t=OF_TOKEN["int16"]: t[q] * t[k] > 0,
+        lambda b, h, q, k, t=OF_TOKEN["int32"]: t[q] + t[k] > 0,
         lambda b, h, q, k: (q * 2**62) > (k * 2**61),
-        lambda b, h, q, k, t=torch.arange(300, dtype=torch.int32) // 70: (t[q] == t[k]) & (q >= k),
+        lambda b, h, q, k, t=OF_TOKEN["document"]: (t[q] == t[k]) & (q >= k),
     ],
 )
 def test_integers_that_wrap(mask_mod):

@@ -99,9 +99,12 @@ def run(plans, tensors, *, bias=None, sink=None, mask=""):
     results = ct.run_inproc((first.plan if hasattr(first, "groups") else first).num_devices, body)
     whole = [torch.empty_like(x) for x in (dout, q, k, v)]
     for tokens, parts, _ in results:
-        for array, part in zip(whole, parts):
+        for array, part in zip(whole, parts, strict=True):
             array[torch.from_numpy(tokens)] = part
-    return [*whole, *(sum(shares) for shares in zip(*(shares for _, _, shares in results)))]
+    return [
+        *whole,
+        *(sum(shares) for shares in zip(*(shares for _, _, shares in results), strict=True)),
+    ]
 
 
 def assert_equal(found, expected):
@@ -324,7 +327,9 @@ def test_compiled_functions_attend_by_head():
         return attention(q, k, v, executor=executor, plan=prepared)
 
     for one, other in zip(
-        gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")), gradients(attend)
+        gradients(torch.compile(attend, fullgraph=True, backend="aot_eager")),
+        gradients(attend),
+        strict=True,
     ):
         assert torch.equal(one, other)
 

@@ -22,7 +22,9 @@ def random(tokens, heads, seed):
 def dense(q, k, v, query_lengths, key_lengths, is_causal):
     """Attention of each pair in fp64."""
     outs = []
-    for qs, ks, vs in zip(q.split(query_lengths), k.split(key_lengths), v.split(key_lengths)):
+    for qs, ks, vs in zip(
+        q.split(query_lengths), k.split(key_lengths), v.split(key_lengths), strict=True
+    ):
         ks, vs = (x.repeat_interleave(HEADS[0] // HEADS[1], 1).movedim(0, 1) for x in (ks, vs))
         scores = qs.movedim(0, 1) @ ks.mT / DIM**0.5
         if is_causal:
@@ -65,7 +67,7 @@ def test_sides_attend_as_each_pair_alone(mask, strategy):
         out.backward(dout[own])
         return [
             (own, out.detach()),
-            *((rows, x.grad) for rows, x in zip((own, other, other), leaves)),
+            *((rows, x.grad) for rows, x in zip((own, other, other), leaves, strict=True)),
         ]
 
     leaves = [x.double().requires_grad_() for x in (q, k, v)]

@@ -40,7 +40,10 @@ def padded(side, rows, fill=0):
     width = max(len(row) for row in rows)
     gaps = [[fill] * (width - len(row)) for row in rows]
     return torch.tensor(
-        [[*gap, *row] if side == "left" else [*row, *gap] for row, gap in zip(rows, gaps)]
+        [
+            [*gap, *row] if side == "left" else [*row, *gap]
+            for row, gap in zip(rows, gaps, strict=True)
+        ]
     )
 
 
@@ -140,7 +143,9 @@ def test_fewer_tokens_than_ranks(strategy):
         plan = plan_of_few(strategy, lengths=lengths)
         assert min(plan.num_local_tokens(rank) for rank in range(4)) == 0
         tensors = inputs(plan.num_tokens, (4, 2), 32)
-        for found, expected in zip(run_plan(plan, tensors), run_dense(tensors, dense_mask(plan))):
+        for found, expected in zip(
+            run_plan(plan, tensors), run_dense(tensors, dense_mask(plan)), strict=True
+        ):
             # The gradients of one key are 0.
             assert torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -215,7 +215,7 @@ def test_loader_takes_labels_as_they_are():
     tokens, labels = tokens_and_labels()
 
     class Copies:
-        lengths = [2 * LENGTH]
+        lengths = (2 * LENGTH,)
 
         def __len__(self):
             return 1

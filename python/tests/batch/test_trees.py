@@ -80,10 +80,7 @@ def test_a_branch_attends_itself_as_if_alone(document):
         assert np.array_equal(dense[np.ix_(at, at)], np.tri(len(at), dtype=bool))
         assert dense[at].sum() == len(at) * (len(at) + 1) // 2
         for rank in range(2):
-            held = {
-                token: position
-                for token, position in zip(plan.local_tokens(rank), plan.positions(rank))
-            }
+            held = dict(zip(plan.local_tokens(rank), plan.positions(rank), strict=True))
             assert all(
                 held[token] == position for position, token in enumerate(at) if token in held
             )

@@ -9,6 +9,7 @@ import ctypes
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -77,7 +78,7 @@ class OnGpu:
 class RankOnGpu:
     """Gives tensors of the CPU to an executor as a GPU's, and keeps the streams of calls."""
 
-    streams: list[int] = []
+    streams: ClassVar[list[int]] = []
 
     def __init__(self, *arguments, **options):
         self.rank = _core.RankExecutor(*arguments, **options)
@@ -138,7 +139,7 @@ def test_output_and_gradients_are_those_of_one_device(gpu, executors_of, strateg
     tensors = inputs(plan.num_tokens, HEADS, DIM, dtype=torch.bfloat16)
     found = run_plan(plan, tensors, make=executors_of(gpu, ranks))
     expected = run_dense(tensors, dense_mask(ct.make_workload(LENGTHS, mask="causal")))
-    for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected, strict=True):
         assert relative_error(a, b) < BOUND, name
     assert RankOnGpu.streams == [0] * (2 * ranks)
 
@@ -153,7 +154,7 @@ def test_tensors_that_begin_between_multiples_of_16_bytes_are_copied(gpu, execut
     assert all(x.data_ptr() % 16 != 0 and x.is_contiguous() for x in shifted)
     found = run_plan(plan, shifted, make=executors_of(gpu, 1))
     expected = run_plan(plan, tensors, make=executors_of(gpu, 1))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @needs_fake
@@ -300,7 +301,7 @@ def test_tensors_of_the_cpu_are_those_of_an_emulated_gpu(emulated):
 
     found = run_plan(plan, tensors, make=make)
     expected = run_dense(tensors, dense_mask(ct.make_workload([40, 26], mask="causal")))
-    for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected):
+    for name, a, b in zip(("out", "dq", "dk", "dv"), found, expected, strict=True):
         assert relative_error(a, b) < BOUND, name
     assert all(executor.device.type == "cpu" for executor in executors)
     assert all(math.isnan(executor.last_stats.total_s) for executor in executors)

@@ -128,7 +128,11 @@ def gradients_of(executor, way, kind, *, backend=None, batches, inside=False):
 def expected_of(executor):
     """The same of one batch at a time, without checkpoints."""
     parts = [gradients_of(executor, "attention", "plain", batches=[batch]) for batch in (0, 1)]
-    return [parts[0][0], parts[1][0], *(a + b for a, b in zip(parts[0][1:], parts[1][1:]))]
+    return [
+        parts[0][0],
+        parts[1][0],
+        *(a + b for a, b in zip(parts[0][1:], parts[1][1:], strict=True)),
+    ]
 
 
 def compare(found, expected, what):

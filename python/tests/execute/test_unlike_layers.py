@@ -209,7 +209,7 @@ def test_tokens_of_any_of_the_plans_are_this_batch():
 class Text:
     """Documents of one token each, again and again."""
 
-    lengths = [70, 30, 50, 20, 90]
+    lengths = (70, 30, 50, 20, 90)
 
     def __len__(self):
         return len(self.lengths)

@@ -63,7 +63,9 @@ def test_ranks_share_every_batch_out():
             expected = local_batch(tokens, plan=plan, rank=rank)
             for one, other in zip(local, expected, strict=True):
                 assert torch.equal(one, other)
-            for at, token in zip(plan.local_tokens(rank).tolist(), local.tokens.tolist()):
+            for at, token in zip(
+                plan.local_tokens(rank).tolist(), local.tokens.tolist(), strict=True
+            ):
                 found[at] = token
             weights += local.loss_weights.sum().item()
         assert found == tokens
@@ -76,7 +78,7 @@ def test_only_documents_of_the_rank_are_looked_at():
     for step in loader:
         needed = {
             piece.document
-            for piece, (begin, end) in zip(step.pieces, step.plan.sequences)
+            for piece, (begin, end) in zip(step.pieces, step.plan.sequences, strict=True)
             if any(begin <= token < end for token in step.plan.local_tokens(0).tolist())
         }
         assert dataset.seen == needed
@@ -206,8 +208,8 @@ class Numbers(Text):
 def test_statistics():
     loader = loaders(2)[0]
     with pytest.raises(ct.InvalidArgument, match="expected one that was iterated, found a new one"):
-        loader.statistics
-    for step in islice(loader, 3):
+        loader.statistics  # noqa: B018  # reading it raises
+    for step in islice(loader, 3):  # noqa: B007  # the last one is looked at below
         statistics = loader.statistics
     assert statistics.steps == 3 and statistics.planning_s > 0 and statistics.bytes > 0
     assert step.step == 2
@@ -448,7 +450,7 @@ def test_a_step_that_failed_is_not_taken():
 class Chats:
     """Prompts of 8 tokens that are not trained on, and answers."""
 
-    lengths = [12, 20]
+    lengths = (12, 20)
 
     def __init__(self, **more):
         self.more = more

@@ -199,7 +199,7 @@ def kda_of(tensors, chunks=None):
 
 
 def mamba_of(tensors, chunks=None):
-    q, k, v, g, beta = tensors
+    q, k, v, _, beta = tensors
     given = [
         v.reshape(1, -1, 4, 3),
         beta[None],
@@ -244,7 +244,7 @@ def compute_layers(names):
             expected = torch.cat(
                 [
                     LAYERS[name](part).reshape(len(part[0]), -1)
-                    for part in zip(*(x.split(lengths) for x in leaves))
+                    for part in zip(*(x.split(lengths) for x in leaves), strict=True)
                 ]
             )
             dout = whole(*expected.shape, seed=7)
@@ -259,7 +259,7 @@ def compute_layers(names):
             assert relative_error(out, dispatch(expected, **rows)) < 1e-12, (
                 f"{name} {lengths}: wrong outputs"
             )
-            for leaf, found in zip(leaves, local):
+            for leaf, found in zip(leaves, local, strict=True):
                 if leaf.grad is not None and len(found) > 0:
                     scale = leaf.grad.abs().max()
                     error = (found.grad - dispatch(leaf.grad, **rows)).abs().max() / scale

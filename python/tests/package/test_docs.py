@@ -100,7 +100,7 @@ def test_a_strategy_in_python_computes_what_others_do(tmp_path):
     exec(snippets(PAGES[[page.name for page in PAGES].index("strategies.md")]), names)
     tensors = inputs(1024, (4, 2), 32)
     expected = run_dense(tensors, dense_mask(ct.make_workload([700, 260, 64], mask="causal")))
-    for found, one in zip(run_plan(names["plan"], tensors), expected):
+    for found, one in zip(run_plan(names["plan"], tensors), expected, strict=True):
         assert relative_error(found, one) < 1e-5
     assert torch.is_tensor(found)
 

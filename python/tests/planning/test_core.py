@@ -421,7 +421,10 @@ def test_any_dense_mask_survives(rows):
     assert ct.masks.from_bands(mask.bands, num_tokens=n) == mask
     padded = np.pad(dense, ((0, 0), (1, 1))).astype(np.int8)
     change = np.diff(padded, axis=1)
-    ranges = [list(zip(np.flatnonzero(row == 1), np.flatnonzero(row == -1))) for row in change]
+    ranges = [
+        list(zip(np.flatnonzero(row == 1), np.flatnonzero(row == -1), strict=True))
+        for row in change
+    ]
     assert np.array_equal(ct.masks.from_row_ranges(ranges).dense(n), dense)
     if dense.any():
         workload = ct.make_workload([n], mask=mask, **SMALL)
@@ -616,7 +619,7 @@ def test_backward_is_of_the_plan_of_forward():
 
 
 def test_plans_are_not_other_things(plan):
-    assert plan != 3 and plan is not None and plan != None  # noqa: E711
+    assert plan != 3 and plan is not None and plan != None  # noqa: E711  # the operator is tested
     assert plan.shape != 3 and plan.cluster != "local"
 
 
@@ -782,7 +785,9 @@ def test_numpy_arrays_may_be_read_only_and_lists_are_arrays():
         array.setflags(write=False)
     found = executor.forward(q, k, v)
     assert np.array_equal(found.out, expected.out)
-    for one, other in zip(executor.backward(expected.out, q, k, v, expected)[:3], gradients[:3]):
+    for one, other in zip(
+        executor.backward(expected.out, q, k, v, expected)[:3], gradients[:3], strict=True
+    ):
         assert np.array_equal(one, other)
     with pytest.raises(
         ct.InvalidArgument, match=r"q: expected \[tokens, heads, dim\], found \[20, 4\]"

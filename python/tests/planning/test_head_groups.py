@@ -22,7 +22,7 @@ def split_documents(groups_of_document, *, round_groups=4):
         blocks = ct.Blocking()
         groups = []
         begin = 0
-        for length, of_document in zip(LENGTHS, groups_of_document):
+        for length, of_document in zip(LENGTHS, groups_of_document, strict=True):
             for half in ((begin, begin + length // 2), (begin + length // 2, begin + length)):
                 blocks.add([half])
                 groups.append(of_document)

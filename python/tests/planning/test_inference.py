@@ -60,7 +60,7 @@ def test_attention_is_that_of_one_device(num_ranks, mode):
             for position, slot in enumerate(layout.slots(cache.table(i), rank, 0, length)):
                 assert (slot >= 0) == (layout.owner(position) == rank)
                 if slot >= 0:
-                    for page, tensor in zip(pages, (k, v)):
+                    for page, tensor in zip(pages, (k, v), strict=True):
                         page[slot // 4, slot % 4] = tensor[i][position]
         mine = slice(HEADS * rank // num_ranks, HEADS * (rank + 1) // num_ranks)
         before = transport.sent_bytes

@@ -62,7 +62,9 @@ def test_tiles_are_the_plans_in_their_devices_colours(plan, mask, index, directi
     rows = plan.placed_tiles(mask=index, direction=direction)
     drawn = collection(ax, "tiles")
     colours = [to_hex(colour) for colour in drawn.get_facecolors()]
-    found = {(*map(int, extent), colour) for extent, colour in zip(extents(drawn), colours)}
+    found = {
+        (*map(int, extent), colour) for extent, colour in zip(extents(drawn), colours, strict=True)
+    }
     shades = ct.plot.device_colours(4)
     assert found == {(k0, k1, q0, q1, shades[device]) for q0, q1, k0, k1, device in rows.tolist()}
     assert len(colours) == len(rows)
@@ -210,7 +212,7 @@ def test_messages_are_in_the_rows_of_their_ends(plan):
         offsets = [0.0] * len(first.messages) + [first.time_us] * len(second.messages)
         messages = [*first.messages, *second.messages]
         assert len(boxes) == len(messages)
-        for box, message, offset in zip(boxes, messages, offsets):
+        for box, message, offset in zip(boxes, messages, offsets, strict=True):
             assert box[0] == pytest.approx((offset + message[3]) / 1e3)
             assert box[1] == pytest.approx((offset + message[4]) / 1e3)
             assert message[end] < box[2] < box[3] < message[end] + 0.5

@@ -325,7 +325,7 @@ def steps_refused(executor, made):
 def late(where):
     """A function of one rank raises in the second step."""
     executor = Executor()
-    model, calls = make_model(4), []
+    model = make_model(4)
     pool = Pool(executor, neighbourhoods=4, **SHAPE, strategy=STRATEGY)
     pipeline = SamePhasePipeline(
         [model.layers[2 * (executor.rank // 2) :][:2]], pool, stages=2, hidden=HIDDEN

@@ -25,6 +25,7 @@ from ranks import run_alone, run_ranks
 HEADS, KV_HEADS, DIM, HIDDEN, VOCABULARY = 4, 2, 8, 16, 50
 # Documents of every micro-batch. The second rank of two has no token of the fourth; two are alike.
 LENGTHS = [[40, 9, 31], [64], [5, 20, 11, 30], [3], [40, 9, 31], [17, 50]]
+NUM_BATCHES = len(LENGTHS)
 MOST_TOKENS = 64
 SHAPE = {"heads": (HEADS, KV_HEADS), "head_dim": DIM, "dtype": "f32"}
 LAYERS = 4
@@ -89,13 +90,10 @@ def alone(parts):
 
     def attend(q, k, v):
         out = []
-        for q, k, v in zip(*(x.split(lengths, dim=1) for x in (q, k, v)), strict=True):
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            out.append(
-                scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(
-                    1, 2
-                )
-            )
+        for document in zip(*(x.split(lengths, dim=1) for x in (q, k, v)), strict=True):
+            heads = (x.transpose(1, 2) for x in document)
+            one = scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+            out.append(one.transpose(1, 2))
         return torch.cat(out, dim=1)
 
     models = [Part(part, parts, attend) for part in range(parts)]
@@ -161,7 +159,7 @@ class Rank:
             }
         return found
 
-    def schedule(self, kind, stage, count=len(LENGTHS)):
+    def schedule(self, kind, stage, count=NUM_BATCHES):
         return kind(stage, count, loss_fn=lambda loss, target: loss.sum(), scale_grads=False)
 
     def run(self, schedule, stage):
@@ -170,7 +168,7 @@ class Rank:
         given = [stage.inputs([local.tokens for local in self.locals])] if self.stage == 0 else []
         last = self.stage == self.size - 1
         schedule.step(
-            *given, **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if last else {})
+            *given, **({"target": torch.zeros(NUM_BATCHES), "losses": losses} if last else {})
         )
         return [loss.detach() for loss in losses]
 
@@ -207,8 +205,8 @@ def train(name, again):
         with stage.step(rank.plans, **arguments):
             losses = rank.run(schedule, stage)
         # The call for shapes, in the first step alone, ran nothing.
-        assert stage.module.calls - calls == len(LENGTHS), step
-        assert rank.executor._num_calls - before == len(LENGTHS) * LAYERS // 2 * (
+        assert stage.module.calls - calls == NUM_BATCHES, step
+        assert rank.executor._num_calls - before == NUM_BATCHES * LAYERS // 2 * (
             2 if again == "again" else 1
         )
     check(rank, [(rank.stage, stage.module, 2)], losses)
@@ -246,7 +244,7 @@ def train_interleaved(name):
             )
             schedule.step(
                 *given,
-                **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if 3 in parts else {}),
+                **({"target": torch.zeros(NUM_BATCHES), "losses": losses} if 3 in parts else {}),
             )
     check(
         rank,
@@ -276,7 +274,7 @@ def train_in_another_order():
         )
         schedule.step(
             *given,
-            **({"target": torch.zeros(len(LENGTHS)), "losses": losses} if rank.stage == 1 else {}),
+            **({"target": torch.zeros(NUM_BATCHES), "losses": losses} if rank.stage == 1 else {}),
         )
     losses = [losses[order.index(i)].detach() for i in range(len(losses))]
     check(rank, [(rank.stage, stage.module, 2)], losses)
@@ -389,7 +387,7 @@ def refuse_inputs(where):
                     else x
                 ]
             schedule.step(
-                *given, **({"target": torch.zeros(len(LENGTHS))} if rank.stage == 1 else {})
+                *given, **({"target": torch.zeros(NUM_BATCHES)} if rank.stage == 1 else {})
             )
         # No rank attended for the refused micro-batch.
         num_run = 0 if name in ("no ticket", "other shape") and where == "everywhere" else None
@@ -431,7 +429,7 @@ def refuse_hidden_states():
         stage.step(rank.plans, **rank.arguments(rank.stage == 1)),
     ):
         rank.run(schedule, stage)
-    assert stage.module.calls - calls == len(LENGTHS) - rank.stage
+    assert stage.module.calls - calls == NUM_BATCHES - rank.stage
     for name in ("inputs", "_ticket", "_problem_of"):
         stage.__dict__.pop(name, None)
     goes_on(rank, stage, schedule)

@@ -40,7 +40,7 @@ def attend_everywhere(strategies):
         local = [dispatch(x, plan=plan, rank=executor.rank).requires_grad_() for x in tensors[:3]]
         out = attention(*local, executor=executor)
         out.backward(dispatch(tensors[3], plan=plan, rank=executor.rank))
-        for found, one in zip([out, *(x.grad for x in local)], expected):
+        for found, one in zip([out, *(x.grad for x in local)], expected, strict=True):
             assert relative_error(collect(found, plan=plan), one) < 1e-5, strategy
 
 

@@ -555,7 +555,7 @@ def test_slow_heads_are_not_waited_for(server):
             for _ in range(4)
         ]
         for connection, first in zip(
-            connections, [slow, slow, slow + b"\r\n" + slow, slow + b"\r\n" + slow]
+            connections, [slow, slow, slow + b"\r\n" + slow, slow + b"\r\n" + slow], strict=True
         ):
             connection.sendall(first)
             connection.setblocking(False)

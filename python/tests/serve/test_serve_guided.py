@@ -1,5 +1,6 @@
 """Answers of ``contextile.serve`` that keep to a grammar."""
 
+# ruff: noqa: F811  # tests have fixtures of another file as arguments
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
 from test_serve import Server
-from test_serve_clients import (  # noqa: F401
+from test_serve_clients import (  # noqa: F401  # fixtures
     CHAT,
     asked,
     client_of,
@@ -43,7 +44,7 @@ def check_place(text):
     assert isinstance(place["open"], bool)
 
 
-def test_chats_keep_to_a_schema(front):  # noqa: F811
+def test_chats_keep_to_a_schema(front):
     client = client_of(front)
     for temperature in (0, 1):
         answer = client.chat.completions.create(
@@ -69,7 +70,7 @@ def test_chats_keep_to_a_schema(front):  # noqa: F811
     check_place("".join(part.choices[0].delta.content or "" for part in parts))
 
 
-def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):  # noqa: F811
+def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):
     import llguidance.hf
     import numpy as np
 
@@ -113,7 +114,7 @@ def test_tokens_are_the_likeliest_that_are_allowed(front, model, tokenizer):  # 
         ({"grammar": 'root ::= "x" ("b" | "c") "y"'}, lambda text: text in ("xby", "xcy")),
     ],
 )
-def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):  # noqa: F811
+def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):
     answer = asked(
         front,
         prompt=["The", "fox"],
@@ -129,7 +130,7 @@ def test_completions_keep_to_every_kind_of_grammar(front, outputs, is_right):  #
         assert is_right(choice["text"]), choice
 
 
-def test_json_objects_are_objects_as_far_as_they_come(front):  # noqa: F811
+def test_json_objects_are_objects_as_far_as_they_come(front):
     answer = asked(
         front,
         "/v1/chat/completions",
@@ -199,12 +200,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fields", "said"), WRONG, ids=range(len(WRONG)))
-def test_what_no_grammar_can_be_made_of_is_refused(front, fields, said):  # noqa: F811
+def test_what_no_grammar_can_be_made_of_is_refused(front, fields, said):
     answer = asked(front, prompt="Hello", max_tokens=4, **fields)
     assert answer.status == 400 and said in answer.json()["error"]["message"], answer.body
 
 
-def test_nothing_is_asked_by_text(front):  # noqa: F811
+def test_nothing_is_asked_by_text(front):
     plain = asked(front, prompt="Hello", max_tokens=4, temperature=0).json()["choices"]
     text = {"type": "text"}
     assert (
@@ -229,14 +230,14 @@ TOOLS = [tool("visit", SCHEMA), tool("wait", None)]
 
 
 @pytest.fixture(scope="module")
-def with_tools(tmp_path_factory, folder):  # noqa: F811
+def with_tools(tmp_path_factory, folder):
     import shutil
 
     import transformers
 
     path = tmp_path_factory.mktemp("tools") / "tiny"
     shutil.copytree(folder, path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path)  # noqa: F811
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
         + tokenizer.chat_template

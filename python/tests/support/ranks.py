@@ -23,7 +23,14 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-PRELOADED = ("numpy", "pytest", "torch", "contextile.torch", "transformers.modeling_utils")
+PRELOADED = (
+    "numpy",
+    "pytest",
+    "torch",
+    "contextile.torch",
+    "transformers.modeling_utils",
+    "megatron.core.models.gpt",
+)
 
 
 @dataclass

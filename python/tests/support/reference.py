@@ -78,7 +78,7 @@ def run_plan(
     whole = [q.new_empty(dout.shape), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)]
     for rank, (parts, _) in enumerate(results):
         tokens = torch.from_numpy(plan.local_tokens(rank))
-        for array, part in zip(whole, parts):
+        for array, part in zip(whole, parts, strict=True):
             array[tokens] = part
     if sink is not None:
         whole.append(sum(share for _, share in results))

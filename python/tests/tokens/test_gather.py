@@ -231,7 +231,7 @@ class Model(nn.Module):
 
     def forward(self, tokens, positions, attend):
         x = self.embed(tokens) + self.places(positions)
-        for qkv, out in zip(self.qkv, self.out):
+        for qkv, out in zip(self.qkv, self.out, strict=True):
             q, k, v = qkv(x).view(len(tokens), 8, 16).split([4, 2, 2], dim=1)
             x = x + out(attend(q, k, v).flatten(1))
         return x
@@ -252,7 +252,7 @@ PROMPTS = [30, 30, 8, 8, 2, 2]
 def preference_batch(seed=3):
     tokens = torch.randint(50, (sum(ANSWERS),), generator=torch.Generator().manual_seed(seed))
     is_answer = torch.cat(
-        [torch.arange(length) >= prompt for length, prompt in zip(ANSWERS, PROMPTS)]
+        [torch.arange(length) >= prompt for length, prompt in zip(ANSWERS, PROMPTS, strict=True)]
     )
     return tokens, is_answer
 
@@ -276,7 +276,9 @@ def documents(tokens):
 
 def log_probs_alone(model, tokens, is_answer):
     sums = []
-    for (document, positions), (wanted, _) in zip(documents(tokens), documents(is_answer)):
+    for (document, positions), (wanted, _) in zip(
+        documents(tokens), documents(is_answer), strict=True
+    ):
         logits = model.head(model(document, positions, attend_alone))[:-1]
         found = -functional.cross_entropy(logits, document[1:], reduction="none")
         sums.append(found[wanted[1:]].sum())
@@ -287,7 +289,7 @@ def check_parameters(model, alone):
     """Gradients, summed over ranks as in data parallelism, are those of one process."""
     import torch.distributed as dist
 
-    for (name, found), expected in zip(model.named_parameters(), alone.parameters()):
+    for (name, found), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
         if expected.grad is None:
             assert found.grad is None, name
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 
@@ -125,7 +126,7 @@ def alone(model, lengths, rows, seed):
     the parameters."""
     tokens, dlogits = batch_of(sum(rows), seed)
     logits, begin = torch.zeros(sum(rows), VOCABULARY), 0
-    for length, row in zip(lengths, rows):
+    for length, row in zip(lengths, rows, strict=True):
         here = slice(begin, begin + length)
         found = model(tokens[None, here], torch.arange(length)[None], None)[0]
         found.backward(dlogits[here])
@@ -138,7 +139,7 @@ def te_indices(cu_seqlens, num_ranks, rank):
     """Rows of a rank in thd, row by row as Transformer Engine counts them
     (thd_get_partitioned_indices)."""
     indices = []
-    for begin, end in zip(cu_seqlens, cu_seqlens[1:]):
+    for begin, end in itertools.pairwise(cu_seqlens):
         rows = (end - begin) // num_ranks
         for row in range(rows):
             chunks_before = rank if row < rows // 2 else 2 * (num_ranks - 1) - rank
@@ -170,7 +171,9 @@ def packed(lengths, rows):
 
 
 def used_rows(lengths, rows):
-    return torch.cat([torch.arange(row) < length for length, row in zip(lengths, rows)])
+    return torch.cat(
+        [torch.arange(row) < length for length, row in zip(lengths, rows, strict=True)]
+    )
 
 
 def forward(model, form, lengths, rows, seed):
@@ -213,7 +216,7 @@ def share_of(whole, like):
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_tensor_model_parallel_rank(),
     )
-    for dim, (all_of_it, part) in enumerate(zip(whole.shape, like.shape)):
+    for dim, (all_of_it, part) in enumerate(zip(whole.shape, like.shape, strict=True)):
         if all_of_it != part:
             return whole.chunk(size, dim)[rank]
     return whole
@@ -271,7 +274,7 @@ def references():
 
 def train_one(what, model, form, micro_batches, reference, expected):
     with torch.no_grad():
-        for value, one in zip(model.parameters(), reference.parameters()):
+        for value, one in zip(model.parameters(), reference.parameters(), strict=True):
             value.copy_(share_of(one, value))
     # All forward before any backward, as in the warm-up of a pipeline.
     parts = [
@@ -281,7 +284,7 @@ def train_one(what, model, form, micro_batches, reference, expected):
         logits.backward(share_of(dlogits, logits))
     results = [
         ((logits.detach(), index, used_rows(*micro_batch)), one)
-        for (logits, _, index), micro_batch, one in zip(parts, micro_batches, expected)
+        for (logits, _, index), micro_batch, one in zip(parts, micro_batches, expected, strict=True)
     ]
     compare(what, model, reference, results)
 

@@ -242,7 +242,7 @@ def one_layer(planner, padded, kind="causal", window=None):
     found.backward(dout[rows].flatten(1))
     assert found[~is_used[rows]].eq(0).all()
     assert relative(found, expected[rows].flatten(1)) < 1e-5
-    for one, expected_one in zip(mine, whole):
+    for one, expected_one in zip(mine, whole, strict=True):
         assert relative(one.grad, expected_one.grad[rows]) < 1e-5
 
 

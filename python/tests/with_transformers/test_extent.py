@@ -196,7 +196,7 @@ def router_losses():
     for name in ROUTERS:
         for lengths in (LENGTHS, [4, 4]):  # with the second, a rank has no token but a filler
             one, model = make(name, "sdpa"), make(name, cth.register())
-            executor, plan, local = prepared(model, lengths=lengths)
+            executor, _, local = prepared(model, lengths=lengths)
             tokens, positions = (
                 tokens_of()[: sum(lengths)],
                 torch.cat([torch.arange(n) for n in lengths]),
@@ -401,7 +401,7 @@ def test_noise_is_that_of_the_whole_call():
     from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 
     model = make_tiny("LlamaForCausalLM", "LlamaConfig", SMALL, cth.register())
-    executor, plan = alone_executor(model)
+    executor, _ = alone_executor(model)
     call = {
         "input_ids": torch.ones(1, 64, dtype=torch.int64),
         "position_ids": torch.arange(64)[None],

@@ -226,12 +226,14 @@ def refuse():
     ):
         cth.generate(bloom, ids, max_new_tokens=2)
     interface = sys.modules[type(model).__module__].ALL_ATTENTION_FUNCTIONS
-    with patch.object(type(interface), "get_interface", lambda self, name, default: default):
-        with pytest.raises(
+    with (
+        patch.object(type(interface), "get_interface", lambda self, name, default: default),
+        pytest.raises(
             ct.InvalidArgument,
             match="uses the attention interface, found a layer that attends by itself",
-        ):
-            cth.generate(model, ids, max_new_tokens=2)
+        ),
+    ):
+        cth.generate(model, ids, max_new_tokens=2)
     mamba = transformers.MambaConfig(vocab_size=211, hidden_size=64, num_hidden_layers=2)
     with pytest.raises(ct.InvalidArgument, match="full or sliding attention, found"):
         cth.ShardedCache(mamba)

@@ -276,9 +276,11 @@ def train_pairs(names, strategy):
             0, sides.target_rows, logits.detach()
         )
         found = collect(rows, plan=plan)
-        is_target = torch.cat([torch.arange(s + t) >= s for s, t in zip(SOURCES, TARGETS)])
+        is_target = torch.cat(
+            [torch.arange(s + t) >= s for s, t in zip(SOURCES, TARGETS, strict=True)]
+        )
         one, parts = make(name, "eager"), []
-        for source, target in zip(sources.split(SOURCES), targets.split(TARGETS)):
+        for source, target in zip(sources.split(SOURCES), targets.split(TARGETS), strict=True):
             expected = one(
                 input_ids=source[None], decoder_input_ids=target[None], use_cache=False
             ).logits[0]

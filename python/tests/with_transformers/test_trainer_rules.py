@@ -101,7 +101,9 @@ def compiled_and_refused():
     q, k, v = (torch.randn(8, heads, 16) for heads in (4, 2, 2))
 
     def placed(*placements):
-        return [distribute_tensor(x, mesh, [p]) for x, p in zip((q, k, v), placements)]
+        return [
+            distribute_tensor(x, mesh, [p]) for x, p in zip((q, k, v), placements, strict=False)
+        ]
 
     heads = Shard(1)
     compiled = torch.compile(
@@ -282,7 +284,7 @@ def refused_dtensors():
         def placed(*placements, tensors=x):
             return [
                 distribute_tensor(one, mesh, [placement])
-                for one, placement in zip(tensors, placements)
+                for one, placement in zip(tensors, placements, strict=False)
             ]
 
         heads, tokens = Shard(dim), Shard(3 - dim)

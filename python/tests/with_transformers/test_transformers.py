@@ -350,7 +350,7 @@ def classify(lengths):
         )
         # With two tokens, gradients of queries are small differences of large numbers.
         least = 0.01 * max(one.grad.abs().max() for one in alone.parameters())
-        for (key, value), one in zip(model.named_parameters(), alone.parameters()):
+        for (key, value), one in zip(model.named_parameters(), alone.parameters(), strict=True):
             dist.all_reduce(value.grad)
             error = (value.grad - one.grad).abs().max() / one.grad.abs().max().clamp(min=least)
             assert error < 1e-5, f"{name}: gradient of {key} is off by {error:.2e}"
@@ -403,7 +403,7 @@ def train_on_few():
     expected = alone(tokens[None], use_cache=False).logits[0]
     loss_of(expected[:-1], tokens[1:], torch.full((2,), 0.5)).backward()
     assert torch.allclose(collect(logits, plan=plan), expected, rtol=1e-5, atol=1e-6)
-    for (key, value), one in zip(model.named_parameters(), alone.parameters()):
+    for (key, value), one in zip(model.named_parameters(), alone.parameters(), strict=True):
         dist.all_reduce(value.grad)
         assert torch.allclose(value.grad, one.grad, rtol=1e-4, atol=1e-6), key
 

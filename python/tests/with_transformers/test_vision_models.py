@@ -201,7 +201,10 @@ def positions_of(name, model):
         return torch.cat([torch.arange(length) for length in LENGTHS])
     parts = []
     for tokens, types, count in zip(
-        tokens_of().split(LENGTHS), types_of(name)["mm_token_type_ids"].split(LENGTHS), IMAGES
+        tokens_of().split(LENGTHS),
+        types_of(name)["mm_token_type_ids"].split(LENGTHS),
+        IMAGES,
+        strict=True,
     ):
         grids = torch.tensor([[1, 8, 8]] * count) if count else None
         parts.append(
