@@ -144,7 +144,7 @@ def comparison_text(rows: Iterable[Any]) -> str:
     lines = []
     for row in table:
         cells = [row[0].ljust(widths[0])] + [
-            cell.rjust(width) for cell, width in zip(row[1:], widths[1:])
+            cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)
         ]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     return "\n".join(lines)

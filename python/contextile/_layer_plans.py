@@ -79,9 +79,12 @@ def _work_of(lengths: Any, group: dict[str, Any], shape: dict[str, Any]) -> floa
 def _home_of(first: Plan) -> list[tuple[int, int, int]]:
     """Returns the placement of a plan as ascending rows (begin, end, rank)."""
     joined: list[tuple[int, int, int]] = []
-    for begin, end, rank in sorted(
-        (*row, rank) for rank in range(first.num_devices) for row in first.local_ranges(rank)
-    ):
+    rows = [
+        (begin, end, rank)
+        for rank in range(first.num_devices)
+        for begin, end in first.local_ranges(rank)
+    ]
+    for begin, end, rank in sorted(rows):
         if joined and joined[-1][1:] == (begin, rank):
             begin = joined.pop()[0]
         joined.append((begin, end, rank))
@@ -164,15 +167,16 @@ def plans(
     (64, 32)
     """
     the_cluster = cluster_of(cluster)
-    mask = {"by_head": mask} if isinstance(mask, HeadMasks) else mask
+    masks: Any = {"by_head": mask} if isinstance(mask, HeadMasks) else mask
     given = {key: batch.pop(key) for key in _OF_A_SHAPE if batch.get(key) is not None}
-    heads = expanded(dict(mask) if isinstance(mask, Mapping) else {"": mask}, given, _DEFAULT_HEADS)
+    are_named = isinstance(masks, Mapping)
+    heads = expanded(dict(masks) if are_named else {"": masks}, given, _DEFAULT_HEADS)
     groups = _groups_of(heads.masks, heads.shapes)
     by_name: dict[str, Plan] = {}
     if len(groups) > 1:
         groups.sort(key=lambda pair: -_work_of(lengths, *pair))
     for group, shape in groups:
-        one_mask: Any = group if isinstance(mask, Mapping) else mask
+        one_mask: Any = group if are_named else masks
         one = plan(lengths, cluster=the_cluster, mask=one_mask, home=home, **shape, **batch)
         if by_name:
             check_placement(next(iter(by_name.values())), one, next(iter(group)))
@@ -180,6 +184,4 @@ def plans(
             home = _home_of(one)
         by_name.update(dict.fromkeys(one.mask_names, one))
     # The masks keep the order in which they were given.
-    return heads.folded(
-        {name: by_name[name] for name in heads.masks} if isinstance(mask, Mapping) else by_name
-    )
+    return heads.folded({name: by_name[name] for name in heads.masks} if are_named else by_name)

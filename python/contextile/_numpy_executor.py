@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from contextile import _core
 from contextile._waits import join
@@ -220,7 +220,8 @@ class NumpyExecutor:
         self._rank.forward(
             mask=index, call=call, q=q, k=k, v=v, sink=sink, out=out, lse=lse, saved=saved
         )
-        return Output(out, lse, saved, self._plan, call)
+        plan = cast(_core.Plan, self._plan)  # find_mask refuses an executor without one
+        return Output(out, lse, saved, plan, call)
 
     def backward(
         self, dout: Any, q: Any, k: Any, v: Any, output: Output, *, mask: str = "", sink: Any = None

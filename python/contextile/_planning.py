@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from contextile import _checks, _core
 from contextile._core import (
@@ -96,24 +96,45 @@ def positions_of(positions: Positions, lengths: list[int]) -> list[int]:
         raise _core.InvalidArgument(
             f"positions: expected whole numbers below 2**63, found {int(numbers.max())}"
         )
-    return numbers.tolist()
+    found: list[int] = numbers.tolist()
+    return found
 
 
-def options_of(given: dict[str, Any], progress: Any = None) -> PlanOptions:
-    """Returns plan options. The strategy decides those that are None."""
-    least = {"block_size": None, "seed": 0, "token_limit": 1, "memory_limit_bytes": 1}
-    is_original = isinstance(given.get("wire"), str) and given["wire"] == "original"
-    if is_original:
-        given = {**given, "wire": None, "max_roundings": _core.ANY_ROUNDINGS}
-    options = {}
-    for name, value in given.items():
-        if name in least and value is not None:
-            options[name] = _checks.whole(name, value, least[name])
-        elif name in ("backward", "force"):
-            options[name] = _checks.flag(name, value)
-        elif value is not None:
-            options[name] = dtype_name(value) if name == "wire" else value
-    return PlanOptions(**options, progress=progress)
+def _whole_or_none(name: str, value: int | None, least: int | None = None) -> int | None:
+    return None if value is None else _checks.whole(name, value, least)
+
+
+class _Options(NamedTuple):
+    """Options of a plan as they are given. The strategy decides those that are None."""
+
+    block_size: int | None = None
+    wire: str | None = None
+    backward: bool = True
+    seed: int = 0
+    token_limit: int | None = None
+    memory_limit_bytes: int | None = None
+    force: bool = False
+
+    def checked(self, progress: Any = None) -> PlanOptions:
+        """Returns plan options. Raises InvalidArgument on values of other kinds."""
+        is_original = isinstance(self.wire, str) and self.wire == "original"
+        roundings = {"max_roundings": _core.ANY_ROUNDINGS} if is_original else {}
+        return PlanOptions(
+            block_size=_whole_or_none("block_size", self.block_size),
+            wire=None if self.wire is None or is_original else dtype_name(self.wire),
+            backward=_checks.flag("backward", self.backward),
+            seed=_whole_or_none("seed", self.seed, 0) or 0,
+            token_limit=_whole_or_none("token_limit", self.token_limit, 1),
+            memory_limit_bytes=_whole_or_none("memory_limit_bytes", self.memory_limit_bytes, 1),
+            force=_checks.flag("force", self.force),
+            progress=progress,
+            **roundings,
+        )
+
+
+def options_of(given: Mapping[str, Any]) -> PlanOptions:
+    """Returns plan options by name; those left out have the defaults of ``plan``."""
+    return _Options(**given).checked()
 
 
 def cluster_of(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
@@ -235,22 +256,25 @@ def make_workload(
         sink=_checks.flag("sink", sink),
     )
     all_lengths = lengths_of(lengths)
-    masks: Mapping[str | None, Any] = mask if isinstance(mask, Mapping) else {None: mask}
-    entries = [_entry_of(name, one, all_lengths) for name, one in masks.items()]
+    masks: list[tuple[str | None, Any]] = (
+        list(mask.items()) if isinstance(mask, Mapping) else [(None, mask)]
+    )
+    entries = [_entry_of(name, one, all_lengths) for name, one in masks]
     if isinstance(home, os.PathLike):
         home = os.fspath(home)
-    home_rows = (
+    home_rows: Any = (
         [tuple(row) for row in home]
         if isinstance(home, Sequence) and not isinstance(home, str)
         else home
     )
+    role_rows: Any = [tuple(row) for row in roles]
     return _core.make_workload(
         all_lengths,
         shape,
         entries,
         home_rows,
         _checks.count("num_ranks", num_ranks),
-        [tuple(row) for row in roles],
+        role_rows,
         None if positions is None else positions_of(positions, all_lengths),
     )
 
@@ -419,18 +443,8 @@ def plan(
     }
     workload = _workload_of("plan", lengths, the_cluster, batch)
     with _hook_of(progress) as hook:
-        options = options_of(
-            {
-                "block_size": block_size,
-                "wire": wire,
-                "backward": backward,
-                "seed": seed,
-                "token_limit": token_limit,
-                "memory_limit_bytes": memory_limit_bytes,
-                "force": force,
-            },
-            hook,
-        )
+        given = _Options(block_size, wire, backward, seed, token_limit, memory_limit_bytes, force)
+        options = given.checked(hook)
         if callable(strategy):
             arrangement = strategy(workload, the_cluster, options)
             if not isinstance(arrangement, Arrangement):
@@ -499,17 +513,8 @@ def schedule(
     the_cluster = cluster_of(cluster)
     workload = _workload_of("schedule", lengths, the_cluster, batch)
     with _hook_of(progress) as hook:
-        options = options_of(
-            {
-                "block_size": block_size,
-                "wire": wire,
-                "backward": backward,
-                "seed": seed,
-                "token_limit": token_limit,
-                "memory_limit_bytes": memory_limit_bytes,
-            },
-            hook,
-        )
+        given = _Options(block_size, wire, backward, seed, token_limit, memory_limit_bytes)
+        options = given.checked(hook)
         inside = None if group_strategy is None else choice_of(group_strategy)
         return _core.plan_schedule(workload, the_cluster, choice_of(strategy), options, inside)
 
@@ -614,9 +619,7 @@ def compare(
         choices = _core.parse_strategies(strategies)
     else:
         choices = [choice_of(strategy) for strategy in strategies]
-    options = options_of(
-        {"block_size": block_size, "wire": wire, "backward": backward, "seed": seed}
-    )
+    options = _Options(block_size, wire, backward, seed).checked()
     rows, standings = _core.compare(workload, the_cluster, choices, options, sensitivity == "kept")
     if sensitivity == "replan":
         standings = _core.replan_standings(workload, the_cluster, choices, options)

@@ -12,6 +12,7 @@ whole batch, in tokens of the batch.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -367,7 +368,8 @@ def from_bands(
     >>> ct.masks.from_bands([(0, 4, 0, 4, None, 0)], num_tokens=4).num_pairs       # causal
     10
     """
-    return _core.mask_from_bands([tuple(band) for band in bands], num_tokens)
+    rows: Any = [tuple(band) for band in bands]
+    return _core.mask_from_bands(rows, num_tokens)
 
 
 def within(back: int, ahead: int) -> Callable[[Sequence[int]], Mask]:
@@ -490,7 +492,7 @@ def with_blocks(
         # Runs of tokens of one block, by block.
         edges = [begin, *(np.flatnonzero(np.diff(ids[begin:end])) + begin + 1).tolist(), end]
         blocks: dict[int, list[tuple[int, int]]] = {}
-        for run in zip(edges, edges[1:]):
+        for run in itertools.pairwise(edges):
             if ids[run[0]] >= 0:
                 blocks.setdefault(int(ids[run[0]]), []).append(run)
         for runs in blocks.values():
@@ -544,7 +546,6 @@ def encoder_decoder(
     """
     source_lengths = _checks.lengths("encoder_decoder, source_lengths", source_lengths)
     target_lengths = _checks.lengths("encoder_decoder, target_lengths", target_lengths)
-    pairs = list(zip(source_lengths, target_lengths))
     if len(source_lengths) != len(target_lengths):
         raise _core.InvalidArgument(
             f"encoder_decoder: expected as many targets as sources, found {source_lengths[:8]} and "
@@ -559,9 +560,12 @@ def encoder_decoder(
             f"encoder_decoder: expected a window of at least 1 token, found {window}"
         )
     reach = (None, None) if window is None else (-window, window)
-    lengths = [source + target for source, target in pairs]
+    lengths = [
+        source + target for source, target in zip(source_lengths, target_lengths, strict=True)
+    ]
     sides = [
-        (begin, begin + source, end) for (begin, end), (source, _) in zip(_ranges(lengths), pairs)
+        (begin, begin + source, end)
+        for (begin, end), source in zip(_ranges(lengths), source_lengths, strict=True)
     ]
 
     def of(bands: Any) -> Mask:
@@ -710,7 +714,7 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
         raise _core.InvalidArgument(
             f"cu_seqlens: expected ascending numbers from 0, found {cu_seqlens!r:.80}"
         ) from None
-    if len(ends) < 2 or ends[0] != 0 or any(a >= b for a, b in zip(ends, ends[1:])):
+    if len(ends) < 2 or ends[0] != 0 or any(a >= b for a, b in itertools.pairwise(ends)):
         raise _core.InvalidArgument(
             "cu_seqlens: expected ascending numbers from 0, at least two, found "
             f"{ends[:8]}{'…' if len(ends) > 8 else ''}"
@@ -720,7 +724,7 @@ def from_cu_seqlens(cu_seqlens: Any, *, causal: bool = True, window: int | None 
             "cu_seqlens: expected a window with causal attention only, found it without"
         )
     rule = full() if not causal else parse("causal") if window is None else sliding_window(window)
-    return _core.build_mask(rule, list(zip(ends, ends[1:])))
+    return _core.build_mask(rule, list(itertools.pairwise(ends)))
 
 
 def from_block_mask(

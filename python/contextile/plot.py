@@ -111,7 +111,7 @@ def _index_of_mask(plan: _core.Plan, mask: str | int | None) -> int:
         raise _core.InvalidArgument(
             f"mask: expected one of the plan's ({', '.join(names)}), found {mask!r}"
         )
-    return names.index(mask)  # type: ignore[arg-type]
+    return names.index(mask)
 
 
 def _check_direction(plan: _core.Plan, direction: str) -> None:
@@ -126,13 +126,16 @@ def _check_direction(plan: _core.Plan, direction: str) -> None:
 # -----------------------------------------------------------------------------------------------
 # tiles
 
+# Rows and columns of a rectangle (query begin, end; key begin, end), and bounds of key - query.
+_Band = tuple[int, int, int, int, int | None, int | None]
+
 
 def _clipped(
     corners: list[tuple[float, float]], side: float, bound: float
 ) -> list[tuple[float, float]]:
     """Returns the part of a convex polygon of (key, query) with side · (key - query) <= bound."""
     found = []
-    for (k0, q0), (k1, q1) in zip(corners, corners[1:] + corners[:1]):
+    for (k0, q0), (k1, q1) in zip(corners, corners[1:] + corners[:1], strict=True):
         a, b = side * (k0 - q0) - bound, side * (k1 - q1) - bound
         if a <= 0:
             found.append((k0, q0))
@@ -142,14 +145,14 @@ def _clipped(
     return found
 
 
-def _outline(band: Sequence[int | None]) -> list[tuple[float, float]]:
+def _outline(band: _Band) -> list[tuple[float, float]]:
     """Returns the clipped rectangle around all pairs of a band, each a square of side 1."""
     q0, q1, k0, k1, low, high = band
     corners: list[tuple[float, float]] = [
         (k0, q0),
         (k1, q0),
         (k1, q1),
-        (k0, q1),  # type: ignore[list-item]
+        (k0, q1),
     ]
     if high is not None:
         corners = _clipped(corners, 1, high + 1)
@@ -164,7 +167,7 @@ def _draw_rectangles(ax: Axes, rows: np.ndarray, colours: list[str], boundaries:
     # Hulls of blocks of several ranges cover others, so larger ones are drawn first.
     rows = rows[np.argsort(-(rows[:, 1] - rows[:, 0]) * (rows[:, 3] - rows[:, 2]), kind="stable")]
     q0, q1, k0, k1, device = rows.T
-    corners = np.stack(
+    corners: Any = np.stack(
         [np.stack(x, axis=1) for x in ((k0, q0), (k1, q0), (k1, q1), (k0, q1))], axis=1
     )
     edge = {"edgecolors": "white", "linewidths": 0.4} if boundaries else {"linewidths": 0}
@@ -307,7 +310,7 @@ def tiles(
     return ax
 
 
-def _draw_mask(ax: Axes, bands: Sequence[Sequence[int | None]]) -> None:
+def _draw_mask(ax: Axes, bands: Sequence[_Band]) -> None:
     from matplotlib.collections import PolyCollection
 
     outlines = [corners for corners in map(_outline, bands) if len(corners) > 2]
@@ -340,7 +343,7 @@ def _simulated(
 ) -> _core.Simulation:
     if isinstance(what, _core.Plan):
         return what.simulate(None if cluster is None else cluster_of(cluster), timeline=True)
-    if not any(program.activities for program in what.forward.programs):
+    if what.forward is None or not any(program.activities for program in what.forward.programs):
         raise _core.InvalidArgument(
             "simulation: expected one with spans (plan.simulate(timeline=True)), found none"
         )
@@ -421,13 +424,13 @@ def timeline(
     """
     simulation = _simulated(what, cluster)
     names = [direction] if direction is not None else ["forward", "backward"]
-    directions = {name: getattr(simulation, name, None) for name in names}
-    if direction is not None and directions[direction] is None:
+    simulated = {name: getattr(simulation, name, None) for name in names}
+    if direction is not None and simulated[direction] is None:
         raise _core.InvalidArgument(
             f"direction: expected one of the simulation's, found '{direction}'"
         )
-    directions = {name: one for name, one in directions.items() if one is not None}
-    num_devices = len(simulation.forward.devices)
+    directions: dict[str, Any] = {name: one for name, one in simulated.items() if one is not None}
+    num_devices = len(next(iter(directions.values())).devices)
     ax = _new_axes(ax, 10.0, min(12.0, 1.6 + 0.35 * num_devices))
     _draw_spans(ax, _spans_of(list(directions.values())))
     end = 0.0
@@ -442,7 +445,8 @@ def timeline(
         xlabel="time (ms)",
         ylabel="device",
     )
-    ax.yaxis.get_major_locator().set_params(integer=True)
+    locator: Any = ax.yaxis.get_major_locator()
+    locator.set_params(integer=True)
     _legend_beside(ax)
     return ax
 
@@ -453,7 +457,7 @@ def _draw_spans(ax: Axes, spans: dict[str, np.ndarray]) -> None:
     for name, rows in spans.items():
         is_message = name in MESSAGE_COLOURS
         colour = MESSAGE_COLOURS[name] if is_message else ACTIVITY_COLOURS[name]
-        boxes = _boxes(rows, name if is_message else "activity")
+        boxes: Any = _boxes(rows, name if is_message else "activity")
         label = f"{name} messages" if is_message else _ACTIVITY_NAMES[name]
         ax.add_collection(
             PolyCollection(boxes, facecolors=colour, linewidths=0, label=label, gid=name)

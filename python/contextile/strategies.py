@@ -77,7 +77,8 @@ def _function_of(
     choose.__doc__ = "\n".join(lines)
     choose.__name__ = choose.__qualname__ = _identifier(name)
     choose.__module__ = __name__
-    choose.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    shown: Any = choose
+    shown.__signature__ = inspect.Signature(
         [
             inspect.Parameter(
                 option.name,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+# torch has no types for it.
+_broadcast: Callable[..., tuple[Tensor, ...]] = torch.broadcast_tensors
 _MOST = 1 << 30  # sums and products of two such numbers fit into 64 bits
 
 
@@ -98,7 +100,7 @@ class Interval:
     def __ne__(self, other: Any) -> Any:
         return _not(_equal(self, other))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # object declares a method
 
     def __and__(self, other: Any) -> Interval:
         return _and(self, other)
@@ -153,7 +155,7 @@ def _subtract(a: Any, b: Any) -> Interval:
 def _multiply(a: Any, b: Any) -> Interval:
     a, b = _numbers(a, b)
     corners = torch.stack(
-        torch.broadcast_tensors(a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
+        _broadcast(a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
     )
     return Interval(corners.amin(0), corners.amax(0))
 
@@ -206,10 +208,10 @@ def _equal(a: Any, b: Any) -> Interval:
 
 
 def _bits(a: Any) -> Interval:
-    a = Interval.of(a)
-    if bool(((a.low < 0) | (a.high > 1)).any()):
+    interval = Interval.of(a)
+    if bool(((interval.low < 0) | (interval.high > 1)).any()):
         raise Unsupported("bits of numbers")
-    return a
+    return interval
 
 
 def _and(a: Any, b: Any) -> Interval:
@@ -310,8 +312,7 @@ def _look_up(values: Tensor, index: Any, tables: dict[Any, _Table]) -> Interval:
     return tables[key].of(index)
 
 
-_FORMS: dict[Any, Callable[..., Interval]] = {}
-for _form, _names in {
+_NAMES: dict[Callable[..., Interval], str] = {
     _add: "add __add__ __radd__",
     _subtract: "sub subtract __sub__",
     _multiply: "mul multiply __mul__ __rmul__",
@@ -329,7 +330,9 @@ for _form, _names in {
     _minimum: "minimum",
     _maximum: "maximum",
     _clamp: "clamp clip",
-}.items():
+}
+_FORMS: dict[Any, Callable[..., Interval]] = {}
+for _form, _names in _NAMES.items():
     for _name in _names.split():
         for _owner in (torch, Tensor):
             if hasattr(_owner, _name):
@@ -376,10 +379,10 @@ class _LookUps(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function is Tensor.__getitem__ and _has_interval(args[1]):
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
                 return _look_up(args[0], args[1], self._tables)
         if _has_interval(args) or _has_interval(tuple((kwargs or {}).values())):
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # noqa: SLF001  # has no public name
                 return _call(function, args, kwargs or {})
         return function(*args, **(kwargs or {}))
 
@@ -400,5 +403,5 @@ def on_intervals(function: Any, batch: Tensor, head: Tensor, q: Interval, k: Int
     except Exception as error:  # the function expected a tensor
         raise Unsupported(str(error)) from error
     found = _bits(found)
-    low, high = torch.broadcast_tensors(found.low, found.high)
+    low, high = _broadcast(found.low, found.high)
     return Interval(low.expand(q.low.shape), high.expand(q.low.shape))

@@ -32,7 +32,8 @@ def _evaluate(mask_mod: Any, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) 
     of_pair = lambda q_index, k_index: mask_mod(batch, head, q_index, k_index)
     of_block = torch.vmap(torch.vmap(of_pair, (None, 0)), (0, None))
     found = torch.vmap(of_block)(q, k)
-    return found.to(torch.bool).expand(q.shape[0], q.shape[1], k.shape[1])
+    pairs: Tensor = found.to(torch.bool).expand(q.shape[0], q.shape[1], k.shape[1])
+    return pairs
 
 
 def _ranges_of_leaves(
@@ -78,7 +79,8 @@ def _concatenated(parts: list[Ranges]) -> Ranges:
     if not parts:
         empty = np.empty(0, dtype=np.int64)
         return empty, empty, empty
-    return tuple(np.concatenate(column) for column in zip(*parts))  # type: ignore[return-value]
+    rows, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return rows, begins, ends
 
 
 def _merged(rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> Ranges:
@@ -136,7 +138,8 @@ def rows_of_block_mask(block_mask: Any, batch: int | None, head: int) -> Ranges:
     first = _rows_of_block_mask(block_mask, batches[0], head)
     for b in batches[1:]:
         if not all(
-            np.array_equal(x, y) for x, y in zip(first, _rows_of_block_mask(block_mask, b, head))
+            np.array_equal(x, y)
+            for x, y in zip(first, _rows_of_block_mask(block_mask, b, head), strict=True)
         ):
             raise _core.InvalidArgument(
                 f"BlockMask: expected one mask for all batches, found another for batch {b}, head "
@@ -199,7 +202,7 @@ class _Untouchable:
     """Stands for an argument that a function must not look at."""
 
 
-def _look(self: _Untouchable, *_: Any, **__: Any) -> Any:
+def _look(self: Any, /, *_: Any, **__: Any) -> Any:
     raise _LookedAt
 
 
@@ -298,8 +301,8 @@ def rows_of_mask_mod(mask_mod: Any, num_tokens: int, batch: int, head: int | Non
     while len(q0):
         all_of, any_of = _extremes(mask_mod, batch, head, q0, k0, size, num_tokens)
         q_full, k_full = q0[all_of].numpy(), k0[all_of].numpy()
-        most = lambda begin: np.minimum(begin + size, num_tokens)
-        parts.append(_of_full_blocks(q_full, most(q_full), k_full, most(k_full)))
+        q_end, k_end = (np.minimum(begin + size, num_tokens) for begin in (q_full, k_full))
+        parts.append(_of_full_blocks(q_full, q_end, k_full, k_end))
         open_blocks = any_of & ~all_of
         q0, k0 = q0[open_blocks], k0[open_blocks]
         if size == _LEAF:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -122,10 +123,12 @@ _read: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _numbers_of(tensor: Tensor) -> list[int]:
+    numbers: list[int]
+    now = tensor._version  # noqa: SLF001  # PyTorch's count of writes has no other name
     version, numbers = _read.get(tensor, (None, []))
-    if version != tensor._version:
+    if version != now:
         numbers = tensor.to(torch.int64).tolist()
-        _read[tensor] = (tensor._version, numbers)
+        _read[tensor] = (now, numbers)
     return numbers
 
 
@@ -133,7 +136,7 @@ def _sequences_of(name: str, given: Tensor | None) -> list[int]:
     if given is None:
         raise _core.InvalidArgument(f"packed_seq_params: expected {name}, found none")
     ends = _numbers_of(given)
-    lengths = [end - begin for begin, end in zip(ends, ends[1:])]
+    lengths = [end - begin for begin, end in itertools.pairwise(ends)]
     if not lengths or ends[0] != 0 or min(lengths) < 0:
         raise _core.InvalidArgument(f"{name}: expected ascending from 0, found {ends!r:.80}")
     return lengths
@@ -151,7 +154,8 @@ def _thd_of(params: PackedSeqParams) -> MicroBatch:
                 f"packed_seq_params: expected cu_seqlens_kv{ending} as cu_seqlens_q{ending}, found "
                 "another"
             )
-    pairs = [(padded, used) for padded, used in zip(lengths, num_used) if padded]
+    # Lists of unlike lengths are refused below.
+    pairs = [(padded, used) for padded, used in zip(lengths, num_used, strict=False) if padded]
     if (
         len(lengths) != len(num_used)
         or any(used > padded for padded, used in pairs)
@@ -212,7 +216,7 @@ def micro_batch_of(
             f"packed_seq_params: expected qkv_format sbhd or thd, found {qkv_format}"
         )
     if qkv_format == "thd":
-        micro_batch = _thd_of(params)  # type: ignore[arg-type]
+        micro_batch = _thd_of(params)
     else:
         micro_batch = _sbhd_of(params, seq_length, micro_batch_size)
     chunks = 2 * num_ranks
@@ -248,7 +252,7 @@ def _mask_of(band: Band, micro_batch: MicroBatch) -> Any:
     if micro_batch.num_used == micro_batch.lengths and not name.startswith("window"):
         return name
     bands, begin = [], 0
-    for length, used in zip(micro_batch.lengths, micro_batch.num_used):
+    for length, used in zip(micro_batch.lengths, micro_batch.num_used, strict=True):
         if used:
             bands.append((begin, begin + used, begin, begin + used, *band))
         begin += length

@@ -17,16 +17,14 @@ from megatron.core.transformer.utils import (
 from torch import Tensor
 
 from contextile import _core
-from contextile.megatron._groups import Team, group_field_of
 from contextile.megatron._layer_specs import Layer, band_of, layer_of, micro_batch_of
 from contextile.megatron._planner import Planner, planner_in_use
-from contextile.megatron._replica_pool import ReplicaPool
 
 # The strategies whose plans move what types of communication do; p2p is Megatron-LM's default.
 _STRATEGIES = {"a2a": "ulysses", "all_gather": "all_gather", "a2a+p2p": "hybrid"}
 
 
-class CoreAttention(MegatronModule):
+class CoreAttention(MegatronModule):  # type: ignore[misc]  # Megatron-LM has no types
     """The ``core_attention`` of a layer spec: exact self attention over the context-parallel group.
 
     It replaces ``DotProductAttention`` and ``TEDotProductAttention``, and takes their arguments.
@@ -172,36 +170,9 @@ class CoreAttention(MegatronModule):
             )
         elif self.pg_collection.cp.size() > 1:
             found = self._find_other_communication(planner)
-        if found is not None:
+        if planner is None or found is not None:
             raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
-        return planner  # type: ignore[return-value]
-
-    def _team_of(self, planner: Planner, params: PackedSeqParams | None) -> Team | ReplicaPool:
-        """Returns the ranks that run the micro-batch. Collective over them if they are new."""
-        static, field = self.pg_collection.cp, group_field_of(params)
-        if planner._pool is not None:
-            planner._pool.check_call(self.layer_number, self.config, static, field)
-            return planner._pool
-        found = None
-        team = planner._teams.static if field is None else planner._teams.join(field.group)
-        if field is None and (team.size, team.rank) != (static.size(), static.rank()):
-            found = (
-                f"expected an executor of the context-parallel group, rank {static.rank()} of "
-                f"{static.size()}, found rank {team.rank} of {team.size}"
-            )
-        elif field is not None and params.qkv_format == "thd":  # type: ignore[union-attr]
-            # Megatron's RoPE cuts thd for the static group: with PyTorch's operations it fails if
-            # the sizes differ, with a fused kernel it does not.
-            is_fused = self.config.apply_rope_fusion and team.size != static.size()
-            if is_fused or (team.size == static.size() and team.rank != static.rank()):
-                found = (
-                    f"expected thd on the static context-parallel group, rank {static.rank()} of "
-                    f"{static.size()}, as Megatron's RoPE does, found rank {team.rank} of "
-                    f"{team.size} (cp_group); use sbhd"
-                )
-        if found is not None:
-            raise _core.InvalidArgument(f"layer {self.layer_number}: {found}")
-        return team
+        return planner
 
     def forward(
         self,
@@ -249,7 +220,9 @@ class CoreAttention(MegatronModule):
             A peer failed.
         """
         planner = self._check_call(query, key, attention_mask, attention_bias)
-        team = self._team_of(planner, packed_seq_params)
+        team = planner.team_of(
+            self.layer_number, self.config, self.pg_collection.cp, packed_seq_params
+        )
         num_ranks = team.size
         leading = query.shape[:-2]
         num_rows = leading.numel()
@@ -273,14 +246,14 @@ class CoreAttention(MegatronModule):
             else self.softmax_offset.to(query.device, torch.float32)
         )
         q, k, v = (x.flatten(0, -3) for x in (query, key, value))
-        out = planner._attend(team, layer, self.layer_number, micro_batch, q, k, v, sink)
+        out = planner.attend(team, layer, self.layer_number, micro_batch, q, k, v, sink)
         return out.reshape(*leading, -1)
 
     def sharded_state_dict(
         self,
         prefix: str = "",
         sharded_offsets: tuple[tuple[int, int, int], ...] = (),
-        metadata: dict | None = None,
+        metadata: dict[str, Any] | None = None,
     ) -> Any:
         """Returns the sharded state of ``softmax_offset``, cut over tensor-parallel ranks."""
         state = (

@@ -148,7 +148,7 @@ class Planner:
         given = None if cluster is None else cluster_of(cluster)
         plans_cached = _checks.count("planner, plans_cached", plans_cached, least=1)
         self._strategy = strategy
-        self._options = {"block_size": block_size, "wire": wire}
+        self._options: dict[str, Any] = {"block_size": block_size, "wire": wire}
         self._plans: PlanCache[Planned] = PlanCache(plans_cached)
         self._pool: ReplicaPool | None = None
         self._static_teams: Teams | None = None
@@ -391,7 +391,44 @@ class Planner:
             log_wait(layer_number, seconds, micro_batch.lengths, team.size, "Planner.prepare")
         return planned
 
-    def _attend(
+    def team_of(
+        self,
+        layer_number: int,
+        config: TransformerConfig,
+        static: Any,
+        params: PackedSeqParams | None,
+    ) -> Team | ReplicaPool:
+        """Returns the ranks that run a layer's micro-batch. Collective over them if they are new.
+
+        ``static`` is the layer's context-parallel group. Raises InvalidArgument if the micro-batch
+        cannot run there.
+        """
+        field = group_field_of(params)
+        if self._pool is not None:
+            self._pool.check_call(layer_number, config, static, field)
+            return self._pool
+        found = None
+        team = self._teams.static if field is None else self._teams.join(field.group)
+        if field is None and (team.size, team.rank) != (static.size(), static.rank()):
+            found = (
+                f"expected an executor of the context-parallel group, rank {static.rank()} of "
+                f"{static.size()}, found rank {team.rank} of {team.size}"
+            )
+        elif params is not None and field is not None and params.qkv_format == "thd":
+            # Megatron's RoPE cuts thd for the static group: with PyTorch's operations it fails if
+            # the sizes differ, with a fused kernel it does not.
+            is_fused = config.apply_rope_fusion and team.size != static.size()
+            if is_fused or (team.size == static.size() and team.rank != static.rank()):
+                found = (
+                    f"expected thd on the static context-parallel group, rank {static.rank()} of "
+                    f"{static.size()}, as Megatron's RoPE does, found rank {team.rank} of "
+                    f"{team.size} (cp_group); use sbhd"
+                )
+        if found is not None:
+            raise _core.InvalidArgument(f"layer {layer_number}: {found}")
+        return team
+
+    def attend(
         self,
         team: Team | ReplicaPool,
         layer: Layer,

@@ -10,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from contextile import _core
 from contextile._waits import result_of
@@ -50,9 +50,10 @@ class _Job(Generic[T]):
         """Makes the value, unless a thread does already."""
         if not self._is_claimed.acquire(blocking=False):
             return
-        make, self._make = self._make, None  # it may refer to the cache
+        make = cast("Callable[[], T]", self._make)
+        self._make = None  # it may refer to the cache
         try:
-            self.made.set_result(make())  # type: ignore[misc]
+            self.made.set_result(make())
         except BaseException as error:
             self.made.set_exception(error)
             if not isinstance(error, Exception):
@@ -62,14 +63,14 @@ class _Job(Generic[T]):
 class _Worker(threading.Thread):
     """A thread that runs jobs in their order until it is stopped."""
 
-    _all: weakref.WeakSet[_Worker] = weakref.WeakSet()
+    alive: ClassVar[weakref.WeakSet[_Worker]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         super().__init__(name="contextile-plans", daemon=True)
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._is_stopped = False
         self._flag = _core.StopFlag()
-        _Worker._all.add(self)
+        _Worker.alive.add(self)
         self.start()
 
     def put(self, job: _Job[Any]) -> None:
@@ -80,6 +81,12 @@ class _Worker(threading.Thread):
         self._is_stopped = True
         self._jobs.put(None)
 
+    def interrupt(self) -> None:
+        """Ends the thread in the middle of a plan, which nothing would take."""
+        self.stop()
+        self._flag.set()
+        self.join()
+
     def run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._is_stopped:
             with self._flag:
@@ -89,11 +96,9 @@ class _Worker(threading.Thread):
 
 @atexit.register
 def _end_workers() -> None:
-    """Ends threads that plan, in the middle of a plan, which nothing would take."""
-    for worker in list(_Worker._all):
-        worker.stop()
-        worker._flag.set()
-        worker.join()
+    """Ends threads that plan."""
+    for worker in list(_Worker.alive):
+        worker.interrupt()
 
 
 class PlanCache(Generic[T]):

@@ -12,8 +12,8 @@ Needs ``pip install contextile[serve]``.
 from __future__ import annotations
 
 try:
-    import starlette  # noqa: F401
-    import uvicorn  # noqa: F401
+    import starlette  # noqa: F401  # only whether it is installed
+    import uvicorn  # noqa: F401  # only whether it is installed
 except ImportError as error:
     raise ImportError(
         f"contextile.serve: expected the packages of contextile[serve], found none: {error}"

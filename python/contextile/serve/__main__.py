@@ -12,7 +12,7 @@ for number in range(3):
     except OSError:
         os.open(os.devnull, os.O_WRONLY if number == 0 else os.O_RDONLY)
 
-from contextile.serve._program import main  # noqa: E402
+from contextile.serve._program import main  # noqa: E402  # after the streams are open
 
 try:
     status = main()

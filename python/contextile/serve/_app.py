@@ -79,8 +79,11 @@ def make_app(
 
         async def checked(request: Request) -> Response:
             origin = request.headers.get("origin")
-            allowed = origin is None or allow_origin in ("*", origin)
-            if not allowed and not is_own_page(origin, request.headers.get("host", ""), host):
+            if (
+                origin is not None
+                and allow_origin not in ("*", origin)
+                and not is_own_page(origin, request.headers.get("host", ""), host)
+            ):
                 raise Refusal(
                     "origin: expected a page of this server, by its address, or of --allow-origin, "
                     f"found {shown(origin)}",

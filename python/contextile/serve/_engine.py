@@ -17,9 +17,13 @@ class Stream:
     """A request whose events go to a queue as (index, event), or at last (index, Refusal)."""
 
     def __init__(
-        self, owner: EngineThread, number: int, index: int, events: asyncio.Queue[tuple[int, Any]]
+        self,
+        number: int,
+        index: int,
+        events: asyncio.Queue[tuple[int, Any]],
+        cancel: Callable[[int], None],
     ) -> None:
-        self._owner, self.number = owner, number
+        self.number, self._cancel = number, cancel
         self._index, self._events = index, events
 
     def put(self, event: _serving.EngineEvent | Refusal) -> None:
@@ -27,7 +31,7 @@ class Stream:
 
     def cancel(self) -> None:
         """Ends the request if it is under way."""
-        self._owner._cancel(self.number)
+        self._cancel(self.number)
 
 
 class EngineThread:
@@ -92,7 +96,7 @@ class EngineThread:
             with self._guides_lock:
                 number = self.engine.submit(allowed=guide.allowed(), **asked)
                 self._guides[number] = guide
-        stream = Stream(self, number, index, events)
+        stream = Stream(number, index, events, self._cancel)
         self._streams[stream.number] = stream
         return stream
 

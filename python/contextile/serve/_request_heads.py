@@ -10,7 +10,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 _LONGEST_S = 10.0  # from the first byte, or the connection, to the end of the head
 
 
-class HeadsInTime(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+class HeadsInTime(AutoHTTPProtocol):  # type: ignore[valid-type, misc]  # uvicorn's is a variable
     """uvicorn's protocol, but a connection whose head does not come in time is closed."""
 
     _limit: asyncio.TimerHandle | None = None

@@ -449,7 +449,7 @@ def _tool_calls(found: Any) -> list[Any]:
     calls = []
     for call in found if isinstance(found, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
+        if not isinstance(call, dict) or not isinstance(function, dict):
             fail("messages", "tool_calls as a list of calls of functions", shown(found))
         arguments = function.get("arguments")
         if isinstance(arguments, str):

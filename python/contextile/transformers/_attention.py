@@ -65,10 +65,10 @@ class _Layers:
     """
 
     def __init__(self) -> None:
-        self.calls = 0  # since the process began
-        self.kinds: set[str] = (
-            set()
-        )  # of layers that were called with sides: encoder, decoder, cross
+        # Not a number of calls, which would make compiled code compile again.
+        self.was_called = False  # since the innermost `use` began
+        # The kinds of layers that were called with sides: encoder, decoder, cross.
+        self.kinds: set[str] = set()
         self.last: tuple[float, type] = (math.inf, object)  # number and type of the one called last
 
 
@@ -109,7 +109,7 @@ def _check_form(form: Form) -> None:
     """Refuses masks that the plan's would not replace, and keeps the others for the layers."""
     prepared = (
         None
-        if _given.executor is None or _given.executor._current is None
+        if _given.executor is None or not _given.executor.is_prepared
         else _given.executor.prepared_of(None)
     )
     odd = list(form.odd)
@@ -267,15 +267,23 @@ def use(
         if dropout_seed is None
         else torch.tensor(_checks.whole("dropout_seed", dropout_seed), dtype=torch.int64)
     )
-    before_calls = _layers.calls
     if sides is not None:
         check_sides(_prepared(executor), sides)
     _layers.last = math.inf, object
     _layers.kinds.clear()
-    with _running(
-        _Given(executor, check_masks, check_positions, check_model, positions, sides, seed)
-    ):
-        yield executor
+    before, _layers.was_called = _layers.was_called, False
+    try:
+        with _running(
+            _Given(executor, check_masks, check_positions, check_model, positions, sides, seed)
+        ):
+            yield executor
+        _check_called(sides)
+    finally:
+        _layers.was_called = _layers.was_called or before
+
+
+def _check_called(sides: Sides | None) -> None:
+    """Raises if layers attended elsewhere than through this module, at the end of ``use``."""
     if sides is not None and 0 < len(_layers.kinds) < 3:
         missing = sorted({"encoder", "decoder", "cross"} - _layers.kinds)
         raise _core.InvalidArgument(
@@ -283,7 +291,7 @@ def use(
             f"contextile, found none of kind {' and '.join(missing)}: such layers attended on each "
             "rank alone"
         )
-    if _layers.calls == before_calls:
+    if not _layers.was_called:
         raise _core.InvalidArgument(
             "attention: expected a model that attends through contextile "
             "(model.set_attn_implementation(register()), and a model that uses the attention "
@@ -292,7 +300,7 @@ def use(
 
 
 def _prepared(executor: Executor | None) -> Prepared:
-    if executor is None or executor._current is None:
+    if executor is None or not executor.is_prepared:
         raise _core.InvalidArgument(
             "attention: expected an executor prepared for the batch (with "
             "contextile.transformers.use(executor)), found none"
@@ -588,11 +596,11 @@ def _name_for(
 
 
 def _begin(module: Any) -> tuple[Prepared, bool]:
-    """Counts a call of a layer. Returns the plan, and whether the layer is the first of a forward.
+    """Notes a call of a layer. Returns the plan, and whether the layer is the first of a forward.
 
     It is the first where layers are numbered; all are where they are not.
     """
-    _layers.calls += 1
+    _layers.was_called = True
     prepared = _prepared(_given.executor)
     if torch.compiler.is_compiling():
         return prepared, False
@@ -709,19 +717,18 @@ def _attend(
     _check_others(other)
     if is_first:
         check_call(prepared)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if _given.sides is not None:
         bias = bias_of_layer(module, position_bias, is_cross=kind == "cross")
         window = sliding_window if sliding_window is None else sliding_window - 1
-        return _attend_by_side(
-            prepared, kind, *(x.transpose(1, 2) for x in (query, key, value)), bias, window
-        ), None
+        return _attend_by_side(prepared, kind, q, k, v, bias, window), None
     if _given.check_positions and not is_compiling:
         _compare_positions(prepared, other.get("position_ids"))
     out = attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        executor=_given.executor,  # type: ignore[arg-type]
+        q,
+        k,
+        v,
+        executor=cast(Executor, _given.executor),
         plan=prepared,
         mask=name,
         sink=None if s_aux is None else s_aux.float(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,7 @@ _REPEATED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "
 _PLANS_KEPT = 16
 
 
-class Share(dict):
+class Share(dict[str, Any]):
     """The inputs of a model for this rank's tokens of a batch, and the plan of the batch.
 
     ``row_tokens`` is the number of tokens of a row of the batch, padding included.
@@ -63,7 +64,7 @@ def documents_of(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
     if inputs.get("position_ids") is not None:
         begins = _begins(inputs["position_ids"].cpu(), is_token, begins)
     edges = [*begins.nonzero().flatten().tolist(), len(begins)]
-    lengths = [end - begin for begin, end in zip(edges, edges[1:])]
+    lengths = [end - begin for begin, end in itertools.pairwise(edges)]
     _check_repeated(inputs, lengths)
     return ids[is_token], labels[is_token], lengths
 

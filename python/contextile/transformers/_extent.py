@@ -14,7 +14,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,17 +80,19 @@ _extent: Extent | None = None
 
 
 def _follows_longest(module: Any, layer_type: str | None) -> bool:
-    kind = getattr(module, "rope_type", None)
-    kind = kind.get(layer_type) if isinstance(kind, dict) else kind
-    if not isinstance(kind, str) or kind == "default":
+    kind: Any = type(module)
+    rule = getattr(module, "rope_type", None)
+    rule = rule.get(layer_type) if isinstance(rule, dict) else rule
+    if not isinstance(rule, str) or rule == "default":
         return False
-    return "dynamic" in kind or kind == "longrope" or _takes_longest(type(module))
+    return "dynamic" in rule or rule == "longrope" or _takes_longest(kind)
 
 
 @functools.cache
-def _takes_longest(kind: type) -> bool:
+def _takes_longest(kind: type[nn.Module]) -> bool:
     """Returns whether a forward of RoPE takes the longest position by itself, as PhiMoE's does."""
-    return "max" in inspect.unwrap(kind.forward).__code__.co_names  # type: ignore[attr-defined]
+    forward: Any = inspect.unwrap(kind.forward)
+    return "max" in forward.__code__.co_names
 
 
 @functools.cache
@@ -167,7 +169,8 @@ def _balancing_loss(
         )
     has_tokens = _extent is None or _extent.has_tokens()
     device = gate_logits[0].device
-    chosen = torch.zeros(num_experts, device=device)  # type: ignore[arg-type]
+    count = cast(int, num_experts)
+    chosen = torch.zeros(count, device=device)
     sums, rows = torch.zeros_like(chosen), 0
     for logits in gate_logits:
         logits = logits.to(device) if has_tokens else logits[:0].to(device)  # a filler is no token
@@ -180,7 +183,7 @@ def _balancing_loss(
     if _extent is not None:
         counts = _extent.sum("loss of routers", counts)
     shares, rows_of_all = counts[:-1] / counts[-1], counts[-1]
-    return num_experts * (shares.float() * (sums / rows_of_all.float())).sum()
+    return count * (shares.float() * (sums / rows_of_all.float())).sum()
 
 
 def _unknown_loss(*_: Any, **__: Any) -> Any:
@@ -267,12 +270,12 @@ def noise_of(model: nn.Module, tokens: int, tokens_of_all: int) -> Iterator[None
     embeddings = [module for module in model.modules() if getattr(module, _ALPHA, None) is not None]
     before = [getattr(module, _ALPHA) for module in embeddings]
     try:
-        for module, alpha in zip(embeddings, before):
+        for module, alpha in zip(embeddings, before, strict=True):
             setattr(module, _ALPHA, alpha * math.sqrt(tokens / tokens_of_all))
         _fitted.extend(embeddings)
         yield
     finally:
-        for module, alpha in zip(embeddings, before):
+        for module, alpha in zip(embeddings, before, strict=True):
             setattr(module, _ALPHA, alpha)
         del _fitted[len(_fitted) - len(embeddings) :]
 
@@ -293,7 +296,7 @@ def refuse_noise(model: Any) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _part_of_extent(model: weakref.ref[Any]) -> str | None:
-    for name, module in model().named_modules():
+    for name, module in cast(nn.Module, model()).named_modules():
         kind = getattr(module, "rope_type", None)
         layers = kind.keys() if isinstance(kind, dict) else [None]
         if any(_follows_longest(module, layer) for layer in layers):

@@ -7,14 +7,18 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    StoppingCriteria,
+)
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation import StoppingCriteria
 from transformers.masking_utils import sdpa_mask
 
 from contextile import _core
@@ -34,7 +38,7 @@ _ATTENDS_BY_ITSELF = (
     "attention: expected a model that uses the attention interface, found a layer that attends by "
     "itself"
 )
-_sharing: ContextVar[ShardedCache | None] = ContextVar("_sharing", default=None)
+_sharing: ContextVar[_Sharing | None] = ContextVar("_sharing", default=None)
 
 
 # -------------------------------------------------------------------------------------------- cache
@@ -74,10 +78,14 @@ class _ShardedLayer(DynamicLayer):
     is_croppable = False
 
     def __init__(self, shard: _Shard, window: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' has no types
         self.is_sliding = window is not None
         self._shard, self._window = shard, window
         self._num_tokens = 0
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values of this rank, once there are any."""
+        return cast(Tensor, self.keys), cast(Tensor, self.values)
 
     def _begin(self) -> int:
         """Returns the first position that is kept. Later queries see no earlier one."""
@@ -96,8 +104,9 @@ class _ShardedLayer(DynamicLayer):
         before = self._begin()
         end = self._num_tokens + key_states.shape[-2]
         mine = self._shard.positions(self._num_tokens, end, key_states.device) - self._num_tokens
-        keys = torch.cat([self.keys, key_states[:, :, mine]], dim=-2)
-        values = torch.cat([self.values, value_states[:, :, mine]], dim=-2)
+        held_keys, held_values = self.held()
+        keys = torch.cat([held_keys, key_states[:, :, mine]], dim=-2)
+        values = torch.cat([held_values, value_states[:, :, mine]], dim=-2)
         self._num_tokens = end
         num_behind = self._shard.positions(before, self._begin(), "cpu").numel()
         self.keys, self.values = (
@@ -114,7 +123,7 @@ class _ShardedLayer(DynamicLayer):
 
     def reset(self) -> None:
         if self.is_initialized:
-            self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
+            self.keys, self.values = (x[:, :, :0] for x in self.held())
         self._num_tokens = 0
 
     def crop(self, *others: Any) -> None:
@@ -157,8 +166,7 @@ class ShardedCache(Cache):
         self, model: Any, *, group: ProcessGroup | None = None, interleave: int = 1
     ) -> None:
         self.shard = _Shard(group, interleave)
-        self._attended = True
-        layers = []
+        layers: list[Any] = []
         for layer in DynamicCache(config=getattr(model, "config", model)).layers:
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
                 raise _core.InvalidArgument(
@@ -173,9 +181,9 @@ class ShardedCache(Cache):
         """Bytes of keys and values that this rank holds."""
         return sum(
             x.nbytes
-            for layer in self.layers
+            for layer in cast("list[_ShardedLayer]", self.layers)
             if layer.is_initialized
-            for x in (layer.keys, layer.values)
+            for x in layer.held()
         )
 
     def update(
@@ -185,17 +193,26 @@ class ShardedCache(Cache):
 
         Raises InvalidArgument elsewhere.
         """
-        self._expect_attended()
-        if _sharing.get() is not self:
+        sharing = _sharing.get()
+        if sharing is None or sharing.cache is not self:
             raise _core.InvalidArgument(
                 "past_key_values: expected a ShardedCache in contextile.transformers.generate "
                 "alone, found one outside"
             )
-        self._attended = False
+        sharing.expect_attended()
+        sharing.attended = False
         return super().update(key_states, value_states, layer_idx, *others, **named)
 
-    def _expect_attended(self) -> None:
-        if not self._attended:
+
+class _Sharing:
+    """The cache of a model that generates, and whether the last layer attended through it."""
+
+    def __init__(self, cache: ShardedCache) -> None:
+        self.cache = cache
+        self.attended = True
+
+    def expect_attended(self) -> None:
+        if not self.attended:
             raise _core.InvalidArgument(_ATTENDS_BY_ITSELF)
 
 
@@ -214,12 +231,12 @@ def _mask(
 
     The result is bool [batch, 1, queries, keys], true if the query sees the key.
     """
-    shard = _current().shard
+    shard = _current().cache.shard
     positions = shard.positions(kv_offset, kv_offset + kv_length, others.get("device", "cpu"))
     if attention_mask is not None:
         missing = kv_offset + kv_length - attention_mask.shape[-1]
         attention_mask = torch.nn.functional.pad(attention_mask, (0, max(missing, 0)))[:, positions]
-    return sdpa_mask(
+    mask = sdpa_mask(
         kv_length=positions.numel(),
         kv_offset=0,
         mask_function=lambda batch, head, query, key: mask_function(
@@ -228,15 +245,16 @@ def _mask(
         attention_mask=attention_mask,
         **{**others, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
     )
+    return cast(Tensor, mask)  # None only where skips are allowed
 
 
-def _current() -> ShardedCache:
-    cache = _sharing.get()
-    if cache is None:
+def _current() -> _Sharing:
+    sharing = _sharing.get()
+    if sharing is None:
         raise _core.InvalidArgument(
             "attention: expected a call of contextile.transformers.generate around it, found none"
         )
-    return cache
+    return sharing
 
 
 def _attend_local(
@@ -281,7 +299,8 @@ def _merge(part: Tensor, shard: _Shard, sink_H: Tensor | None) -> Tensor:
         lses.append(sink_H.float()[:, None, None].expand_as(lses[0]))
     highest = torch.stack(lses).amax(dim=0)
     weights = [torch.exp(lse - highest.masked_fill(highest == -torch.inf, 0.0)) for lse in lses]
-    total = sum(weights)
+    total = cast(Tensor, sum(weights))
+    # The sink, which comes last, has no value.
     out = sum(weight * part[..., :-1] for weight, part in zip(weights, parts, strict=False))
     return out / total.masked_fill(total == 0, 1.0)  # only padding sees nothing
 
@@ -303,8 +322,8 @@ def _attend(
     Takes query [batch, q_heads, tokens, dim] and this rank's key and value [batch, kv_heads, …];
     returns [batch, tokens, q_heads, dim].
     """
-    cache = _current()
-    cache._attended = True
+    sharing = _current()
+    sharing.attended = True
     if dropout:
         raise _core.InvalidArgument(
             f"attention: expected dropout 0 (model.eval()), found {dropout}"
@@ -330,7 +349,7 @@ def _attend(
         part = _attend_local(
             query[:, :, rows], key, value, attention_mask[:, :, rows], scale, softcap
         )
-        out[:, :, rows] = _merge(part, cache.shard, s_aux)
+        out[:, :, rows] = _merge(part, sharing.cache.shard, s_aux)
     return out.transpose(1, 2), None
 
 
@@ -413,14 +432,19 @@ def _check_same(arguments: dict[str, Any], shard: _Shard) -> None:
                 )
 
 
+def _implementation_of(config: Any) -> Any:
+    return config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+
+
 def _implementations(config: Any) -> Any:
     """Returns a model's attention implementation, by part if parts have configurations."""
     parts = {
-        name: getattr(config, name)._attn_implementation
+        name: _implementation_of(getattr(config, name))
         for name in config.sub_configs
         if hasattr(config, name)
     }
-    return {"": config._attn_implementation, **parts} if parts else config._attn_implementation
+    own = _implementation_of(config)
+    return {"": own, **parts} if parts else own
 
 
 @contextlib.contextmanager
@@ -429,14 +453,14 @@ def _shared(model: Any, cache: ShardedCache) -> Iterator[None]:
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
     before = _implementations(model.config)
-    cache._attended = True
-    token = _sharing.set(cache)
+    sharing = _Sharing(cache)
+    token = _sharing.set(sharing)
     try:
         model.set_attn_implementation(_NAME)
-        if model.config._attn_implementation != _NAME:
+        if _implementation_of(model.config) != _NAME:
             raise _core.InvalidArgument(_ATTENDS_BY_ITSELF)
         yield
-        cache._expect_attended()
+        sharing.expect_attended()
     finally:
         model.set_attn_implementation(before)
         _sharing.reset(token)

@@ -36,7 +36,8 @@ def _blocks_of(model: Any, document: Tensor) -> Tensor:
         None,
     )
     if make is not None:
-        return make(document[None], device=document.device)[0]
+        blocks: Tensor = make(document[None], device=document.device)[0]
+        return blocks
     if kind == "paligemma":
         return torch.where(document == 0, 0, -1)
     raise _core.InvalidArgument(

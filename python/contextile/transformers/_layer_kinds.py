@@ -10,7 +10,8 @@ import math
 import sys
 import warnings
 import weakref
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -43,11 +44,11 @@ def _is_cross(module: Any) -> bool:
     """
     if torch.compiler.is_compiling():
         return True
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # Python's only way to callers
     while frame is not None:
         if frame.f_code.co_name == "forward" and frame.f_locals.get("self") is module:
             return frame.f_locals.get("is_cross_attention", True) is not False
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return True
 
 
@@ -65,17 +66,12 @@ def _uses_interface(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _own_attention(model: weakref.ref[Any]) -> str | None:
-    for name, module in model().named_modules():
+    for name, module in cast(torch.nn.Module, model()).named_modules():
+        kind: type = type(module)
         inner = [type(part).__name__ for part in module.modules() if part is not module]
-        is_layer = "Attention" in type(module).__name__ and not any(
-            "Attention" in part for part in inner
-        )
-        if (
-            is_layer
-            and type(module).__name__ not in _TAKEN_OVER
-            and not _uses_interface(type(module))
-        ):
-            return f"{name} ({type(module).__name__})"
+        is_layer = "Attention" in kind.__name__ and not any("Attention" in part for part in inner)
+        if is_layer and kind.__name__ not in _TAKEN_OVER and not _uses_interface(kind):
+            return f"{name} ({kind.__name__})"
     return None
 
 

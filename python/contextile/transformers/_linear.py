@@ -65,9 +65,16 @@ class _Run:
         self.called: set[str] = set()
 
 
-# Not context variables, for the same reason as in _attention.
-_runs: list[_Run] = []  # innermost last
-_depth = 0  # of run_in_order
+class _State:
+    """The layers that are computing, and how many ``run_in_order`` there are around them."""
+
+    def __init__(self) -> None:
+        self.runs: list[_Run] = []  # innermost last
+        self.depth = 0
+
+
+# Not a context variable, for the same reason as in _attention.
+_state = _State()
 
 
 def _modules() -> Iterator[tuple[_Family, Any]]:
@@ -93,7 +100,7 @@ def layers_in_order() -> frozenset[type]:
 
 def covered_types() -> frozenset[type]:
     """Returns the types of layers that pass states between ranks at the moment: inside ``use``."""
-    return _layer_types() if _depth > 0 else frozenset()
+    return _layer_types() if _state.depth > 0 else frozenset()
 
 
 def covers(model: Any, config: Any) -> bool:
@@ -118,17 +125,26 @@ def _check_documents(options: dict[str, Any]) -> None:
 def _conv(
     chunks: Chunks,
     conv: Callable[..., Tensor],
-    hidden_states,
-    weight,
-    bias=None,
-    activation=None,
-    **others,
-):
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **others: Any,
+) -> Tensor:
     _check_documents(others)
     return causal_conv(hidden_states, weight, bias, chunks=chunks, conv=conv, activation=activation)
 
 
-def _rule(chunks: Chunks, rule: Callable[..., Any], query, key, value, g, beta, **options):
+def _rule(
+    chunks: Chunks,
+    rule: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    **options: Any,
+) -> tuple[Tensor, None]:
     _check_documents(options)
     kept = {
         name: options[name] for name in ("chunk_size", "use_qk_l2norm_in_kernel") if name in options
@@ -138,8 +154,16 @@ def _rule(chunks: Chunks, rule: Callable[..., Any], query, key, value, g, beta, 
 
 
 def _scan(
-    chunks: Chunks, rule: Callable[..., Any], hidden_states, dt, A, B, C, chunk_size, **options
-):
+    chunks: Chunks,
+    rule: Callable[..., Any],
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    **options: Any,
+) -> Tensor:
     _check_documents(options)
     names = ("D", "dt_bias", "dt_softplus", "dt_limit")
     kept = {name: options[name] for name in names if name in options}
@@ -161,10 +185,11 @@ def _function_in_order(name: str, original: Callable[..., Any]) -> Callable[...,
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _runs:
+        if not _state.runs:
             return original(*args, **kwargs)
-        _runs[-1].called.add(name)
-        return _IN_ORDER[name](_runs[-1].chunks, reference, *args, **kwargs)
+        run = _state.runs[-1]
+        run.called.add(name)
+        return _IN_ORDER[name](run.chunks, reference, *args, **kwargs)
 
     return call
 
@@ -174,7 +199,7 @@ def _no_fused(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return None if _runs else original(*args, **kwargs)
+        return None if _state.runs else original(*args, **kwargs)
 
     return call
 
@@ -182,9 +207,12 @@ def _no_fused(original: Callable[..., Any]) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------ layers
 
 
+_POSITIONAL = ("hidden_states", "cache", "attention_mask")  # of a layer's arguments
+
+
 def _check_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> Tensor:
     """Returns the hidden states of a layer's call. Refuses arguments that would be dropped."""
-    given = {**dict(zip(("hidden_states", "cache", "attention_mask"), args)), **kwargs}
+    given = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
     for cache in ("cache", "cache_params", "past_key_values"):
         if given.get(cache) is not None:
             raise _core.InvalidArgument(
@@ -196,7 +224,7 @@ def _check_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens
             "one"
         )
     _check_documents(given)
-    hidden = given["hidden_states"]
+    hidden: Tensor = given["hidden_states"]
     if hidden.dim() != 3 or hidden.shape[:2] != (1, tokens):
         raise _core.InvalidArgument(
             f"{name}: expected this rank's {tokens} tokens in a batch of 1, found "
@@ -208,7 +236,6 @@ def _check_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens
 def _layer_in_order(
     family: _Family, original: Any, begin: Callable[[nn.Module], tuple[Executor, Prepared]]
 ) -> Any:
-    @torch.compiler.disable
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         executor, prepared = begin(self)
@@ -217,12 +244,13 @@ def _layer_in_order(
             _check_call(family.layer, args, kwargs, chunks.num_home_tokens), dim=1
         )
         kwargs.pop("hidden_states", None)
-        _runs.append(_Run(chunks))
+        run = _Run(chunks)
+        _state.runs.append(run)
         try:
             out = original(self, hidden, *args[1:], **kwargs)
-            missing = set(family.functions) - _runs[-1].called
+            missing = set(family.functions) - run.called
         finally:
-            _runs.pop()
+            _state.runs.pop()
         if missing:
             raise _core.InvalidArgument(
                 f"{family.layer}: expected a layer that calls {', '.join(family.functions)}, found "
@@ -230,7 +258,7 @@ def _layer_in_order(
             )
         return chunks.scatter(out, dim=1)
 
-    return forward
+    return torch.compiler.disable(forward)
 
 
 @contextlib.contextmanager
@@ -239,14 +267,13 @@ def run_in_order(begin: Callable[[nn.Module], tuple[Executor, Prepared]]) -> Ite
 
     ``begin`` is called as each layer begins. It returns the executor and the plan of the batch.
     """
-    global _depth
     restored: list[tuple[Any, str, Any]] = []
 
     def put(owner: Any, name: str, value: Any) -> None:
         restored.append((owner, name, owner.__dict__[name]))
         setattr(owner, name, value)
 
-    if _depth == 0:
+    if _state.depth == 0:
         for family, module in _modules():
             for name in family.functions:
                 put(module, name, _function_in_order(name, module.__dict__[name]))
@@ -255,10 +282,10 @@ def run_in_order(begin: Callable[[nn.Module], tuple[Executor, Prepared]]) -> Ite
                 put(module, fused, _no_fused(module.__dict__[fused]))
             layer = module.__dict__[family.layer]
             put(layer, "forward", _layer_in_order(family, layer.__dict__["forward"], begin))
-    _depth += 1
+    _state.depth += 1
     try:
         yield
     finally:
-        _depth -= 1
+        _state.depth -= 1
         for owner, name, value in reversed(restored):
             setattr(owner, name, value)

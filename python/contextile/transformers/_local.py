@@ -36,9 +36,9 @@ def _check_call(
         )
     if mask is not None:
         ones = torch.ones(hidden_states.shape[:2], device=hidden_states.device)
-        if not torch.equal(
-            mask, sys.modules[_MODULE]._get_local_attention_mask(ones, self.block_len, mask.device)
-        ):
+        of_module = sys.modules[_MODULE]
+        make = of_module._get_local_attention_mask  # noqa: SLF001  # a function of transformers
+        if not torch.equal(mask, make(ones, self.block_len, mask.device)):
             raise _core.InvalidArgument(
                 f"{name}: expected no attention mask, or ones, for documents are packed without "
                 "padding, found another"

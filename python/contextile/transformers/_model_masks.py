@@ -42,7 +42,7 @@ def form_of(function: Any) -> Form:
     names = function.__code__.co_freevars if hasattr(function, "__code__") else ()
     cells = {
         key: cell.cell_contents
-        for key, cell in zip(names, getattr(function, "__closure__", None) or ())
+        for key, cell in zip(names, getattr(function, "__closure__", None) or (), strict=True)
     }
     if not is_known:
         return Form(odd=(where,))

@@ -77,7 +77,8 @@ class _Call(NamedTuple):
 
 def _heads_of(rows: Tensor, dim: int) -> Tensor:
     """Returns [1, heads, tokens, dim] of [1, tokens, heads * dim]."""
-    return rows.unflatten(-1, (-1, dim)).transpose(1, 2)
+    heads: Tensor = rows.unflatten(-1, (-1, dim))
+    return heads.transpose(1, 2)
 
 
 def _by_head(fused: Tensor, dim: int) -> tuple[Tensor, ...]:
@@ -124,7 +125,8 @@ def _mpt(call: _Call) -> tuple[Tensor, None]:
 def _falcon(call: _Call) -> tuple[Tensor, None]:
     module, given = call.module, call.given
     call.refuse("alibi")  # it is rounded to bf16 at every position
-    q, k, v = module._split_heads(module.query_key_value(given["hidden_states"]))
+    fused = module.query_key_value(given["hidden_states"])
+    q, k, v = module._split_heads(fused)  # noqa: SLF001  # the layer's own, in transformers
     if module.new_decoder_architecture:  # keys are repeated for every query head
         every = module.num_heads // module.num_kv_heads
         k, v = k[:, :, ::every], v[:, :, ::every]

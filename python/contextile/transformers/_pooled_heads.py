@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from contextile import _core
 from contextile.torch import Executor
@@ -26,12 +26,15 @@ def pools_by_plan(model: Any) -> bool:
 
 def _group_of(executor: Executor) -> Any:
     """Returns the group to gather over. Raises InvalidArgument if there is none."""
-    if executor.size > 1 and executor.group is None:
-        if not dist.is_initialized() or dist.get_world_size() != executor.size:
-            raise _core.InvalidArgument(
-                "executor: expected one of a torch.distributed group, to gather the last tokens "
-                "of documents, found a transport"
-            )
+    if (
+        executor.size > 1
+        and executor.group is None
+        and (not dist.is_initialized() or dist.get_world_size() != executor.size)
+    ):
+        raise _core.InvalidArgument(
+            "executor: expected one of a torch.distributed group, to gather the last tokens "
+            "of documents, found a transport"
+        )
     return executor.group
 
 
@@ -47,7 +50,6 @@ def _check_labels(labels: Any, logits: Tensor) -> None:
 def pooling(executor: Executor) -> Iterator[None]:
     """Makes generic heads return a row for every document of the plan, on every rank."""
 
-    @can_return_tuple
     def forward(
         self: Any,
         input_ids: Tensor | None = None,
@@ -81,9 +83,10 @@ def pooling(executor: Executor) -> Iterator[None]:
             attentions=outputs.attentions,
         )
 
-    before = GenericForSequenceClassification.forward
-    GenericForSequenceClassification.forward = forward
+    head: Any = GenericForSequenceClassification
+    before = head.forward
+    head.forward = can_return_tuple(forward)
     try:
         yield
     finally:
-        GenericForSequenceClassification.forward = before
+        head.forward = before

@@ -8,7 +8,8 @@ import inspect
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +21,23 @@ from contextile import _core
 @functools.lru_cache(maxsize=256)
 def _takes_positions(kind: type) -> bool:
     """Returns whether a module is an embedding that counts positions unless it is given some."""
-    is_embedding = issubclass(kind, nn.Embedding) and "Position" in kind.__name__
-    return is_embedding and "position_ids" in inspect.signature(kind.forward).parameters
+    return (
+        issubclass(kind, nn.Embedding)
+        and "Position" in kind.__name__
+        and "position_ids" in inspect.signature(kind.forward).parameters
+    )
 
 
 def _is_in_encoder() -> bool:
     """Returns whether the innermost encoder or decoder that is computing is an encoder."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # Python's only way to callers
     while frame is not None:
         owner = (
             type(frame.f_locals.get("self")).__name__ if frame.f_code.co_name == "forward" else ""
         )
         if "Encoder" in owner or "Decoder" in owner:
             return "Encoder" in owner
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -54,14 +58,16 @@ def _is_table(module: nn.Module) -> bool:
     has_table = isinstance(getattr(module, "weights", None), Tensor) and isinstance(
         getattr(module, "padding_idx", None), int
     )
-    return _counts_ids(type(module)) and has_table and hasattr(module, "make_weights")
+    kind: type = type(module)
+    return _counts_ids(kind) and has_table and hasattr(module, "make_weights")
 
 
 @functools.lru_cache(maxsize=64)
 def _counting_part(model: weakref.ref[Any], are_given: bool) -> str | None:
-    for name, module in model().named_modules():
-        if _counts_ids(type(module)) and not (are_given and _is_table(module)):
-            return f"{name} ({type(module).__name__})"
+    for name, module in cast(nn.Module, model()).named_modules():
+        kind: type = type(module)
+        if _counts_ids(kind) and not (are_given and _is_table(module)):
+            return f"{name} ({kind.__name__})"
     return None
 
 
@@ -75,7 +81,7 @@ def counting_part(model: nn.Module, are_given: bool) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _first_position(model: weakref.ref[Any]) -> int:
-    for name, module in model().named_modules():
+    for name, module in cast(nn.Module, model()).named_modules():
         if (
             isinstance(module, nn.Embedding)
             and module.padding_idx is not None
@@ -114,7 +120,8 @@ def _rows_at(module: Any, given: dict[str, Any], counted_rows: Tensor, positions
     needed = first + (int(positions.max()) + 1 if count else 0)
     if needed > module.weights.shape[0]:
         module.make_weights(needed, module.weights.shape[1], module.padding_idx)
-    return module.weights[positions + first].to(counted_rows)[None]
+    rows: Tensor = module.weights[positions + first].to(counted_rows)[None]
+    return rows
 
 
 @contextlib.contextmanager
@@ -126,7 +133,8 @@ def counted(positions: Tensor | None, of_encoder: Tensor | None = None) -> Itera
 
     def hook(module: nn.Module, arguments: Any, others: dict[str, Any], output: Any) -> Any:
         is_table = _is_table(module)
-        if not is_table and (not _takes_positions(type(module)) or module.padding_idx is not None):
+        kind: type = type(module)
+        if not is_table and (not _takes_positions(kind) or module.padding_idx is not None):
             return output
         chosen = of_encoder if of_encoder is not None and _is_in_encoder() else positions
         given = inspect.signature(type(module).forward).bind(module, *arguments, **others).arguments

@@ -234,16 +234,19 @@ def _differing(
 
 def _compared(whole: _Run, runs: list[_Run], parts: list[Tensor]) -> str:
     """Returns the first part of a model whose rows differ, if the model's results do."""
-    for part, places in zip(runs, parts):
+    for part, places in zip(runs, parts, strict=True):
         # Modules may get rows in another order, or of some tokens, and do no harm.
         if not whole.results or _differing(whole.results, part.results, places):
             found = _differing(whole.modules, part.modules, places)
             if found or whole.results:
                 return found or "its results"
-    if whole.loss is not None and all(part.loss is not None for part in runs):
-        total = sum(part.loss for part in runs)  # type: ignore[misc]
-        if not math.isclose(total, whole.loss, rel_tol=_LARGEST_ERROR):
-            return "its loss"
+    losses = [part.loss for part in runs if part.loss is not None]
+    if (
+        whole.loss is not None
+        and len(losses) == len(runs)
+        and not math.isclose(sum(losses), whole.loss, rel_tol=_LARGEST_ERROR)
+    ):
+        return "its loss"
     return ""
 
 
@@ -293,7 +296,7 @@ def _compared_parts(small: Any, tokens: Tensor, labels: Tensor, has_extent: bool
     for _ in range(2):  # once to tell what is summed, once to get the sums
         extents = [_Part(part, sums) for part in parts]
         runs = []
-        for extent, part in zip(extents, parts):
+        for extent, part in zip(extents, parts, strict=True):
             with with_extent(extent) if has_extent else contextlib.nullcontext():
                 runs.append(_run(copy.deepcopy(small), tokens[part], part, labels[part]))
         sums[:] = [extent.told() for extent in extents]

@@ -190,7 +190,7 @@ def _of_layers(known: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(count, int) or count <= 2 or not lists:
         return {}
     first: dict[str, int] = {}
-    for layer, kinds in enumerate(zip(*lists.values())):
+    for layer, kinds in enumerate(zip(*lists.values(), strict=True)):
         first.setdefault(repr(kinds), layer)
     chosen = sorted({0, 1, *list(first.values())[:_MOST_LAYERS]})
     return {
@@ -201,7 +201,7 @@ def _of_layers(known: dict[str, Any]) -> dict[str, Any]:
 
 def _thresholds(known: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """Returns small lengths beyond which a model reads the length of a call, and its RoPE."""
-    changes = {
+    changes: dict[str, Any] = {
         name: least for name, least in _THRESHOLDS.items() if isinstance(known.get(name), int)
     }
     rope = known.get("rope_parameters")
@@ -213,7 +213,7 @@ def _thresholds(known: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
         or sizes.get("hidden_size", 32) // sizes.get("num_attention_heads", 4)
     )
     by_layer = any(isinstance(value, dict) for value in rope.values())
-    small = {
+    small: dict[str, Any] = {
         name: _small_rope(one, width) if isinstance(one, dict) else one
         for name, one in (rope if by_layer else {"": rope}).items()
     }
@@ -251,7 +251,7 @@ def shrink(config: Any, variant: str, *, keep: bool = False) -> Any:
     changes = {**SIZES, **(HYBRID_SIZES if linear else {}), **VARIANTS[variant]}
     # Types with linear layers take sizes that they do not list, but a second shape only if they do.
     second = ("global_", "num_global_", "swa_")
-    sizes = {
+    sizes: dict[str, Any] = {
         name: size
         for name, size in changes.items()
         if name in known or (linear and not name.startswith(second))

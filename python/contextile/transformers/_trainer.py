@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ from contextile.transformers._attention import use
 from contextile.transformers._collated import IGNORED, Share, Shares
 from contextile.transformers._extent import noise_of
 from contextile.transformers._probe import check_once, pretrained_in
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object  # the trainer comes after the mixin in the list of bases
 
 
 def _check_group(executor: Executor) -> None:
@@ -96,7 +101,7 @@ def _found_in(trainer: Any) -> Iterator[tuple[str, Any, str]]:
         )
 
 
-class TrainerMixin:
+class TrainerMixin(_Base):
     """Makes a ``transformers.Trainer``, or a class derived from it, train with context parallelism.
 
     Put it before the trainer in the list of bases. The ranks of the executor's group get the same
@@ -204,7 +209,7 @@ class TrainerMixin:
     @contextlib.contextmanager
     def _dealing(self) -> Iterator[None]:
         """Lets accelerate deal batches to groups instead of ranks, inside ``with``."""
-        state = self.accelerator.state  # type: ignore[attr-defined]
+        state = self.accelerator.state
         before = state.device_mesh
         state.device_mesh = before if self._dealt_over is None else self._dealt_over
         try:
@@ -215,23 +220,24 @@ class TrainerMixin:
     def get_train_dataloader(self) -> Any:
         """Returns the loader of this rank's group."""
         with self._dealing():
-            return super().get_train_dataloader()  # type: ignore[misc]
+            return super().get_train_dataloader()
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Returns the loader of this rank's group."""
         with self._dealing():
-            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+            return super().get_eval_dataloader(eval_dataset)
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Returns the number of rows of a step: per device, times accumulation, times groups."""
-        return super().get_total_train_batch_size(args) // self._executor.size  # type: ignore[misc]
+        rows: int = super().get_total_train_batch_size(args)
+        return rows // self._executor.size
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
         """Returns this rank's shares of the next batches, and the number of labels of the step."""
         shares = (self._share_of(inputs) for inputs in epoch_iterator)
-        return super().get_batch_samples(shares, num_batches, device)  # type: ignore[misc]
+        return super().get_batch_samples(shares, num_batches, device)
 
     def _share_of(self, inputs: Any) -> Share:
         me: Any = self
@@ -249,7 +255,7 @@ class TrainerMixin:
             noise,
             use(self._executor, check_model=self._checks_model, dropout_seed=self._dropout_seed()),
         ):
-            return super().training_step(model, share, num_items_in_batch)  # type: ignore[misc]
+            return super().training_step(model, share, num_items_in_batch)
 
     def _dropout_seed(self) -> int:
         """Returns a number for a micro-batch: that of its group on all ranks of the group."""
@@ -267,8 +273,8 @@ class TrainerMixin:
         """Returns this rank's share of the mean loss over all labels, times the number of ranks."""
         if num_items_in_batch is None:
             count = inputs["shift_labels"].ne(IGNORED).sum()
-            num_items_in_batch = self.accelerator.gather(count).sum()  # type: ignore[attr-defined]
-        return super().compute_loss(  # type: ignore[misc]
+            num_items_in_batch = self.accelerator.gather(count).sum()
+        return super().compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
 
@@ -284,20 +290,20 @@ class TrainerMixin:
         share = self._share_of(inputs)
         self._executor.prepare(share.plan)
         with use(self._executor, check_model=self._checks_model):
-            step = super().prediction_step  # type: ignore[misc]
-            loss, _, _ = step(model, share, True, ignore_keys=ignore_keys)
+            loss, _, _ = super().prediction_step(model, share, True, ignore_keys=ignore_keys)
+        assert loss is not None  # for there are labels
         me: Any = self
         return me.accelerator.gather(loss.reshape(1)).mean(), None, None
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the trainer's loop, in which each row of a batch counts once."""
         self.gather_function = self._gather_rows
-        return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+        return super().evaluation_loop(*args, **kwargs)
 
     def _gather_rows(self, values: Tensor) -> Tensor:
         """Gathers a value per row of a batch, once per group, without rows that repeat."""
-        accelerator: Any = self.accelerator  # type: ignore[attr-defined]
-        gathered = (
+        accelerator: Any = self.accelerator
+        gathered: Tensor = (
             accelerator.gather(values).view(self._replicas, self._executor.size, -1)[:, 0].flatten()
         )
         state = accelerator.gradient_state

@@ -291,10 +291,15 @@ def native_terms(terms: Terms) -> _core.ScoreTerms | None:
             raise _core.InvalidArgument(
                 f"bias: expected {name} on the CPU, found {name} on {tensor.device}"
             )
+
+    def read(tensor: Tensor | None) -> Any:  # the library's functions name arrays of NumPy alone
+        return None if tensor is None else tensor.detach().float().contiguous()
+
+    buckets: Any = terms.buckets
     return _core.ScoreTerms(
-        slopes=None if terms.slopes is None else terms.slopes.detach().float().contiguous(),
-        table=None if terms.table is None else terms.table.detach().float().contiguous(),
-        buckets=terms.buckets,
+        slopes=read(terms.slopes),
+        table=read(terms.table),
+        buckets=buckets,
         num_buckets=0 if terms.table is None else terms.table.shape[1],
         first_offset=terms.first_offset,
         dropout=terms.dropout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from contextile.torch._execute.dtensor import (
     num_sharers,
 )
 from contextile.torch._execute.executor import Executor, Prepared, executor_of, rank_executor_of
+
+_forward_ad: Any = forward_ad  # it has no types
 
 
 def _new_output(q: Tensor, v: Tensor, saved_bytes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -43,6 +46,52 @@ def _new_gradients(
         q.new_empty((num_sinks,), dtype=torch.float32),
         q.new_empty((0, 0) if table is None else table.shape, dtype=torch.float32),
     )
+
+
+class _Arguments(NamedTuple):
+    """The arguments of the operator of forward, in the order of its schema."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+    plan: int
+    mask: int
+    saved_bytes: int
+    slopes: Tensor | None = None
+    table: Tensor | None = None
+    buckets: Tensor | None = None
+    first_offset: int = 0
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+
+class _BackwardArguments(NamedTuple):
+    """The arguments of the operator of backward, in the order of its schema."""
+
+    dout: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+    out: Tensor
+    lse: Tensor
+    saved: Tensor
+    made_by: Tensor
+    plan: int
+    mask: int
+    slopes: Tensor | None = None
+    table: Tensor | None = None
+    buckets: Tensor | None = None
+    first_offset: int = 0
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    table_learns: bool = False
+
+
+def _native(tensor: Tensor | None) -> Any:
+    """Returns a tensor to the library, whose functions name arrays of NumPy alone."""
+    return tensor
 
 
 def _rows_of_plan(executor: Executor, plan: int, q: Tensor) -> slice:
@@ -89,8 +138,8 @@ def _forward(
             v=check("v", v[rows]),
             sink=None if sink is None else check("sink", sink),
             out=check("out", out[rows]),
-            lse=lse[rows],
-            saved=saved,
+            lse=_native(lse[rows]),
+            saved=_native(saved),
             terms=terms,
             stream=stream,
         )
@@ -98,7 +147,16 @@ def _forward(
 
 
 @_forward.register_fake
-def _(q, k, v, sink, plan, mask, saved_bytes, *terms):
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    plan: int,
+    mask: int,
+    saved_bytes: int,
+    *terms: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _new_output(q, v, saved_bytes)
 
 
@@ -152,102 +210,84 @@ def _backward(
             out=check("out", out[rows]),
             lse=check("lse", lse[rows]),
             dout=check("dout", dout[rows]),
-            dq=dq[rows],
-            dk=dk[rows],
-            dv=dv[rows],
-            dsink=None if sink is None else dsink,
-            saved=saved.detach(),
+            dq=_native(dq[rows]),
+            dk=_native(dk[rows]),
+            dv=_native(dv[rows]),
+            dsink=_native(None if sink is None else dsink),
+            saved=_native(saved.detach()),
             terms=terms,
-            dtable=dtable if table_learns else None,
+            dtable=_native(dtable if table_learns else None),
             stream=stream,
         )
     return dq, dk, dv, dsink, dtable
 
 
 @_backward.register_fake
-def _(
-    dout,
-    q,
-    k,
-    v,
-    sink,
-    out,
-    lse,
-    saved,
-    made_by,
-    plan,
-    mask,
-    slopes=None,
-    table=None,
-    buckets=None,
-    first_offset=0,
-    dropout=0.0,
-    seed=None,
-    table_learns=False,
-):
-    return _new_gradients(q, k, v, sink, table if table_learns else None)
+def _(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = _BackwardArguments(*arguments, **named)
+    return _new_gradients(
+        given.q, given.k, given.v, given.sink, given.table if given.table_learns else None
+    )
 
 
-def _setup(ctx, inputs, output):
-    (
-        q,
-        k,
-        v,
-        sink,
-        ctx.plan,
-        ctx.mask,
-        _,
-        slopes,
-        table,
-        buckets,
-        ctx.first_offset,
-        ctx.dropout,
-        seed,
-    ) = inputs
-    optional = (sink, slopes, table, buckets, seed)
-    ctx.is_there = [tensor is not None for tensor in optional]
-    ctx.table_learns = table is not None and ctx.needs_input_grad[8]
-    ctx.save_for_backward(q, k, v, *(tensor for tensor in optional if tensor is not None), *output)
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    given = _Arguments(*inputs)._asdict()
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    ctx.names = list(tensors)
+    ctx.others = {name: value for name, value in given.items() if name not in tensors}
+    ctx.table_learns = (
+        "table" in tensors and ctx.needs_input_grad[_Arguments._fields.index("table")]
+    )
+    ctx.save_for_backward(*tensors.values(), *output)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, dout, dlse, dsaved, dmade_by):
+def _by_argument(**gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Returns a gradient for every argument of forward; None for those that are not given."""
+    return tuple(gradients.get(name) for name in _Arguments._fields)
+
+
+def _gradients(ctx: Any, dout: Tensor | None, *others: None) -> tuple[Tensor | None, ...]:
     if dout is None:
-        return (None,) * 13
-    q, k, v, *some, out, lse, saved, made_by = ctx.saved_tensors
-    sink, slopes, table, buckets, seed = (
-        some.pop(0) if is_there else None for is_there in ctx.is_there
+        return _by_argument()
+    *tensors, out, lse, saved, made_by = ctx.saved_tensors
+    given = _Arguments(**ctx.others, **dict(zip(ctx.names, tensors, strict=True)))
+    arguments = _BackwardArguments(
+        dout=dout,
+        q=given.q,
+        k=given.k,
+        v=given.v,
+        sink=given.sink,
+        out=out,
+        lse=lse,
+        saved=saved,
+        made_by=made_by,
+        plan=given.plan,
+        mask=given.mask,
+        slopes=given.slopes,
+        table=given.table,
+        buckets=given.buckets,
+        first_offset=given.first_offset,
+        dropout=given.dropout,
+        seed=given.seed,
+        table_learns=ctx.table_learns,
     )
-    dq, dk, dv, dsink, dtable = _backward(
-        dout,
-        q,
-        k,
-        v,
-        sink,
-        out,
-        lse,
-        saved,
-        made_by,
-        ctx.plan,
-        ctx.mask,
-        slopes,
-        table,
-        buckets,
-        ctx.first_offset,
-        ctx.dropout,
-        seed,
-        ctx.table_learns,
+    dq, dk, dv, dsink, dtable = _backward(*arguments)
+    table = given.table if ctx.table_learns else None
+    return _by_argument(
+        q=dq,
+        k=dk,
+        v=dv,
+        sink=None if given.sink is None else dsink,
+        table=None if table is None else dtable.to(table.dtype),
     )
-    dsink = dsink if sink is not None else None
-    dtable = dtable.to(table.dtype) if ctx.table_learns else None
-    return dq, dk, dv, dsink, None, None, None, None, dtable, None, None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_setup)
 
 
-def _no_second_gradients(ctx, *gradients):
+def _no_second_gradients(ctx: Any, *gradients: Any) -> NoReturn:
     raise NotImplementedError(
         "contextile.torch.attention: gradients of gradients are not supported"
     )
@@ -258,9 +298,11 @@ _backward.register_autograd(_no_second_gradients)
 
 def _refuse_forward_mode(*tensors: Tensor | None) -> None:
     """Raises on dual numbers, whose tangents do not reach an operator and would be lost."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+    if torch.compiler.is_compiling():
         return
-    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+    if _forward_ad._current_level < 0:  # noqa: SLF001  # torch tells it nowhere else
+        return
+    if any(t is not None and _forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         raise NotImplementedError(
             "contextile.torch.attention: forward-mode derivatives are not supported"
         )
@@ -279,6 +321,57 @@ def as_autocast(
             f"autocast: expected the plan's {prepared.dtype}, found {dtype}"
         )
     return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    executor: Executor,
+    plan: _core.Plan | Prepared | None = None,
+    mask: str = "",
+    sink: Tensor | None = None,
+    bias: Bias | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    executor: Executor,
+    plan: _core.Plan | Prepared | None = None,
+    mask: str = "",
+    sink: Tensor | None = None,
+    bias: Bias | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    executor: Executor,
+    plan: _core.Plan | Prepared | None = None,
+    mask: str = "",
+    sink: Tensor | None = None,
+    bias: Bias | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -426,7 +519,7 @@ def attention(
     prepared = executor.prepared_of(plan)
     if bias is not None and not torch.compiler.is_compiling():
         check_known(bias, prepared.longest_document)
-    if terms.has_any and executor._gpu is not None:
+    if terms.has_any and executor.gpu is not None:
         raise _core.InvalidArgument(
             "attention: expected no bias and no dropout on a GPU, whose kernels (cuda:*) have "
             "neither, found " + ("dropout" if bias is None else "a bias")
@@ -452,16 +545,23 @@ def attention(
             f"attention: expected q, k and v of the same tokens, found {list(q.shape)}, "
             f"{list(k.shape)} and {list(v.shape)}"
         )
-    out, lse, _, _ = torch.ops.contextile.attention(
-        q.reshape(-1, *q.shape[-2:]),
-        k.reshape(-1, *k.shape[-2:]),
-        v.reshape(-1, *v.shape[-2:]),
-        sink,
-        number,
-        index,
-        saved_bytes,
-        *terms,
+    arguments = _Arguments(
+        q=q.reshape(-1, *q.shape[-2:]),
+        k=k.reshape(-1, *k.shape[-2:]),
+        v=v.reshape(-1, *v.shape[-2:]),
+        sink=sink,
+        plan=number,
+        mask=index,
+        saved_bytes=saved_bytes,
+        slopes=terms.slopes,
+        table=terms.table,
+        buckets=terms.buckets,
+        first_offset=terms.first_offset,
+        dropout=terms.dropout,
+        seed=terms.seed,
     )
+    flat: tuple[Tensor, ...] = torch.ops.contextile.attention(*arguments)
+    out, lse, _, _ = flat
     out = out.reshape(*leading, *out.shape[-2:])
     if return_lse:
         return out, lse.reshape(*leading, lse.shape[-1])

@@ -48,7 +48,8 @@ def _evaluate(score_mod: Any, score: Tensor, head: Tensor, q: Tensor, k: Tensor)
             "numbers that require gradients, which a plan would drop: give their table to "
             "relative_bias",
         )
-    return found.double()
+    doubled: Tensor = found.double()
+    return doubled
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
@@ -62,7 +63,10 @@ def _softcap_of(score_mod: Any, head: Tensor, q: Tensor, k: Tensor) -> float:
     """Returns the softcap at some points. Raises unless scores are kept or capped before a bias."""
     rows = len(head)
     scores = torch.tensor(_SCORES, dtype=torch.float64)
-    every = lambda x: x.repeat_interleave(len(_SCORES))
+
+    def every(x: Tensor) -> Tensor:
+        return x.repeat_interleave(len(_SCORES))
+
     zero = _evaluate(score_mod, torch.zeros(rows, dtype=torch.float64), head, q, k)
     found = (
         _evaluate(score_mod, scores.repeat(rows), every(head), every(q), every(k)).reshape(rows, -1)
@@ -138,7 +142,10 @@ def from_score_mod(score_mod: Any, *, heads: int, num_tokens: int) -> ScoreMod:
         "the batch",
     )
     generator = torch.Generator().manual_seed(0)
-    draw = lambda most, count: torch.randint(most, (count,), generator=generator)
+
+    def draw(most: int, count: int) -> Tensor:
+        return torch.randint(most, (count,), generator=generator)
+
     cap = _softcap_of(score_mod, draw(heads, 64), draw(num_tokens, 64), draw(num_tokens, 64))
     # The bias by head and offset, at a pair for each, and whether other pairs have it, too.
     offsets = torch.arange(1 - num_tokens, num_tokens)

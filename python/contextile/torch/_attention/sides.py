@@ -66,13 +66,15 @@ class Sides:
         _checks.whole("sides, rank", rank)
         source_lengths = _checks.lengths("sides, source_lengths", source_lengths)
         target_lengths = _checks.lengths("sides, target_lengths", target_lengths)
-        lengths = [source + target for source, target in zip(source_lengths, target_lengths)]
-        found = [end - begin for begin, end in plan.sequences]
         if len(source_lengths) != len(target_lengths):
             raise _core.InvalidArgument(
                 f"sides: expected as many targets as sources, found {len(source_lengths)} sources "
                 f"and {len(target_lengths)} targets"
             )
+        lengths = [
+            source + target for source, target in zip(source_lengths, target_lengths, strict=True)
+        ]
+        found = [end - begin for begin, end in plan.sequences]
         if lengths != found:
             raise _core.InvalidArgument(
                 f"sides: expected pairs of {found[:8]} tokens, as the plan's, found {lengths[:8]}"
@@ -219,4 +221,4 @@ def cross_attention(
     out = attention(
         spread_q, spread_k, spread_v, executor=executor, plan=plan, mask=mask, bias=bias
     )
-    return out[query_rows.to(q.device)]  # type: ignore[index]
+    return out[query_rows.to(q.device)]

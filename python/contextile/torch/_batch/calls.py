@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -16,15 +17,13 @@ from contextile.torch._batch.layout import digest_behind
 
 def _is_call(frame: Any) -> bool:
     """Returns whether a frame is that of a module's call, which runs hooks and its forward."""
-    return (
-        frame.f_code.co_name == "_call_impl"
-        and frame.f_code.co_filename == nn.modules.module.__file__
-    )
+    code: CodeType = frame.f_code
+    return code.co_name == "_call_impl" and code.co_filename == nn.modules.module.__file__
 
 
 def _forwards() -> Iterator[Mapping[str, Any]]:
     """Yields the variables of each forward and of each call that is computing, innermost first."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.currentframe may be None
     while frame is not None:
         if frame.f_code.co_name == "forward":
             yield frame.f_locals
@@ -35,7 +34,7 @@ def _forwards() -> Iterator[Mapping[str, Any]]:
                 for number, value in enumerate(variables.get("args", ()))
             }
             yield variables.get("kwargs") or {}
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def _arguments_in(frame: Any, module: nn.Module) -> dict[str, Any]:
@@ -58,14 +57,14 @@ def _arguments_in(frame: Any, module: nn.Module) -> dict[str, Any]:
     return {**kwargs, **given}
 
 
-def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
+def model_in_call(kind: type[nn.Module] = nn.Module) -> tuple[Any, dict[str, Any]] | None:
     """Returns the outermost module of a kind that is computing, and its forward's arguments.
 
     A module is known by a frame of its ``forward``, or of its call: a forward may have been
     replaced by a function of another name.
     """
     module, its_frame = None, None
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.currentframe may be None
     while frame is not None:
         is_call = _is_call(frame)
         one = frame.f_locals.get("self") if is_call or frame.f_code.co_name == "forward" else None
@@ -73,8 +72,10 @@ def model_in_call(kind: type = nn.Module) -> tuple[Any, dict[str, Any]] | None:
         is_left_out = is_call and (one is module or type(one).__module__.startswith("torch."))
         if isinstance(one, kind) and not is_left_out:
             module, its_frame = one, frame
-        frame = frame.f_back  # type: ignore[assignment]
-    return None if its_frame is None else (module, _arguments_in(its_frame, module))
+        frame = frame.f_back
+    if module is None:
+        return None
+    return module, _arguments_in(its_frame, module)
 
 
 def check_batch(plans: tuple[_core.Plan, ...]) -> None:

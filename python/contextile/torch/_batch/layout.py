@@ -53,6 +53,23 @@ def without_filler(rows: Tensor, plan: _core.Plan, rank: int) -> Tensor:
     return rows[:0] if plan.num_local_tokens(rank) == 0 and rows.shape[0] == 1 else rows
 
 
+_MARK = "_contextile_plan"  # where a tensor keeps the digest
+
+
+def mark(tensor: Tensor, digest: str | None) -> None:
+    """Notes the digest of the plan that a tensor was made for, which attention knows again."""
+    setattr(tensor, _MARK, digest)
+
+
+def digest_behind(tensor: Tensor) -> str | None:
+    """Returns the digest of the plan that ``local_batch`` made a tensor or its base for."""
+    digest: str | None = getattr(tensor, _MARK, None)
+    if digest is None:
+        base = tensor._base  # noqa: SLF001  # torch documents it by this name
+        digest = getattr(base, _MARK, None)
+    return digest
+
+
 def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Tensor:
     """Returns a rank's rows of a tensor of the whole batch, in local order.
 
@@ -97,8 +114,8 @@ def dispatch(tensor: Tensor, *, plan: _core.Plan, rank: int, dim: int = 0) -> Te
             f"{tensor.shape[dim]}"
         )
     local = tensor.index_select(dim, _tokens_of(plan, rank).to(tensor.device))
-    if local.dtype is torch.int64:  # tokens and positions, which attention knows again
-        local._contextile_plan = plan.digest  # type: ignore[attr-defined]
+    if local.dtype is torch.int64:  # tokens and positions
+        mark(local, plan.digest)
     return local
 
 
@@ -180,7 +197,7 @@ class LocalBatch:
             )
         whole = values.new_full(self.tokens.shape, without)
         whole[self.targets.rows] = values
-        whole._contextile_plan = digest_behind(self.tokens)  # type: ignore[attr-defined]
+        mark(whole, digest_behind(self.tokens))
         return whole
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -213,9 +230,9 @@ def joined_branch(plan: _core.Plan, mask: int) -> int | None:
 def whole_numbers(name: str, given: Any) -> Tensor:
     """Returns token ids as int64. Raises InvalidArgument for other dtypes instead of rounding."""
     tensor = _converted(name, "whole numbers", given)
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        if tensor.numel() > 0:
-            raise _core.InvalidArgument(f"{name}: expected whole numbers, found {tensor.dtype}")
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if not is_whole and tensor.numel() > 0:
+        raise _core.InvalidArgument(f"{name}: expected whole numbers, found {tensor.dtype}")
     numbers = tensor.to(torch.int64)
     if tensor.dtype == torch.uint64 and bool((numbers < 0).any()):
         raise _core.InvalidArgument(
@@ -395,13 +412,5 @@ def share_of_batch(
         _parting_token(plan) if shift_labels is None else None,
     )
     for tensor in (local.tokens, local.positions, local.sequence_ids, *targets):
-        tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
+        mark(tensor, plan.digest)
     return local
-
-
-def digest_behind(tensor: Tensor) -> str | None:
-    """Returns the digest of the plan that ``local_batch`` made a tensor or its base for."""
-    digest = getattr(tensor, "_contextile_plan", None)
-    if digest is None and tensor._base is not None:
-        digest = getattr(tensor._base, "_contextile_plan", None)
-    return digest

@@ -108,10 +108,11 @@ class Packed:
                 f"unpack: expected {sum(self.lengths)} tokens, found {packed.shape[0]}"
             )
         if self._shape is None:
-            return list(packed.split(self.lengths))
+            return list(torch.split(packed, self.lengths))
         rows, width = self._shape
         padded = packed.new_full((rows * width, *packed.shape[1:]), fill)
-        return padded.index_copy(0, self._at(packed.device), packed).unflatten(0, (rows, width))
+        padded = padded.index_copy(0, self._at(packed.device), packed)
+        return torch.unflatten(padded, 0, (rows, width))
 
     def _at(self, device: torch.device) -> Tensor:
         assert self._places is not None
@@ -146,7 +147,7 @@ def _packed_rows(tokens: Tensor, attention_mask: Any) -> Packed:
     counts = is_token.sum(1)
     # A document is one run of tokens: padding is before it or after it.
     begins = is_token[:, :1].sum(1) + (is_token[:, 1:] & ~is_token[:, :-1]).sum(1)
-    for row, (count, runs) in enumerate(zip(counts.tolist(), begins.tolist())):
+    for row, (count, runs) in enumerate(zip(counts.tolist(), begins.tolist(), strict=True)):
         if count == 0:
             raise _core.InvalidArgument(
                 f"attention_mask: expected tokens in every row, found none in row {row}"

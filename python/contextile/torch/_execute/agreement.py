@@ -93,7 +93,8 @@ def _json_of(setting: Any) -> Any:
     if not isinstance(setting, numbers.Integral):
         return str(setting)
     # Not in decimal digits, of which Python writes some thousands at most.
-    return int(setting) if -(2**63) <= setting < 2**63 else hex(setting)
+    whole = int(setting)
+    return whole if -(2**63) <= whole < 2**63 else hex(whole)
 
 
 def agree(

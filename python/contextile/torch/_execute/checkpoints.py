@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -136,7 +137,7 @@ class _Function:
 
 def _first_runs() -> Iterator[Any]:
     """Yields the checkpoints around the caller that run their function first, innermost first."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.currentframe may be None
     while frame is not None:
         code = frame.f_code
         if code.co_filename == checkpoint.__file__:
@@ -150,7 +151,7 @@ def _first_runs() -> Iterator[Any]:
             generator = getattr(variables.get("gen"), "gi_frame", None)
             if generator is not None and "new_frame" in generator.f_locals:
                 yield generator.f_locals["new_frame"]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
 
 
 def remember(executor: Any, prepared: Any) -> None:

@@ -32,7 +32,9 @@ def check_dtensors(q: Any, k: Any, v: Any, sink: Any, *, dim: int = -2) -> None:
             f"attention: expected DTensors all over, for some are, found {', '.join(plain)} as "
             "plain tensors (DTensor.from_local)"
         )
-    _check_specs({name: tensor._spec for name, tensor in given.items()}, dim)
+    # Mesh, placements and shape in one have no public name.
+    specs = {name: tensor._spec for name, tensor in given.items()}  # noqa: SLF001  # see above
+    _check_specs(specs, dim)
     _register()
 
 
@@ -107,8 +109,9 @@ def _register() -> None:
 
     whole, first, heads = Replicate(), Shard(0), Shard(1)
 
-    @register_sharding(torch.ops.contextile.attention.default)
-    def _(q, k, v, sink, plan, mask, saved_bytes, *terms):
+    def shardings(
+        q: Any, k: Any, v: Any, sink: Any, plan: Any, mask: Any, saved_bytes: Any, *terms: Any
+    ) -> list[Any]:
         _check_specs({"q": q, "k": k, "v": v, **({} if sink is None else {"sink": sink})})
         sharded, replicated = (None, None) if sink is None else (first, whole)
         unset = [None] * len(terms)
@@ -121,8 +124,20 @@ def _register() -> None:
             ([whole] * 4, [whole, whole, whole, replicated, None, None, None, *unset]),
         ]
 
-    @register_sharding(torch.ops.contextile.attention_backward.default)
-    def _(dout, q, k, v, sink, out, lse, saved, made_by, plan, mask, *terms):
+    def backward_shardings(
+        dout: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        sink: Any,
+        out: Any,
+        lse: Any,
+        saved: Any,
+        made_by: Any,
+        plan: Any,
+        mask: Any,
+        *terms: Any,
+    ) -> list[Any]:
         sharded, replicated = (None, None) if sink is None else (first, whole)
         unset = [None] * len(terms)
         return [
@@ -134,3 +149,6 @@ def _register() -> None:
             ),
             ([whole] * 5, [whole] * 4 + [replicated] + [whole] * 4 + [None, None, *unset]),
         ]
+
+    register_sharding(torch.ops.contextile.attention.default)(shardings)
+    register_sharding(torch.ops.contextile.attention_backward.default)(backward_shardings)

@@ -75,7 +75,7 @@ class Prepared:
         self.rank = rank
         self.dtype = _DTYPES[shape.dtype]
         self.mask_names = plan.mask_names
-        self.plans = (plan,)
+        self.plans: tuple[_core.Plan, ...] = (plan,)
         # The last position_ids that were found correct.
         self.positions_checked: weakref.ref[torch.Tensor] | None = None
         self.layouts: dict[str, Any] = {}  # of layers that need tokens in order, by name
@@ -94,20 +94,21 @@ class Prepared:
         }
         # The shape holds the plan's number, the mask's index, the bytes that forward saves, and 0.
         # See _numbers.
-        self._calls = {
+        self.calls = {
             name: torch.empty((number, index, executor.saved_bytes(index), 0))
             for index, name in enumerate(self.mask_names)
         }
-        self._masks = {name: (plan, index) for index, name in enumerate(self.mask_names)}
+        self.masks = {name: (plan, index) for index, name in enumerate(self.mask_names)}
         self.head_groups: dict[str, tuple[HeadGroup, ...]] = {}  # of masks that differ by head
-        self._name_the_only()
+        self.name_the_only()
 
-    def _name_the_only(self) -> None:
+    def name_the_only(self) -> None:
         """Lets an empty name stand for the only mask."""
+        tables: tuple[dict[str, Any], ...] = (self.rules, self.calls, self.masks, self.head_groups)
         if len(self.mask_names) == 1:
-            for table in (self.rules, self._calls, self._masks, self.head_groups):
+            for table in tables:
                 if self.mask_names[0] in table:
-                    table[""] = table[self.mask_names[0]]  # type: ignore[index]
+                    table[""] = table[self.mask_names[0]]
 
     @staticmethod
     def together(named: Mapping[str, Prepared], names: Mapping[str, Any]) -> Prepared:
@@ -127,20 +128,20 @@ class Prepared:
         both.plans = tuple({part.number: part.plan for part in named.values()}.values())
         both.positions_checked = None
         both.rules = {name: part.rules[mask] for name, (part, mask) in parts.items()}
-        both._calls = {name: part._calls[mask] for name, (part, mask) in parts.items()}
-        both._masks = {name: part._masks[mask] for name, (part, mask) in parts.items()}
+        both.calls = {name: part.calls[mask] for name, (part, mask) in parts.items()}
+        both.masks = {name: part.masks[mask] for name, (part, mask) in parts.items()}
         both.head_groups = {
             name: one.groups for name, one in names.items() if isinstance(one, HeadPlans)
         }
         for name in both.head_groups:
             own = [both.rules[part] for part in both.parts_of(name)]
-            low, high = zip(*(rules.offsets for rules in own))
+            low, high = zip(*(rules.offsets for rules in own), strict=True)
             both.rules[name] = own[0]._replace(
                 heads=names[name].heads,
                 offsets=(min(low), max(high)),
                 attends_later=any(rules.attends_later for rules in own),
             )
-        both._name_the_only()
+        both.name_the_only()
         return both
 
     def parts_of(self, mask: str) -> list[str]:
@@ -152,7 +153,7 @@ class Prepared:
     def mask_of(self, mask: str) -> tuple[_core.Plan, int]:
         """Returns the plan that has a mask, and the mask's index in it."""
         self._check_whole(mask)
-        return self._masks[mask]
+        return self.masks[mask]
 
     def rules_of(self, mask: str) -> Rules:
         """Returns the rules of a mask. Raises InvalidArgument if there is no such mask."""
@@ -187,7 +188,7 @@ class Prepared:
     @functools.cached_property
     def joined_branches(self) -> dict[str, int | None]:
         """Tokens at which masks join branches, by the name of the mask."""
-        found = {name: joined_branch(*self.mask_of(name)) for name in self._masks}
+        found = {name: joined_branch(*self.mask_of(name)) for name in self.masks}
         return {"": found[self.parts_of(self.mask_names[0])[0]], **found}
 
     @functools.cached_property
@@ -207,12 +208,12 @@ class Prepared:
         """
         self.rules_of(mask)
         self._check_whole(mask)
-        shape = self._calls[mask].shape
+        shape = self.calls[mask].shape
         return shape[0], shape[1], shape[2]
 
     def has_call_of(self, number: int) -> bool:
         """Returns whether calls under one of the masks carry this number of a plan."""
-        return any(call.shape[0] == number for call in self._calls.values())
+        return any(call.shape[0] == number for call in self.calls.values())
 
 
 def _open(
@@ -402,6 +403,21 @@ class Executor:
         return self._plans_kept
 
     @property
+    def plans_prepared(self) -> int:
+        """Number of plans that keep their buffers."""
+        return self._plans_prepared
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if a plan was prepared, so that calls need not name one."""
+        return self._current is not None
+
+    @property
+    def gpu(self) -> _core.Gpu | None:
+        """The GPU of the calls, real or emulated; None on the CPU."""
+        return self._gpu
+
+    @property
     def rank(self) -> int:
         """Number of this rank in the group."""
         return self._transport.rank
@@ -428,7 +444,7 @@ class Executor:
         own = {
             number for number, plan in self._plans.items() if any(plan is one for one in last.plans)
         }
-        return self._rank_of(
+        return self.rank_executor_of(
             next((number for number in reversed(self._ranks) if number in own), last.number)
         ).last_stats
 
@@ -555,14 +571,14 @@ class Executor:
                 )
             return plan
         if plan is None:
-            found = plan_again(self)
+            found: Prepared | None = plan_again(self)
             if found is None:
                 if self._withheld:
                     raise _core.InvalidArgument(self._withheld)
                 found = self._last()
             if not torch.compiler.is_compiling():
                 remember(self, found)
-            return found  # type: ignore[no-any-return]
+            return found
         if not isinstance(plan, _core.Plan):
             raise _core.InvalidArgument(
                 f"plan: expected a Plan, or what prepare returned for one, found {plan!r:.80}"
@@ -623,7 +639,11 @@ class Executor:
             self._prepared[number] = Prepared(number, plan, rank, self.rank, self._number)
         return rank
 
-    def _rank_of(self, number: int) -> _core.RankExecutor:
+    def rank_executor_of(self, number: int) -> _core.RankExecutor:
+        """Returns what is ready for a call of the plan with this number.
+
+        Prepares the plan again, which is collective, if others took over its buffers.
+        """
         if number not in self._plans:
             raise _core.InvalidArgument(
                 "executor: expected a plan among the last "
@@ -701,4 +721,4 @@ def rank_executor_of(number: int) -> _core.RankExecutor:
 
     Prepares the plan again, which is collective, if others took over its buffers.
     """
-    return executor_of(number)._rank_of(number)
+    return executor_of(number).rank_executor_of(number)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from contextile import _core
 from contextile._display import error_text
@@ -67,12 +67,14 @@ class Batches:
         """Returns the plans of a replica's micro-batch by mask."""
         self.workload(unit, replica)  # fails where a mask of the step cannot be made
         pieces = self.pieces(unit, replica)
-        return plans(
+        made = plans(
             [piece.num_tokens for piece in pieces],
             mask=self.mask_of(pieces),
             **self._batch,
             **options,
         )
+        # The workload refuses masks that differ by head, which alone have HeadPlans.
+        return cast(dict[str, _core.Plan], made)
 
     def mask_of(self, pieces: Sequence[Piece]) -> Any:
         return self._mask(pieces) if callable(self._mask) else self._mask
@@ -117,6 +119,17 @@ class Batches:
         return workload
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """The rank that a source of plans is for, and how far ahead it plans."""
+
+    rank: int
+    units_ahead: int
+    end_unit: int | None  # behind the last one
+    threads: int
+    timeout: float  # seconds to wait for a plan
+
+
 class OfReplica:
     """The micro-batches of one replica, as functions of the unit."""
 
@@ -130,7 +143,7 @@ class OfReplica:
         return self._batches.lengths(unit, self._replica)
 
 
-def _pass_on(planner: Any) -> None:
+def _pass_on(planner: _core.LookaheadPlanner) -> None:
     """Logs what a planner's threads had to say, which do not call Python for it."""
     for line in planner.log_lines():
         _log.warning("%s", line)
@@ -152,11 +165,7 @@ class PlanSource:
         run_id: str,
         replicas: int,
         replica: int,
-        rank: int,
-        units_ahead: int,
-        end_unit: int | None,
-        threads: int,
-        timeout: float,
+        ahead: Ahead,
     ) -> None:
         self.is_private = store is None
         self._store = (
@@ -178,27 +187,26 @@ class PlanSource:
             )
             for of_replica in (OfReplica(batches, r) for r in range(replicas))
         ]
-        self._replica, self._rank, self._num_ranks = replica, rank, cluster.num_devices
-        self._units_ahead, self._end_unit = units_ahead, end_unit
-        self._threads, self._timeout = threads, timeout
-        self._planner: Any = None
-        self._feeds: list[Any] = []
+        self._replica, self._num_ranks = replica, cluster.num_devices
+        self._ahead = ahead
+        self._planner: _core.LookaheadPlanner | None = None
+        self._feeds: list[_core.PlanFeed] = []
 
-    def _planner_of(self, replica: int, unit: int, threads: int) -> Any:
+    def _planner_of(self, replica: int, unit: int, threads: int) -> _core.LookaheadPlanner:
         return _core.LookaheadPlanner(
             self._jobs[replica],
             self._store,
             run_id=self._run_ids[replica],
             first_step=unit,
-            end_step=self._end_unit,
-            steps_ahead=self._units_ahead,
+            end_step=self._ahead.end_unit,
+            steps_ahead=self._ahead.units_ahead,
             threads=threads,
-            store_patience=self._timeout,
+            store_patience=self._ahead.timeout,
         )
 
     def open(self, unit: int) -> None:
         # A private store has no other ranks, so this rank acknowledges their share, too.
-        ranks = range(self._num_ranks) if self.is_private else [self._rank]
+        ranks = range(self._num_ranks) if self.is_private else [self._ahead.rank]
         self._feeds = [
             _core.PlanFeed(
                 self._store,
@@ -206,12 +214,12 @@ class PlanSource:
                 rank=rank,
                 run_id=self._run_ids[self._replica],
                 first_step=unit,
-                timeout=self._timeout,
+                timeout=self._ahead.timeout,
             )
-            for rank in sorted(ranks, key=lambda rank: rank != self._rank)
+            for rank in sorted(ranks, key=lambda rank: rank != self._ahead.rank)
         ]
-        if self._threads > 0:
-            self._planner = self._planner_of(self._replica, unit, self._threads)
+        if self._ahead.threads > 0:
+            self._planner = self._planner_of(self._replica, unit, self._ahead.threads)
             self._feeds[0].watch(self._planner)
 
     def close(self) -> None:
@@ -231,7 +239,7 @@ class PlanSource:
         for feed in self._feeds:
             feed.acknowledge(unit)
 
-    def statistics(self) -> Any:
+    def statistics(self) -> _core.FeedStatistics | None:
         return self._feeds[0].statistics() if self._feeds else None
 
     def serve(self, unit: int, *, threads: int, timeout: float) -> bool:
@@ -295,7 +303,7 @@ def _close_all() -> None:
 
 # As concurrent.futures.thread does, which waits for pools. Functions run in the reverse order, so
 # this one is registered after that module's, which its package would import with the first pool.
-threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # noqa: SLF001  # see above
 
 
 class LocalSource:
@@ -307,33 +315,28 @@ class LocalSource:
     def __init__(
         self,
         choice: _core.StrategyChoice | None,
-        *,
-        rank: int,
-        units_ahead: int,
-        end_unit: int | None,
-        threads: int,
-        timeout: float,
+        ahead: Ahead,
     ) -> None:
         if choice is not None and choice.options.get("budget_ms", "0") != "0":
             raise _core.InvalidArgument(
                 "data loader: expected a strategy without a time budget (auto:steps=N), found "
                 f"budget_ms={choice.options['budget_ms']}: its plans would differ from rank to rank"
             )
-        if units_ahead < 1 or threads < 1:
+        if ahead.units_ahead < 1 or ahead.threads < 1:
             raise _core.InvalidArgument(
-                f"data loader: expected at least 1 step ahead and 1 thread, found {units_ahead} "
-                f"and {threads}"
+                "data loader: expected at least 1 step ahead and 1 thread, found "
+                f"{ahead.units_ahead} and {ahead.threads}"
             )
-        self._rank = rank
-        self._units_ahead, self._end_unit = units_ahead, end_unit
-        self._threads, self._timeout = threads, timeout
+        self._ahead = ahead
         self._pool: futures.ThreadPoolExecutor | None = None
         self._stop = _core.StopFlag()
         self._steps: dict[int, futures.Future[MadeHere]] = {}
         self._statistics = LocalStatistics()
 
     def open(self, unit: int) -> None:
-        self._pool = futures.ThreadPoolExecutor(self._threads, thread_name_prefix="contextile-plan")
+        self._pool = futures.ThreadPoolExecutor(
+            self._ahead.threads, thread_name_prefix="contextile-plan"
+        )
         self._stop = _core.StopFlag()
         self._statistics = LocalStatistics()
         _open.add(self)
@@ -350,11 +353,11 @@ class LocalSource:
         begun = time.monotonic()
         self._fill(unit)
         try:
-            taken = result_of(self._steps[unit], self._timeout)
+            taken = result_of(self._steps[unit], self._ahead.timeout)
         except futures.TimeoutError:
             raise _core.TransportError(
-                f"rank {self._rank}: step {unit}: expected its {self._what} within {self._timeout} "
-                "s, found it unfinished"
+                f"rank {self._ahead.rank}: step {unit}: expected its {self._what} within "
+                f"{self._ahead.timeout} s, found it unfinished"
             ) from None
         except Exception as error:
             text = str(error) if isinstance(error, _core.Error) else error_text(error)
@@ -368,13 +371,15 @@ class LocalSource:
         del self._steps[unit]
         self._fill(unit + 1)
 
-    def statistics(self) -> Any:
+    def statistics(self) -> LocalStatistics | None:
         return None if self._pool is None else self._statistics
 
     def _fill(self, unit: int) -> None:
         """Begins the steps from ``unit`` on that may be planned."""
-        end = unit + self._units_ahead
-        for ahead in range(unit, end if self._end_unit is None else min(end, self._end_unit)):
+        end = unit + self._ahead.units_ahead
+        for ahead in range(
+            unit, end if self._ahead.end_unit is None else min(end, self._ahead.end_unit)
+        ):
             if ahead not in self._steps and self._pool is not None:
                 self._steps[ahead] = self._pool.submit(self._timed, ahead, self._stop)
 
@@ -399,19 +404,19 @@ class ScheduleSource(LocalSource):
         choice: _core.StrategyChoice,
         group_choice: _core.StrategyChoice | None,
         options: dict[str, Any],
-        **ahead: Any,
+        ahead: Ahead,
     ) -> None:
         if choice.name not in SCHEDULES:
             raise _core.InvalidArgument(
                 f"schedule: expected {', '.join(SCHEDULES)}, found {choice.name}"
             )
-        super().__init__(group_choice, **ahead)
+        super().__init__(group_choice, ahead)
         self._batches, self._cluster = batches, cluster
         self._choices = {"strategy": choice, "group_strategy": group_choice, **options}
 
     def _make(self, unit: int) -> RankSchedule:
         workload = self._batches.workload(unit, 0)
-        rounds = schedule(workload, cluster=self._cluster, **self._choices).of(self._rank)
+        rounds = schedule(workload, cluster=self._cluster, **self._choices).of(self._ahead.rank)
         return RankSchedule(rounds, workload.document_begins)
 
 
@@ -425,9 +430,9 @@ class ShapesSource(LocalSource):
         choice: _core.StrategyChoice,
         options: dict[str, Any],
         replica: int,
-        **ahead: Any,
+        ahead: Ahead,
     ) -> None:
-        super().__init__(choice, **ahead)
+        super().__init__(choice, ahead)
         self._batches, self._replica = batches, replica
         self._options = {"cluster": cluster, "strategy": choice, **options}
 

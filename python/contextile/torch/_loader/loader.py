@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from contextile import _checks, _core
 from contextile._display import error_text
 from contextile._planning import AnyMask, choice_of, cluster_of
-from contextile.torch._loader.ahead import Batches, PlanSource, ScheduleSource, ShapesSource
+from contextile.torch._loader.ahead import (
+    Ahead,
+    Batches,
+    LocalStatistics,
+    PlanSource,
+    ScheduleSource,
+    ShapesSource,
+)
 from contextile.torch._loader.dealing import NONE_WAITING, Dealer, waiting_of
 from contextile.torch._loader.documents import DocumentReader, Documents, Piece
 from contextile.torch._loader.shares import Round, Shares, Step
@@ -59,6 +67,110 @@ def _check_kinds(given: dict[str, Any]) -> None:
     for name in ("packing", "long_documents", "run_id"):
         _checks.text(name, given[name])
     _checks.number("timeout", given["timeout"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranks:
+    """The replicas of a run and their micro-batches, and this rank among them."""
+
+    rank: int
+    replica: int
+    replicas: int
+    micro_batches: int  # of every replica in a step
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """The settings that decide which documents a batch has."""
+
+    tokens: int
+    max_document_tokens: int | None
+    long_documents: str
+    seed: int
+
+    def sampler(self, lengths: list[int]) -> _core.BatchSampler:
+        return _core.BatchSampler(
+            lengths,
+            tokens=self.tokens,
+            max_document_tokens=self.max_document_tokens,
+            long_documents=self.long_documents,
+            seed=self.seed,
+        )
+
+    def state(self, lengths: list[int], ranks: _Ranks) -> dict[str, Any]:
+        """Returns what a run must not change, or it would repeat or skip documents."""
+        return {
+            "documents": hashlib.blake2b(repr(lengths).encode(), digest_size=8).hexdigest(),
+            **dataclasses.asdict(self),
+            "data_parallel * micro_batches": ranks.replicas * ranks.micro_batches,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pace:
+    """The steps of a run, and how far ahead of them plans are made."""
+
+    lookahead: int
+    threads: int
+    first_step: int
+    end_step: int | None
+    timeout: float
+
+    @property
+    def kept_steps(self) -> int:
+        """Number of steps between the planners' next and this rank's."""
+        return max(self.lookahead, 1) + 4
+
+    def ahead(self, ranks: _Ranks) -> Ahead:
+        """Returns the same in units, which are micro-batches."""
+        return Ahead(
+            rank=ranks.rank,
+            units_ahead=self.lookahead * ranks.micro_batches,
+            end_unit=None if self.end_step is None else self.end_step * ranks.micro_batches,
+            threads=self.threads,
+            timeout=self.timeout,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Planning:
+    """How plans are made, and where they are kept."""
+
+    cluster: _core.Cluster
+    strategy: _core.StrategyChoice | str | None
+    schedule: _core.StrategyChoice | str | None
+    store: _core.Store | str | None
+    run_id: str
+    options: dict[str, Any]
+
+    def source(
+        self, batches: Batches, sampler: _core.BatchSampler, ranks: _Ranks, pace: _Pace
+    ) -> PlanSource | ScheduleSource | ShapesSource:
+        """Returns the source of plans of a rank."""
+        ahead = pace.ahead(ranks)
+        first = batches.workload(pace.first_step * ranks.micro_batches, ranks.replica)
+        if self.schedule is not None:
+            inside = None if self.strategy is None else choice_of(self.strategy)
+            return ScheduleSource(
+                batches, self.cluster, choice_of(self.schedule), inside, self.options, ahead
+            )
+        if batches.has_unlike_shapes:
+            choice = choice_of("auto:steps=4000000" if self.strategy is None else self.strategy)
+            return ShapesSource(batches, self.cluster, choice, self.options, ranks.replica, ahead)
+        choice = choice_of("auto:steps=600000" if self.strategy is None else self.strategy)
+        return PlanSource(
+            batches,
+            sampler,
+            self.cluster,
+            choice,
+            self.options,
+            first.shape,
+            store=self.store,
+            run_id=self.run_id,
+            replicas=ranks.replicas,
+            replica=ranks.replica,
+            ahead=ahead,
+        )
 
 
 class DataLoader:
@@ -223,28 +335,19 @@ class DataLoader:
         if not lengths:
             raise _core.InvalidArgument("dataset: expected at least one document, found none")
         self._shares = Shares(reader, ignore_index)
-        order = {
-            "tokens": tokens,
-            "max_document_tokens": max_document_tokens,
-            "long_documents": long_documents,
-            "seed": seed,
-        }
-        sampler = _core.BatchSampler(lengths, **order)
-        kept_steps = max(lookahead, 1) + 4  # those between the planners' next and this rank's
+        ranks = _Ranks(rank, replica, data_parallel, micro_batches)
+        order = _Order(tokens, max_document_tokens, long_documents, seed)
+        pace = _Pace(lookahead, threads, first_step, end_step, timeout)
+        sampler = order.sampler(lengths)
         dealer = Dealer(
             sampler,
             tokens=tokens,
             replicas=data_parallel,
             micro_batches=micro_batches,
             packing=packing,
-            kept_steps=kept_steps,
+            kept_steps=pace.kept_steps,
         )
-        # A run that continues with other values of these would repeat or skip documents.
-        self._order = {
-            "documents": hashlib.blake2b(repr(lengths).encode(), digest_size=8).hexdigest(),
-            **order,
-            "data_parallel * micro_batches": data_parallel * micro_batches,
-        }
+        self._order = order.state(lengths, ranks)
         options: dict[str, Any] = {
             key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch
         }
@@ -255,64 +358,32 @@ class DataLoader:
             batch,
             replicas=data_parallel,
             micro_batches=micro_batches,
-            kept_steps=kept_steps,
+            kept_steps=pace.kept_steps,
         )
         if self._batches.has_unlike_shapes and (schedule is not None or store is not None):
             raise _core.InvalidArgument(
                 "data loader: expected layers of one shape with a schedule or a store, found a "
                 "dict of shapes; its plans are made in this process, one for each shape"
             )
-        self._rank, self._replica = rank, replica
-        self._data_parallel, self._micro_batches = data_parallel, micro_batches
-        self._threads = threads
-        self._end_step = end_step
+        self._ranks, self._pace = ranks, pace
         self._next_step = first_step
-        ahead: dict[str, Any] = {
-            "rank": rank,
-            "units_ahead": lookahead * micro_batches,
-            "end_unit": None if end_step is None else end_step * micro_batches,
-            "threads": threads,
-            "timeout": timeout,
-        }
-        first = self._batches.workload(first_step * micro_batches, replica)
-        self._source: Any
-        if schedule is not None:
-            inside = None if strategy is None else choice_of(strategy)
-            self._source = ScheduleSource(
-                self._batches, the_cluster, choice_of(schedule), inside, options, **ahead
-            )
-        elif self._batches.has_unlike_shapes:
-            choice = choice_of("auto:steps=4000000" if strategy is None else strategy)
-            self._source = ShapesSource(
-                self._batches, the_cluster, choice, options, replica, **ahead
-            )
-        else:
-            choice = choice_of("auto:steps=600000" if strategy is None else strategy)
-            self._source = PlanSource(
-                self._batches,
-                sampler,
-                the_cluster,
-                choice,
-                options,
-                first.shape,
-                store=store,
-                run_id=run_id,
-                replicas=data_parallel,
-                replica=replica,
-                **ahead,
-            )
-        self._last_statistics: Any = None  # of the iteration that ended last
+        planning = _Planning(the_cluster, strategy, schedule, store, run_id, options)
+        self._source = planning.source(self._batches, sampler, ranks, pace)
+        # The statistics of the iteration that ended last.
+        self._last_statistics: _core.FeedStatistics | LocalStatistics | None = None
         # Process and thread of the iteration that runs, if one does.
         self._iterated_by: tuple[int, int] | None = None
         self._iteration: object = None
 
     def pieces(self, step: int, micro_batch: int = 0) -> list[Piece]:
         """Returns the documents, or parts of them, of a micro-batch of this replica, in order."""
-        if not 0 <= micro_batch < self._micro_batches:
+        if not 0 <= micro_batch < self._ranks.micro_batches:
             raise _core.InvalidArgument(
-                f"micro_batch: expected 0 to {self._micro_batches - 1}, found {micro_batch}"
+                f"micro_batch: expected 0 to {self._ranks.micro_batches - 1}, found {micro_batch}"
             )
-        return self._batches.pieces(step * self._micro_batches + micro_batch, self._replica)
+        return self._batches.pieces(
+            step * self._ranks.micro_batches + micro_batch, self._ranks.replica
+        )
 
     def work(self, step: int) -> list[list[float]]:
         """Returns the work of every micro-batch and replica of a step: the sum of (L/B)² + L/B.
@@ -350,10 +421,12 @@ class DataLoader:
         InvalidArgument
             The loader has no store.
         """
-        if self._source.is_private:
+        if not isinstance(self._source, PlanSource) or self._source.is_private:
             raise _core.InvalidArgument("data loader: expected a store to serve from, found none")
-        unit = self._next_step * self._micro_batches
-        return self._source.serve(unit, threads=threads or max(self._threads, 1), timeout=timeout)
+        unit = self._next_step * self._ranks.micro_batches
+        return self._source.serve(
+            unit, threads=threads or max(self._pace.threads, 1), timeout=timeout
+        )
 
     def close(self) -> None:
         """Stops planning in this process. Iterating again continues at the next step.
@@ -380,11 +453,11 @@ class DataLoader:
             )
         self.close()
         self._iterated_by = here
-        self._source.open(self._next_step * self._micro_batches)
+        self._source.open(self._next_step * self._ranks.micro_batches)
         iteration = self._iteration = object()
         of_step = self._rounds if self._is_scheduled else self._step
         try:
-            while self._end_step is None or self._next_step < self._end_step:
+            while self._pace.end_step is None or self._next_step < self._pace.end_step:
                 yield from of_step(self._next_step, iteration)
         finally:
             if self._iteration is iteration:
@@ -393,8 +466,8 @@ class DataLoader:
     def _step(self, step: int, iteration: object) -> Iterator[Step]:
         """Yields the micro-batches of a step."""
         num_labels = 0
-        for micro_batch in range(self._micro_batches):
-            unit = step * self._micro_batches + micro_batch
+        for micro_batch in range(self._ranks.micro_batches):
+            unit = step * self._ranks.micro_batches + micro_batch
             taken = self._take(unit, step, micro_batch)
             plans = taken if isinstance(taken, dict) else None
             plan = taken if plans is None else next(iter(plans.values()))
@@ -403,10 +476,10 @@ class DataLoader:
             share = self._shares.of(
                 self.pieces(step, micro_batch),
                 plan,
-                self._rank,
+                self._ranks.rank,
                 step=step,
                 micro_batch=micro_batch,
-                num_micro_batches=self._micro_batches,
+                num_micro_batches=self._ranks.micro_batches,
                 num_labels=num_labels,
                 ranks=tuple(range(plan.num_devices)),
                 plans=plans,
@@ -435,7 +508,7 @@ class DataLoader:
                     self._shares.of(
                         own[micro_batch],
                         one.plan,
-                        one.ranks.index(self._rank),
+                        one.ranks.index(self._ranks.rank),
                         step=step,
                         micro_batch=micro_batch,
                         num_micro_batches=len(own),
@@ -462,7 +535,7 @@ class DataLoader:
         except (_core.PlanningFailed, _core.TransportError) as error:
             if isinstance(error, _core.PlanningFailed):
                 self._next_step = step + 1  # it would fail again
-            if self._micro_batches == 1:
+            if self._ranks.micro_batches == 1:
                 raise
             text = str(error).replace(
                 f"step {unit}:", f"step {step}, micro-batch {micro_batch}:", 1
@@ -472,8 +545,8 @@ class DataLoader:
     def _num_labels(self, step: int, plan: _core.Plan) -> int:
         """Returns the number of labels of a step. ``plan`` is that of its first micro-batch."""
         dealt = self._batches.dealer.dealt(step)
-        mine = [piece for row in dealt for piece in row[self._replica]]
-        self._shares.begin_step(mine, self._shares.first_local(mine, plan, self._rank))
+        mine = [piece for row in dealt for piece in row[self._ranks.replica]]
+        self._shares.begin_step(mine, self._shares.first_local(mine, plan, self._ranks.rank))
         if len(dealt) * len(dealt[0]) == 1:
             begins = [[[row[0] for row in plan.position_segments if row[4] < 0]]]
         else:
@@ -566,4 +639,5 @@ class DataLoader:
             raise _core.InvalidArgument(
                 "data loader: expected one that was iterated, found a new one"
             )
-        return statistics
+        # LocalStatistics has the same attributes, except for the bytes that came from a store.
+        return cast(_core.FeedStatistics, statistics)

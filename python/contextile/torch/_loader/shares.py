@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._batch.layout import LocalBatch, share_of_batch, with_filler
+from contextile.torch._batch.layout import LocalBatch, mark, share_of_batch, with_filler
 from contextile.torch._loader.documents import DocumentReader, Piece
 
 
@@ -130,7 +130,7 @@ class Shares:
         local_tokens = torch.from_numpy(plan.local_tokens(rank))
         fields = {name: with_filler(field[local_tokens]) for name, field in rows.items()}
         for tensor in fields.values():
-            tensor._contextile_plan = plan.digest  # type: ignore[attr-defined]
+            mark(tensor, plan.digest)
         return Step(
             local,
             plan,

@@ -34,8 +34,15 @@ _OWN = (
 
 
 def _sdpa_call(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Call]:
     """Binds arguments to the names that scaled_dot_product_attention has."""
     return query, key, value, Call(attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -48,7 +55,7 @@ class _Mode(TorchFunctionMode):
         self._around: list[Any] = []  # a mode may be entered several times
 
     def __enter__(self) -> _Mode:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types for it
         context = around(self.executor, "use", lambda: self)
         context.__enter__()
         self._around.append(context)
@@ -56,7 +63,7 @@ class _Mode(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         self._around.pop().__exit__(*error)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -38,10 +38,10 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             f"{kept.name}: expected [1, {layout.num_home_tokens}, …] as first argument of a layer "
             f"on whole documents, found {found}"
         )
-    moved = [layout.gather(x, dim=1) if there else x for x, there in zip(given, moves)]
+    moved = [layout.gather(x, dim=1) if there else x for x, there in zip(given, moves, strict=True)]
 
     def run(values: list[Any], begin: int, end: int) -> Tensor:
-        part = [x[:, begin:end] if there else x for x, there in zip(values, moves)]
+        part = [x[:, begin:end] if there else x for x, there in zip(values, moves, strict=True)]
         its_args, its_kwargs = tree_unflatten(part, structure)
         out = kept.forward(*its_args, **its_kwargs)
         if not isinstance(out, Tensor) or out.dim() < 2 or out.shape[1] != end - begin:
@@ -56,7 +56,10 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if not outs:
         # Parameters need gradients on every rank, so a rank without documents computes one token,
         # of which nothing is kept.
-        padded = [torch.zeros_like(x[:, :1]) if there else x for x, there in zip(given, moves)]
+        padded = [
+            torch.zeros_like(x[:, :1]) if there else x
+            for x, there in zip(given, moves, strict=True)
+        ]
         outs = [run(padded, 0, 1)[:, :0] + 0 * moved[0].sum()]
     return layout.scatter(torch.cat(outs, dim=1), dim=1)
 
@@ -108,7 +111,7 @@ def gather_layers(model: nn.Module, executor: Executor, *, names: Iterable[str])
             module.__dict__[GATHERED].executor = executor
         else:
             module.__dict__[GATHERED] = _Gathered(executor, place, module.forward)
-            module.forward = types.MethodType(_forward, module)  # type: ignore[method-assign]
+            module.forward = types.MethodType(_forward, module)
         places.append(place)
     missing = [name for name in wanted if name not in used]
     if missing or not wanted:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import re
 import weakref
-from typing import Any
 
 from torch import nn
 
@@ -31,9 +30,15 @@ def is_gathered(module: nn.Module) -> bool:
     return GATHERED in module.__dict__
 
 
+def _modules_of(model: weakref.ref[nn.Module]) -> list[tuple[str, nn.Module]]:
+    living = model()
+    assert living is not None  # the caller has it
+    return list(living.named_modules())
+
+
 @functools.lru_cache(maxsize=64)
-def _ordered_part(model: weakref.ref[Any], covered: frozenset[type]) -> str | None:
-    modules = list(model().named_modules())
+def _ordered_part(model: weakref.ref[nn.Module], covered: frozenset[type]) -> str | None:
+    modules = _modules_of(model)
     # Layers that run in order by themselves, with all that they contain.
     done = [
         f"{name}." for name, module in modules if type(module) in covered or is_gathered(module)
@@ -61,8 +66,8 @@ def ordered_part(model: nn.Module, covered: frozenset[type] = frozenset()) -> st
 
 
 @functools.lru_cache(maxsize=64)
-def _pooled_part(model: weakref.ref[Any]) -> str | None:
-    for name, module in model().named_modules():
+def _pooled_part(model: weakref.ref[nn.Module]) -> str | None:
+    for name, module in _modules_of(model):
         kind = type(module).__name__
         is_pooling = _POOLING.search(name) or _POOLING_TYPES.search(kind)
         if is_pooling and not any(tower in name.lower() for tower in _TOWERS):
@@ -76,8 +81,8 @@ def pooled_part(model: nn.Module) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _dropping_part(model: weakref.ref[Any]) -> str | None:
-    for name, module in model().named_modules():
+def _dropping_part(model: weakref.ref[nn.Module]) -> str | None:
+    for name, module in _modules_of(model):
         if hasattr(module, "expert_capacity"):
             return f"{name} ({type(module).__name__})"
     return None

@@ -31,4 +31,5 @@ def refused(error: _core.InvalidArgument, q: Tensor, v: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() or has_dtensors(q, v):
         raise error
     never = torch.ops.contextile.refuse(q.detach().sum(), str(error))
-    return (q[..., :1] * never).expand(*q.shape[:-1], v.shape[-1])
+    out: Tensor = (q[..., :1] * never).expand(*q.shape[:-1], v.shape[-1])
+    return out

@@ -192,4 +192,4 @@ def _attend(
             f"{v.dtype}"
         )
     out = attention(q, k, v, executor=executor, plan=prepared, mask=expected.mask)
-    return out.transpose(1, 2) if layout == "BHTD" else out  # type: ignore[union-attr,return-value]
+    return out.transpose(1, 2) if layout == "BHTD" else out

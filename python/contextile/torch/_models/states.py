@@ -119,12 +119,10 @@ def causal_conv(
         ``x`` has another number of tokens than the chunk.
     """
     _check_tokens(chunks, "x", x, 2)
-    for name, tensor, shape in (
-        ("weight", weight, [x.shape[1], "kernel"]),
-        ("bias", bias, [x.shape[1]]),
-    ):
-        if tensor is None and name == "bias":
-            continue
+    shapes: list[tuple[str, Tensor, list[int | str]]] = [("weight", weight, [x.shape[1], "kernel"])]
+    if bias is not None:
+        shapes.append(("bias", bias, [x.shape[1]]))
+    for name, tensor, shape in shapes:
         is_shape = (
             tensor_of(name, tensor).dim() == len(shape)
             and tensor.shape[0] == x.shape[1]
@@ -225,7 +223,8 @@ def _joined(
         return out, None
     passes_through = first is not None and last is not None and len(chunks.parts) == 1
     transition = first[1] if passes_through and first is not None else None
-    return _Pass.apply(out, last, transition, like, chunks)
+    passed: tuple[Tensor, Tensor] = _Pass.apply(out, last, transition, like, chunks)
+    return passed
 
 
 def linear_attention(
@@ -306,7 +305,7 @@ def linear_attention(
                 rows["value"] = functional.pad(rows["value"], (0, key_dim))
             out, state = rule(**rows, initial_state=start, output_final_state=goes, **options)
             if comes:
-                out, response = out.split([value_dim, key_dim], dim=3)
+                out, response = torch.split(out, [value_dim, key_dim], dim=3)
                 first = response, response if state is None else state[..., value_dim:]
                 state = None if state is None else state[..., :value_dim]
             outs.append(out)

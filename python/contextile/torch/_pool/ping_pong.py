@@ -117,10 +117,10 @@ class PingPong(nn.Module):
         """
         self.calls.pool.check_batch("ping-pong", batch)
         executor = self.calls.pool.executor
-        if len(batch.parts) > executor._plans_prepared:
+        if len(batch.parts) > executor.plans_prepared:
             raise _core.InvalidArgument(
                 f"executor: expected plans_prepared of at least {len(batch.parts)}, as there are "
-                f"nano-batches, found {executor._plans_prepared}"
+                f"nano-batches, found {executor.plans_prepared}"
             )
         with telling_peers(executor, "ping-pong"):
             return self._run(x, arguments, batch)
@@ -138,7 +138,7 @@ class PingPong(nn.Module):
             )
         counts = list(batch.rows.counts)
         cut = [
-            a.split(counts)
+            torch.split(a, counts)
             if isinstance(a, Tensor) and a.dim() > 0 and len(a) == len(x)
             else [a] * len(counts)
             for a in arguments
@@ -146,7 +146,7 @@ class PingPong(nn.Module):
         nano_arguments = [tuple(a[j] for a in cut) for j in range(len(counts))]
         pres, posts = self._steps()
         return torch.cat(
-            ping_pong(self.calls, batch, pres, posts, list(x.split(counts)), nano_arguments)
+            ping_pong(self.calls, batch, pres, posts, list(torch.split(x, counts)), nano_arguments)
         )
 
     def _steps(self) -> tuple[list[Any], list[Any]]:

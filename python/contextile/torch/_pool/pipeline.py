@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from contextile.torch._pool.ping_pong import PingPong
 from contextile.torch._pool.pool import Pool, PooledBatch
 from contextile.torch._pool.pool_layout import Lengths, Rows, check_nano_batches, micro_batches_of
 from contextile.torch._pool.pooled_calls import Calls, CallTimes, serve
-from contextile.torch._ranks.peers import Pending
+from contextile.torch._ranks.peers import Peers, Pending
 
 
 class Tick(NamedTuple):
@@ -79,6 +80,51 @@ def ticks(stages: int, micro_batches: int, chunks: int = 1) -> list[Tick]:
 # Returns x of a micro-batch's rows; and the share of the loss of x.
 Embed = Callable[[int, Rows], Tensor]
 Loss = Callable[[int, Rows, Tensor], Tensor]
+
+
+@dataclass
+class _Setup:
+    """The place of this rank in a pipeline, and all that its steps share."""
+
+    pool: Pool
+    chunks: list[PingPong]
+    stages: int
+    stage: int  # of this rank
+    replicas: int
+    replica: int  # of this rank
+    hidden: int
+    hidden_dtype: torch.dtype
+    nano_batches: int
+    recompute: bool
+    calls: Calls
+    peers: Peers
+    following: int  # the rank of this place in the next stage
+    previous: int
+    checked: set[str] = field(default_factory=set)  # digests of plans
+    has_run: bool = False  # a whole step, on all ranks
+
+    def micro_batches_of(
+        self, tick: Tick, lengths: Sequence[Sequence[Lengths]]
+    ) -> list[Lengths | None]:
+        """Returns the micro-batch of every neighbourhood of the pool in a tick; None: idle."""
+        return [
+            None if step is None else lengths[step[0]][d]
+            for step in tick.steps
+            for d in range(self.replicas)
+        ]
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers of each chunk."""
+        return len(self.chunks[0].layers)
+
+    def is_first(self, chunk: int) -> bool:
+        """Returns whether a chunk of this rank is the first of the model."""
+        return self.stage == 0 and chunk == 0
+
+    def is_last(self, chunk: int) -> bool:
+        """Returns whether a chunk of this rank is the last of the model."""
+        return self.stage == self.stages - 1 and chunk == len(self.chunks) - 1
 
 
 class _Kept(NamedTuple):
@@ -156,55 +202,60 @@ class SamePhasePipeline:
         problem: Exception | None = None
         try:
             _check_options(pool, stages, hidden, hidden_dtype, nano_batches)
-            self._recompute = _checks.flag("recompute", recompute)
+            _checks.flag("recompute", recompute)
             self.chunks = _chunks_of(chunks, pool, checkpoint)
         except Exception as error:  # other ranks wait to hear of it
             problem = error
-        self._num_layers = len(self.chunks[0].layers) if self.chunks else 0
         agree(
             pool.executor,
             "pipeline",
             problem,
             stages=stages,
             chunks=len(self.chunks),
-            layers=self._num_layers,
+            layers=len(self.chunks[0].layers) if self.chunks else 0,
             hidden=hidden,
             hidden_dtype=hidden_dtype,
             nano_batches=nano_batches,
             recompute=recompute,
         )
-        self._calls = Calls(pool)
+        calls = Calls(pool)
         for chunk in self.chunks:
-            chunk.calls = self._calls
+            chunk.calls = calls
         self.pool = pool
         self.stages = stages
         self.replicas = pool.neighbourhoods // stages
         self.stage, self.replica = divmod(pool.neighbourhood, self.replicas)
-        self._hidden = hidden
-        self._hidden_dtype = hidden_dtype
-        self._nano_batches = nano_batches
-        self._checked: set[str] = set()  # digests of plans
-        self._has_run = False  # a whole step, on all ranks
-        self._peers = peers_of(pool.executor)
         apart = self.replicas * pool.size  # ranks from a stage to the next
-        self._next, self._previous = (
+        following, previous = (
             (pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1)
+        )
+        self._setup = _Setup(
+            pool=pool,
+            chunks=self.chunks,
+            stages=stages,
+            stage=self.stage,
+            replicas=self.replicas,
+            replica=self.replica,
+            hidden=hidden,
+            hidden_dtype=hidden_dtype,
+            nano_batches=nano_batches,
+            recompute=recompute,
+            calls=calls,
+            peers=peers_of(pool.executor),
+            following=following,
+            previous=previous,
         )
 
     @property
     def times(self) -> dict[str, CallTimes]:
         """Times of this rank's calls so far: "forward", "backward", and "idle" in idle ticks."""
-        return self._calls.times
+        return self._setup.calls.times
 
     def micro_batches_of(
         self, tick: Tick, lengths: Sequence[Sequence[Lengths]]
     ) -> list[Lengths | None]:
         """Returns the micro-batch of every neighbourhood of the pool in a tick; None: idle."""
-        return [
-            None if step is None else lengths[step[0]][d]
-            for step in tick.steps
-            for d in range(self.replicas)
-        ]
+        return self._setup.micro_batches_of(tick, lengths)
 
     def step(self, lengths: Sequence[Sequence[Lengths]], *, embed: Embed, loss: Loss) -> Tensor:
         """Runs forward and backward of all micro-batches of a step. Collective.
@@ -239,7 +290,7 @@ class SamePhasePipeline:
             A peer died or stalled, or one of its functions or layers raised. The error names that
             rank; the group has ended.
         """
-        return _Step(self, lengths, embed, loss).run()
+        return _Step(self._setup, lengths, embed, loss).run()
 
 
 def _check_options(
@@ -277,13 +328,13 @@ class _Step:
 
     def __init__(
         self,
-        pipeline: SamePhasePipeline,
+        setup: _Setup,
         lengths: Sequence[Sequence[Lengths]],
         embed: Embed,
         loss: Loss,
     ) -> None:
-        self.pipeline = pipeline
-        self.pool = pipeline.pool
+        self.setup = setup
+        self.pool = setup.pool
         self.given = lengths
         self.lengths: list[list[list[int]]] = []
         self.embed = embed
@@ -306,14 +357,14 @@ class _Step:
             problem = error
         agree(executor, "pipeline", problem, lengths=self.lengths)
         for tick in self.ticks:
-            mine = tick.steps[self.pipeline.stage]
+            mine = tick.steps[self.setup.stage]
             batch = self._batch_of(tick, mine)
             where = f"pipeline, {tick.phase} tick {tick.number}"
             with telling_peers(executor, where):
                 result = self._compute(tick, mine, batch)
             problem = None if mine is None else self._problem_of(tick.phase, mine, result)
             self._settle(where, problem)
-            if tick.phase == "forward" and mine is not None and self._is_last(mine[1]):
+            if tick.phase == "forward" and mine is not None and self.setup.is_last(mine[1]):
                 assert result is not None
                 self.total = self.total + result.detach()
             with telling_peers(executor, where):
@@ -321,12 +372,12 @@ class _Step:
         self._await_transfers()
         # So that no rank ends the step while another has failed in it.
         agreed(executor, "pipeline", None)
-        self.pipeline._has_run = True
+        self.setup.has_run = True
         return self.total
 
     def _check(self) -> None:
         """Finds all that can be wrong before anything moves."""
-        pipeline = self.pipeline
+        setup = self.setup
         if isinstance(self.given, (str, bytes)) or not hasattr(self.given, "__iter__"):
             raise _core.InvalidArgument(
                 f"expected lengths of every micro-batch and replica, found {self.given!r:.80}"
@@ -337,9 +388,9 @@ class _Step:
                 of_replicas = micro_batches_of(given)
             except _core.InvalidArgument as error:
                 raise _core.InvalidArgument(f"micro-batch {i}: {error}") from None
-            if len(of_replicas) != pipeline.replicas:
+            if len(of_replicas) != setup.replicas:
                 raise _core.InvalidArgument(
-                    f"expected lengths of {pipeline.replicas} replicas in micro-batch {i}, found "
+                    f"expected lengths of {setup.replicas} replicas in micro-batch {i}, found "
                     f"{len(of_replicas)}"
                 )
             for d, of_replica in enumerate(of_replicas):
@@ -348,28 +399,29 @@ class _Step:
                         f"expected document lengths of replica {d} in micro-batch {i}, found none"
                     )
                 try:
-                    self.pool.check_lengths(of_replica, pipeline._nano_batches)
+                    self.pool.check_lengths(of_replica, setup.nano_batches)
                 except _core.InvalidArgument as error:
                     raise _core.InvalidArgument(f"micro-batch {i}, replica {d}: {error}") from None
             lengths.append([of_replica for of_replica in of_replicas if of_replica is not None])
         self.lengths = lengths
-        self.ticks = ticks(pipeline.stages, len(lengths), len(pipeline.chunks))
+        self.ticks = ticks(setup.stages, len(lengths), len(setup.chunks))
         for name, function, stage in (
             ("embed", self.embed, 0),
-            ("loss", self.loss, pipeline.stages - 1),
+            ("loss", self.loss, setup.stages - 1),
         ):
-            if pipeline.stage == stage and not callable(function):
+            if setup.stage == stage and not callable(function):
                 raise _core.InvalidArgument(f"{name}: expected a function, found {function!r:.80}")
-        first = pipeline.micro_batches_of(self.ticks[0], lengths)
-        self._check_kept(self.pool.plan(first, nano_batches=pipeline._nano_batches))
-        if pipeline.stage == 0:
+        first = setup.micro_batches_of(self.ticks[0], lengths)
+        self._check_kept(self.pool.plan(first, nano_batches=setup.nano_batches))
+        if setup.stage == 0:
             self.embedded[0] = self._embed(0)
 
     def _check_kept(self, plans: Sequence[_core.Plan]) -> None:
         """Refuses plans that keep tokens of other ranks. They are the same on all ranks."""
-        checked = self.pipeline._checked
+        checked = self.setup.checked
         new = {plan.digest: plan for plan in plans if plan.digest not in checked}
-        kept = max((plan.stats().forward.retained_bytes for plan in new.values()), default=0)
+        directions = [plan.stats().forward for plan in new.values()]
+        kept = max((one.retained_bytes for one in directions if one is not None), default=0)
         if kept > 0:
             raise _core.InvalidArgument(
                 "strategy: expected one that keeps nothing from forward to backward "
@@ -386,15 +438,15 @@ class _Step:
 
     def _difference(self, x: Any, num_rows: int) -> str:
         """Says how x differs from rows between stages; empty if it does not."""
-        wanted = [num_rows, self.pipeline._hidden]
+        wanted = [num_rows, self.setup.hidden]
         if not isinstance(x, Tensor):
             found = f"{x!r:.80}"
-        elif (list(x.shape), x.dtype) == (wanted, self.pipeline._hidden_dtype):
+        elif (list(x.shape), x.dtype) == (wanted, self.setup.hidden_dtype):
             return ""
         else:
             found = f"{list(x.shape)} of {x.dtype}"
         return (
-            f"expected rows {wanted} of {self.pipeline._hidden_dtype} (hidden, hidden_dtype), "
+            f"expected rows {wanted} of {self.setup.hidden_dtype} (hidden, hidden_dtype), "
             f"found {found}"
         )
 
@@ -403,7 +455,7 @@ class _Step:
         micro_batch, chunk = mine
         if phase != "forward":
             return None
-        if not self._is_last(chunk):
+        if not self.setup.is_last(chunk):
             problem = self._difference(result, len(self._rows_of(micro_batch).tokens))
             return _core.InvalidArgument(f"layers of chunk {chunk}: {problem}") if problem else None
         if isinstance(result, Tensor) and result.dim() == 0 and result.is_floating_point():
@@ -421,7 +473,7 @@ class _Step:
     def _settle(self, where: str, problem: Exception | None) -> None:
         """Raises a problem on all ranks. In the first step they agree, and the group goes on."""
         executor = self.pool.executor
-        if self.pipeline._has_run:
+        if self.setup.has_run:
             if problem is not None:
                 give_up(executor, where, problem)
                 raise problem
@@ -448,34 +500,25 @@ class _Step:
 
     def _rows_of(self, micro_batch: int) -> Rows:
         if micro_batch not in self.rows:
-            lengths = self.lengths[micro_batch][self.pipeline.replica]
+            lengths = self.lengths[micro_batch][self.setup.replica]
             self.rows[micro_batch] = self.pool.rows_of(
-                lengths, nano_batches=self.pipeline._nano_batches
+                lengths, nano_batches=self.setup.nano_batches
             )
         return self.rows[micro_batch]
 
     def _batch_of(self, tick: Tick, mine: tuple[int, int] | None) -> PooledBatch:
         batch = self.pool.prepare(
-            self.pipeline.micro_batches_of(tick, self.lengths),
-            nano_batches=self.pipeline._nano_batches,
+            self.setup.micro_batches_of(tick, self.lengths),
+            nano_batches=self.setup.nano_batches,
             rows=None if mine is None else self._rows_of(mine[0]),
         )
         self._check_kept(batch.plans)
         return batch
 
     def _serve(self, tick: Tick, batch: PooledBatch) -> None:
-        if tick.phase == "backward" and self.pipeline._recompute:
-            serve(self.pipeline._calls, batch, self.pipeline._num_layers, "forward")
-        serve(self.pipeline._calls, batch, self.pipeline._num_layers, tick.phase)
-
-    def _is_first(self, chunk: int) -> bool:
-        return self.pipeline.stage == 0 and chunk == 0
-
-    def _is_last(self, chunk: int) -> bool:
-        return (
-            self.pipeline.stage == self.pipeline.stages - 1
-            and chunk == len(self.pipeline.chunks) - 1
-        )
+        if tick.phase == "backward" and self.setup.recompute:
+            serve(self.setup.calls, batch, self.setup.num_layers, "forward")
+        serve(self.setup.calls, batch, self.setup.num_layers, tick.phase)
 
     def _received(self, phase: str, micro_batch: int, chunk: int) -> Tensor:
         tensor, pending = self.inbox.pop((phase, micro_batch, chunk))
@@ -485,11 +528,11 @@ class _Step:
     def _run(self, micro_batch: int, chunk: int, x: Tensor, batch: PooledBatch) -> Tensor:
         """Returns the chunk's output, or the loss on the last stage."""
         rows = self._rows_of(micro_batch)
-        out = self.pipeline.chunks[chunk](x, rows.positions, batch=batch)
-        return self.loss(micro_batch, rows, out) if self._is_last(chunk) else out
+        out = self.setup.chunks[chunk](x, rows.positions, batch=batch)
+        return self.loss(micro_batch, rows, out) if self.setup.is_last(chunk) else out
 
     def _forward(self, micro_batch: int, chunk: int, batch: PooledBatch) -> Tensor:
-        if self._is_first(chunk):
+        if self.setup.is_first(chunk):
             x = (
                 self.embedded.pop(micro_batch)
                 if micro_batch in self.embedded
@@ -497,9 +540,9 @@ class _Step:
             )
         else:
             x = self._received("forward", micro_batch, chunk).requires_grad_()
-        with torch.set_grad_enabled(not self.pipeline._recompute):
+        with torch.set_grad_enabled(not self.setup.recompute):
             out = self._run(micro_batch, chunk, x, batch)
-        self.kept[micro_batch, chunk] = _Kept(x, None if self.pipeline._recompute else out)
+        self.kept[micro_batch, chunk] = _Kept(x, None if self.setup.recompute else out)
         return out.detach() if isinstance(out, Tensor) else out
 
     def _backward(self, micro_batch: int, chunk: int, batch: PooledBatch) -> Tensor | None:
@@ -511,10 +554,12 @@ class _Step:
             out = self._run(micro_batch, chunk, leaf, batch)
         else:
             leaf = x
-        gradient = None if self._is_last(chunk) else self._received("backward", micro_batch, chunk)
-        with self.pipeline._calls.backward_by(batch):
+        gradient = (
+            None if self.setup.is_last(chunk) else self._received("backward", micro_batch, chunk)
+        )
+        with self.setup.calls.backward_by(batch):
             torch.autograd.backward(out, gradient)
-        if not self._is_first(chunk):
+        if not self.setup.is_first(chunk):
             return leaf.grad
         if leaf is not x:
             torch.autograd.backward(x, leaf.grad)
@@ -523,29 +568,29 @@ class _Step:
     def _exchange(self, tick: Tick, mine: tuple[int, int] | None, result: Tensor | None) -> None:
         """Sends a step's result to the neighbour stage, and begins to receive what comes here."""
         forward = tick.phase == "forward"
-        pipeline = self.pipeline
-        first, last = 0, pipeline.stages - 1
-        source = pipeline.stage - 1 if forward else pipeline.stage + 1
-        theirs = tick.steps[source % pipeline.stages]
+        setup = self.setup
+        first, last = 0, setup.stages - 1
+        source = setup.stage - 1 if forward else setup.stage + 1
+        theirs = tick.steps[source % setup.stages]
         where = f"pipeline, {tick.phase} tick {tick.number}"
         if (
             mine is not None
             and result is not None
-            and not (self._is_last(mine[1]) if forward else self._is_first(mine[1]))
+            and not (self.setup.is_last(mine[1]) if forward else self.setup.is_first(mine[1]))
         ):
-            to = pipeline._next if forward else pipeline._previous
+            to = setup.following if forward else setup.previous
             sent = result.contiguous()
-            self.sends.append((sent, pipeline._peers.begin(where, [(to, sent)], [])))
+            self.sends.append((sent, setup.peers.begin(where, [(to, sent)], [])))
         if theirs is not None:
             micro_batch, chunk = theirs
             # Past the end of the stages, a chunk's neighbour is the next chunk on the first stage.
-            if forward and pipeline.stage == first:
+            if forward and setup.stage == first:
                 chunk += 1
-            elif not forward and pipeline.stage == last:
+            elif not forward and setup.stage == last:
                 chunk -= 1
-            if 0 <= chunk < len(pipeline.chunks):
+            if 0 <= chunk < len(setup.chunks):
                 rows = len(self._rows_of(micro_batch).tokens)
-                received = torch.empty((rows, pipeline._hidden), dtype=pipeline._hidden_dtype)
-                origin = pipeline._previous if forward else pipeline._next
-                pending = pipeline._peers.begin(where, [], [(origin, received)])
+                received = torch.empty((rows, setup.hidden), dtype=setup.hidden_dtype)
+                origin = setup.previous if forward else setup.following
+                pending = setup.peers.begin(where, [], [(origin, received)])
                 self.inbox[tick.phase, micro_batch, chunk] = (received, pending)

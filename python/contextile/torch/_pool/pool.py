@@ -199,9 +199,10 @@ class Pool:
         self.neighbourhoods = neighbourhoods
         self.size = executor.size // neighbourhoods
         self.neighbourhood, self.rank = divmod(executor.rank, self.size)
-        self.cluster = (
-            _core.Cluster.from_torch(executor.group) if cluster is None else cluster_of(cluster)
-        )
+        if cluster is None:
+            self.cluster = _core.Cluster.from_torch(executor.group)
+        else:
+            self.cluster = cluster_of(cluster)
         if self.cluster.num_devices != executor.size:
             raise _core.InvalidArgument(
                 f"pool, cluster: expected one of {executor.size} devices, as there are ranks, "
@@ -300,14 +301,13 @@ class Pool:
         pooled = self._find(given, nano_batches)
         mine = given[self.neighbourhood]
         in_local_order = rows is None and nano_batches == 1
-        if mine is None and rows is None:
-            rows = no_rows(nano_batches)
-        elif rows is None:
-            rows = (
-                self._rows_of_plan(mine, pooled[0])
-                if nano_batches == 1
-                else self.rows_of(mine, nano_batches=nano_batches)
-            )
+        if rows is None:
+            if mine is None:
+                rows = no_rows(nano_batches)
+            elif nano_batches == 1:
+                rows = self._rows_of_plan(mine, pooled[0])
+            else:
+                rows = self.rows_of(mine, nano_batches=nano_batches)
         if not isinstance(rows, Rows) or len(rows.counts) != nano_batches:
             found = f"rows of {len(rows.counts)}" if isinstance(rows, Rows) else f"{rows!r:.80}"
             raise _core.InvalidArgument(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._attention.operators import as_autocast
+from contextile.torch._batch.untyped import not_compiled
 from contextile.torch._execute.executor import Executor, Prepared
 from contextile.torch._pool.pool import Part, Pool, PooledBatch
 
@@ -70,7 +71,7 @@ class Calls:
     ) -> _InFlight:
         """Begins a call with the number of a forward, whose backward it is; None: of its own."""
         executor = self.pool.executor
-        rank = executor._rank_of(prepared.number)
+        rank = executor.rank_executor_of(prepared.number)
         begin = rank.begin_forward if direction == "forward" else rank.begin_backward
         arrays = {
             name: None if x is None else executor.check_tensor(name, x)
@@ -284,7 +285,7 @@ class NanoBatchCall:
         self._token = _Advance.apply(self._attention, self._token)
 
     def end(self) -> Tensor:
-        out = _End.apply(self._attention, self._token)
+        out: Tensor = _End.apply(self._attention, self._token)
         self._token = None
         return out
 
@@ -329,7 +330,7 @@ Pre = Callable[..., tuple[Tensor, Tensor, Tensor]]
 Post = Callable[..., Tensor]
 
 
-@torch.compiler.disable  # the layers' methods may be compiled; the order of steps is not
+@not_compiled  # the layers' methods may be compiled; the order of steps is not
 def ping_pong(
     calls: Calls,
     batch: PooledBatch,

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from contextile import _checks, _core
 from contextile._heads import HeadPlans
-from contextile.torch._batch.layout import digest_behind, with_filler
+from contextile.torch._batch.layout import digest_behind, mark, with_filler
 from contextile.torch._execute.agreement import agree, agree_among, give_up, telling_peers
 from contextile.torch._execute.executor import Executor
 from contextile.torch._ranks.peers import peers_in
@@ -108,8 +109,8 @@ class _Sent(torch.autograd.Function):
 
 
 def _sent(rows: Tensor, most_tokens: int, ticket: _Ticket) -> Tensor:
-    sent: Any = _Sent.apply(rows, most_tokens, ticket)
-    return sent  # type: ignore[no-any-return]
+    sent: Tensor = _Sent.apply(rows, most_tokens, ticket)
+    return sent
 
 
 class _Blank(torch.autograd.Function):
@@ -148,7 +149,7 @@ def _infers_shapes() -> bool:
     from ``_shape_inference``, in newer versions from ``_forward_metadata_inference``, and from the
     constructor if that was given ``input_args`` without ``output_args``.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # inspect.currentframe may be None
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.distributed.pipelining.stage":
             name = frame.f_code.co_name
@@ -156,7 +157,7 @@ def _infers_shapes() -> bool:
                 return False
             if "inference" in name or name == "__init__":
                 return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -609,19 +610,19 @@ class Stage(nn.Module):
                 )
                 raise _core.InvalidArgument(f"{where}: expected a Tensor of tokens, found {found}")
             _check_plan_of(where, given, one.first)
-            found = with_filler(given)
-            if len(found) != one.num_tokens:
+            filled = with_filler(given)
+            if len(filled) != one.num_tokens:
                 raise _core.InvalidArgument(
                     f"{where}: expected the {one.num_tokens} rows of this rank by its plan, found "
                     f"{len(given)}"
                 )
-            if found.dtype != rows[0].dtype or found.shape[1:] != rows[0].shape[1:]:
+            if filled.dtype != rows[0].dtype or filled.shape[1:] != rows[0].shape[1:]:
                 raise _core.InvalidArgument(
                     f"{where}: expected rows {list(rows[0].shape[1:])} of {rows[0].dtype}, as the "
-                    f"first micro-batch, found {list(found.shape[1:])} of {found.dtype}"
+                    f"first micro-batch, found {list(filled.shape[1:])} of {filled.dtype}"
                 )
-            found = found.to(self.executor.device)[None]
-            made.append(_sent(found, self.max_tokens, self._ticket(step, number)))
+            filled = filled.to(self.executor.device)[None]
+            made.append(_sent(filled, self.max_tokens, self._ticket(step, number)))
         self._input_form = rows[0].shape[1:], rows[0].dtype
         return torch.cat(made)
 
@@ -680,15 +681,15 @@ class Stage(nn.Module):
             row = torch.Size([self.out_features])
             shape = (1, self.max_tokens + _num_ticket_rows(row), self.out_features)
         anchor = torch.zeros((), requires_grad=True)
-        blank: Any = _Blank.apply(x, anchor, shape, self.out_dtype, self.max_tokens, ticket)
-        return blank  # type: ignore[no-any-return]
+        blank: Tensor = _Blank.apply(x, anchor, shape, self.out_dtype, self.max_tokens, ticket)
+        return blank
 
     def _run(self, one: _MicroBatch, x: Tensor) -> Tensor:
         """Runs the module by the plan of a micro-batch."""
         self.executor.prepare(one.plan)
         rows = x[:, : one.num_tokens]
-        if rows.dtype is torch.int64:  # tokens, which attention knows again
-            rows._contextile_plan = one.first.digest  # type: ignore[attr-defined]
+        if rows.dtype is torch.int64:  # tokens
+            mark(rows, one.first.digest)
         out = self.module(rows, **one.arguments)
         expected: list[int] = (
             [] if self.out_features is None else [1, one.num_tokens, self.out_features]

@@ -46,7 +46,8 @@ def _address_here() -> str:
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect((master, 9))  # sends nothing
-                return probe.getsockname()[0]
+                here: str = probe.getsockname()[0]
+                return here
         except OSError:
             pass
     try:
@@ -82,7 +83,8 @@ def _await_all(group: ProcessGroup | None, where: str, timeout: float) -> None:
     key = _object_of(group)
     number = _num_meetings[key] = _num_meetings.get(key, 0) + 1
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    store = dist.distributed_c10d._get_process_group_store(key)
+    c10d = dist.distributed_c10d
+    store = c10d._get_process_group_store(key)  # noqa: SLF001  # torch has no other way to it
     if store is None or size == 1:
         return
     began, look_s = time.monotonic(), 0.001
@@ -116,7 +118,8 @@ def _hosts(group: ProcessGroup | None) -> list[str]:
 def _free_port(address: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _check_rendezvous(value: Any) -> tuple[str, int, str] | None:

@@ -170,7 +170,8 @@ class Peers:
         if self.size == 1:
             received.copy_(flat)
         elif self._moves(flat):
-            leaving, coming = flat.split(send_counts), received.split(receive_counts)
+            leaving = torch.split(flat, send_counts)
+            coming = torch.split(received, receive_counts)
             coming[self.rank].copy_(leaving[self.rank])
             self._exchange(
                 where,
@@ -203,7 +204,7 @@ class Peers:
             if flat.dtype.is_floating_point
             else flat.dtype
         )
-        pieces = flat.split(sizes)
+        pieces = torch.split(flat, sizes)
         pieces[self.rank].copy_(parts.sum(0, dtype=wide))
         others = [rank for rank in self._others() if sizes[rank] > 0]
         sends = [(rank, pieces[self.rank]) for rank in self._others() if mine > 0]
@@ -229,6 +230,7 @@ class Peers:
 
     def begin(self, where: str, sends: _Ends, receives: _Ends) -> Pending:
         """Begins to move contiguous tensors on the CPU; they stay as they are until ``wait``."""
+        assert self._transport is not None
         with self.naming(where):
             ends = (
                 [(rank, _bytes_of(tensor)) for rank, tensor in one] for one in (sends, receives)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from contextile import _checks, _core
 from contextile.masks import TokenTree
 from contextile.torch._batch.layout import Targets, dim_of, tensor_of, whole_numbers, without_filler
+from contextile.torch._batch.untyped import not_compiled
 from contextile.torch._ranks.peers import Peers, peers_in
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ def _tokens_of_ranks(meeting: _Meeting, device: torch.device) -> list[Tensor]:
     mine = torch.zeros(max(counts), dtype=torch.int64, device=device)
     mine[: counts[meeting.rank]] = torch.from_numpy(plan.local_tokens(meeting.rank)).to(device)
     parts = [
-        part[:count] for part, count in zip(meeting.peers.everyones(meeting.call, mine), counts)
+        part[:count]
+        for part, count in zip(meeting.peers.everyones(meeting.call, mine), counts, strict=True)
     ]
     # They become indices: every token is of one rank.
     ascending = torch.cat(parts).sort().values
@@ -198,7 +200,9 @@ class _Collect(torch.autograd.Function):
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: counts[meeting.rank]] = rows
         whole = rows.new_empty((meeting.plan.num_tokens, *rows.shape[1:]))
-        for tokens, part in zip(ctx.tokens, meeting.peers.everyones(meeting.call, padded)):
+        for tokens, part in zip(
+            ctx.tokens, meeting.peers.everyones(meeting.call, padded), strict=True
+        ):
             whole[tokens] = part[: len(tokens)]
         return whole
 
@@ -220,7 +224,7 @@ class _Collect(torch.autograd.Function):
         ), None
 
 
-@torch.compiler.disable
+@not_compiled
 def collect(
     tensor: Tensor,
     *,
@@ -278,7 +282,8 @@ def collect(
         whole = collect(out, plan=plan)                # [tokens of the batch, heads, dim]
     """
     meeting, rows = _meet("collect", tensor, dim, plan, group, loss)
-    return _Collect.apply(rows, meeting).movedim(0, dim)
+    whole: Tensor = _Collect.apply(rows, meeting)
+    return whole.movedim(0, dim)
 
 
 def _gathered_rows(
@@ -294,10 +299,11 @@ def _gathered_rows(
     local = order[at[owned]] if len(mine) > 0 else owned
     zeros = rows.new_zeros((len(tokens), *rows.shape[1:]))
     placed = zeros.index_copy(0, owned.to(rows.device), rows.index_select(0, local.to(rows.device)))
-    return _Sum.apply(placed, meeting).movedim(0, dim)
+    gathered: Tensor = _Sum.apply(placed, meeting)
+    return gathered.movedim(0, dim)
 
 
-@torch.compiler.disable
+@not_compiled
 def gather_rows(
     tensor: Tensor,
     tokens: Any,
@@ -365,7 +371,7 @@ def _branches_of(trees: Trees | None, plan: _core.Plan) -> list[Tensor]:
             f"{len(given)}"
         )
     found = []
-    for number, (tree, (begin, end)) in enumerate(zip(given, documents)):
+    for number, (tree, (begin, end)) in enumerate(zip(given, documents, strict=True)):
         if tree is None:
             found.append(torch.arange(begin, end))
             continue
@@ -383,7 +389,7 @@ def _branches_of(trees: Trees | None, plan: _core.Plan) -> list[Tensor]:
     return found
 
 
-@torch.compiler.disable
+@not_compiled
 def gather_last(
     tensor: Tensor,
     *,
@@ -428,7 +434,7 @@ def gather_last(
     return _gathered_rows("gather_last", tensor, lasts, plan, group, dim, loss)
 
 
-@torch.compiler.disable
+@not_compiled
 def document_sums(
     values: Tensor,
     *,
@@ -506,7 +512,8 @@ def document_sums(
     at = row_of[torch.cat(branches)]
     ids, at = ids[at >= 0].to(rows.device), at[at >= 0].to(rows.device)
     rows, zeros = rows.index_select(0, at), rows.new_zeros((len(branches), *rows.shape[1:]))
-    return _Sum.apply(zeros.index_add(0, ids, rows), meeting).movedim(0, dim)
+    sums: Tensor = _Sum.apply(zeros.index_add(0, ids, rows), meeting)
+    return sums.movedim(0, dim)
 
 
 def _least_and_most(labels: Tensor, ignore_index: int) -> tuple[int, int] | None:
@@ -592,7 +599,9 @@ def token_log_probs(
         return -cross_entropy(logits.float(), of_rows, ignore_index=ignore_index, reduction="none")
 
     parts = zip(
-        x.reshape(-1, x.shape[-1]).tensor_split(chunks), labels.reshape(-1).tensor_split(chunks)
+        x.reshape(-1, x.shape[-1]).tensor_split(chunks),
+        labels.reshape(-1).tensor_split(chunks),
+        strict=True,
     )
     found = [checkpoint(log_probs, rows, of_rows, use_reentrant=False) for rows, of_rows in parts]
     return torch.cat(found).reshape(labels.shape)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._batch.layout import dim_of, with_filler
+from contextile.torch._batch.layout import dim_of, mark, with_filler
+from contextile.torch._batch.untyped import not_compiled
 from contextile.torch._tokens.gather import _meet, _Meeting, _tokens_of_ranks
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class _Roll(torch.autograd.Function):
         return ctx.routes.moved_back(gradient), None, None
 
 
-@torch.compiler.disable
+@not_compiled
 def roll(
     tensor: Tensor,
     shifts: int,
@@ -166,9 +167,9 @@ def roll(
     dim = dim_of("roll", tensor, dim)
     meeting, rows = _meet(f"roll by {shifts} with {fill!r:.80}", tensor, dim, plan, group, "share")
     routes = _Routes(meeting, max(-plan.num_tokens, min(shifts, plan.num_tokens)), rows.device)
-    rolled = _Roll.apply(rows, routes, fill)
+    rolled: Tensor = _Roll.apply(rows, routes, fill)
     if rows.shape[0] < tensor.shape[dim]:  # the filler of a rank without tokens
         rolled = with_filler(rolled)
     if rolled.dtype is torch.int64:
-        rolled._contextile_plan = plan.digest
+        mark(rolled, plan.digest)
     return rolled.movedim(0, dim)

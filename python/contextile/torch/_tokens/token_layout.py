@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from contextile.torch._execute.executor import Executor, Prepared
 from contextile.torch._ranks import messages
 from contextile.torch._ranks.peers import Peers
 
+L = TypeVar("L", bound="TokenLayout")
 Ranges = Sequence[tuple[int, int]]  # of tokens of the batch, half-open
 
 
@@ -161,7 +163,9 @@ class TokenLayout:
             Number of layers.
         """
         lines = [f"{'rank':>4}  {'tokens moved':>12}  {'bytes per step':>14}"]
-        for rank, (there, back) in enumerate(zip(self.moved_tokens, self._returned_tokens)):
+        for rank, (there, back) in enumerate(
+            zip(self.moved_tokens, self._returned_tokens, strict=True)
+        ):
             lines.append(f"{rank:>4}  {there:>12}  {2 * (there + back) * row_bytes * layers:>14}")
         return "\n".join(lines)
 
@@ -196,16 +200,18 @@ class TokenLayout:
             raise _core.InvalidArgument(
                 f"layout: expected {expected} tokens in dimension {dim}, found {rows.shape[dim]}"
             )
-        return _Move.apply(rows.movedim(dim, 0), self, way).movedim(0, dim)
+        moved: Tensor = _Move.apply(rows.movedim(dim, 0), self, way)
+        return moved.movedim(0, dim)
 
     def move_rows(self, rows: Tensor, way: int) -> Tensor:
         """Moves rows to the layout (way 0) or back (way 1), without gradients."""
         device = rows.device
         if device not in self._on_device:
-            self._on_device[device] = tuple(  # type: ignore[assignment]
+            there, back = (
                 one._replace(send=one.send.to(device), source=one.source.to(device))
                 for one in self._ways
             )
+            self._on_device[device] = there, back
         chosen = self._on_device[device][way]
         if any(self.moved_tokens):
             leaving = rows.index_select(0, chosen.send)
@@ -270,7 +276,7 @@ class Chunks(TokenLayout):
         self._sequences = sequences
         self._spreads: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         super().__init__(
-            homes, [[(b, e)] for b, e in zip(self.begins, self.begins[1:])], sequences, peers
+            homes, [[ends] for ends in itertools.pairwise(self.begins)], sequences, peers
         )
 
     @classmethod
@@ -408,10 +414,11 @@ def check_documents(plan: _core.Plan) -> None:
         )
 
 
-def _kept(prepared: Prepared, name: str, make: Any) -> Any:
+def _kept(prepared: Prepared, name: str, make: Callable[[], L]) -> L:
     if name not in prepared.layouts:
         prepared.layouts[name] = make()
-    return prepared.layouts[name]
+    layout: L = prepared.layouts[name]
+    return layout
 
 
 def chunks_of(executor: Executor, *, plan: _core.Plan | Prepared | None = None) -> Chunks:
