@@ -2,7 +2,7 @@
 
 A BlockMask says which blocks are full and which are partial; ``mask_mod`` is evaluated on the
 partial ones. A mask_mod alone is first evaluated on whole blocks, by calling it on intervals of
-queries and keys instead of numbers (_intervals.py). If the result holds for all pairs of a block,
+queries and keys instead of numbers (intervals.py). If the result holds for all pairs of a block,
 the block is done; otherwise it is cut in four. Only small blocks are evaluated pair by pair.
 """
 

@@ -400,8 +400,8 @@ class Planner:
     ) -> Team | ReplicaPool:
         """Returns the ranks that run a layer's micro-batch. Collective over them if they are new.
 
-        ``static`` is the layer's context-parallel group. Raises InvalidArgument if the micro-batch
-        cannot run there.
+        CoreAttention calls it. ``static`` is the layer's context-parallel group. Raises
+        InvalidArgument if the micro-batch cannot run there.
         """
         field = group_field_of(params)
         if self._pool is not None:
@@ -441,7 +441,7 @@ class Planner:
     ) -> Tensor:
         """Attends with rows in Megatron's order, and returns them in the same order.
 
-        Collective over the team.
+        CoreAttention calls it. Collective over the team.
         """
         if isinstance(team, ReplicaPool):
             return team.attend(layer, layer_number, micro_batch, q, k, v)

@@ -291,7 +291,12 @@ class TrainerMixin(_Base):
         self._executor.prepare(share.plan)
         with use(self._executor, check_model=self._checks_model):
             loss, _, _ = super().prediction_step(model, share, True, ignore_keys=ignore_keys)
-        assert loss is not None  # for there are labels
+        if loss is None:
+            raise _core.InvalidArgument(
+                "trainer: expected label names that the model takes as labels "
+                '(TrainingArguments(label_names=["labels"])), found '
+                f"{self.label_names!r:.80}, with which evaluation has no loss"
+            )
         me: Any = self
         return me.accelerator.gather(loss.reshape(1)).mean(), None, None
 

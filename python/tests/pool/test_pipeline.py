@@ -330,6 +330,8 @@ def late(where):
     pipeline = SamePhasePipeline(
         [model.layers[2 * (executor.rank // 2) :][:2]], pool, stages=2, hidden=HIDDEN
     )
+    with pytest.raises(AttributeError, match="chunks"):
+        pipeline.chunks = []  # steps would not see it
 
     class Raises(torch.autograd.Function):
         @staticmethod

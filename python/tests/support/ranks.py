@@ -23,14 +23,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-PRELOADED = (
-    "numpy",
-    "pytest",
-    "torch",
-    "contextile.torch",
-    "transformers.modeling_utils",
-    "megatron.core.models.gpt",
-)
+PRELOADED = ("numpy", "pytest", "torch", "contextile.torch", "transformers.modeling_utils")
 
 
 @dataclass

@@ -510,6 +510,18 @@ def test_one_rank_trains_and_predictions_are_refused(tmp_path):
         trainer.predict(trainer.train_dataset)
 
 
+def test_evaluation_without_labels_that_the_trainer_knows_is_refused(tmp_path):
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    import tiny
+
+    trainer = make_trainer(
+        tmp_path, label_names=["label_ids"], eval_dataset=tiny.make_documents()[:2]
+    )
+    with pytest.raises(ct.InvalidArgument, match="labels: expected none inside use"):
+        trainer.evaluate()
+
+
 def other_batches(folder):
     # Ranks whose datasets are in another order.
     import tiny

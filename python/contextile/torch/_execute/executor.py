@@ -640,7 +640,7 @@ class Executor:
         return rank
 
     def rank_executor_of(self, number: int) -> _core.RankExecutor:
-        """Returns what is ready for a call of the plan with this number.
+        """Returns what is ready for a call of the plan with this number, to the operators.
 
         Prepares the plan again, which is collective, if others took over its buffers.
         """

@@ -198,12 +198,12 @@ class SamePhasePipeline:
     ) -> None:
         if not isinstance(pool, Pool):
             raise _core.InvalidArgument(f"pipeline: expected a Pool, found {pool!r:.80}")
-        self.chunks: list[PingPong] = []
+        ours: list[PingPong] = []
         problem: Exception | None = None
         try:
             _check_options(pool, stages, hidden, hidden_dtype, nano_batches)
             _checks.flag("recompute", recompute)
-            self.chunks = _chunks_of(chunks, pool, checkpoint)
+            ours = _chunks_of(chunks, pool, checkpoint)
         except Exception as error:  # other ranks wait to hear of it
             problem = error
         agree(
@@ -211,31 +211,29 @@ class SamePhasePipeline:
             "pipeline",
             problem,
             stages=stages,
-            chunks=len(self.chunks),
-            layers=len(self.chunks[0].layers) if self.chunks else 0,
+            chunks=len(ours),
+            layers=len(ours[0].layers) if ours else 0,
             hidden=hidden,
             hidden_dtype=hidden_dtype,
             nano_batches=nano_batches,
             recompute=recompute,
         )
         calls = Calls(pool)
-        for chunk in self.chunks:
+        for chunk in ours:
             chunk.calls = calls
-        self.pool = pool
-        self.stages = stages
-        self.replicas = pool.neighbourhoods // stages
-        self.stage, self.replica = divmod(pool.neighbourhood, self.replicas)
-        apart = self.replicas * pool.size  # ranks from a stage to the next
+        replicas = pool.neighbourhoods // stages
+        stage, replica = divmod(pool.neighbourhood, replicas)
+        apart = replicas * pool.size  # ranks from a stage to the next
         following, previous = (
             (pool.executor.rank + step * apart) % pool.executor.size for step in (1, -1)
         )
         self._setup = _Setup(
             pool=pool,
-            chunks=self.chunks,
+            chunks=ours,
             stages=stages,
-            stage=self.stage,
-            replicas=self.replicas,
-            replica=self.replica,
+            stage=stage,
+            replicas=replicas,
+            replica=replica,
             hidden=hidden,
             hidden_dtype=hidden_dtype,
             nano_batches=nano_batches,
@@ -245,6 +243,36 @@ class SamePhasePipeline:
             following=following,
             previous=previous,
         )
+
+    @property
+    def chunks(self) -> list[PingPong]:
+        """The chunks of the model that this rank has."""
+        return self._setup.chunks
+
+    @property
+    def pool(self) -> Pool:
+        """The pool whose devices compute attention."""
+        return self._setup.pool
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return self._setup.stages
+
+    @property
+    def stage(self) -> int:
+        """Number of this rank's stage."""
+        return self._setup.stage
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the model."""
+        return self._setup.replicas
+
+    @property
+    def replica(self) -> int:
+        """Number of the replica of this rank."""
+        return self._setup.replica
 
     @property
     def times(self) -> dict[str, CallTimes]:
