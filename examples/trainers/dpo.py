@@ -22,44 +22,29 @@ def make_pairs(seed):
     """Two prompts of 30 tokens with chosen responses of 40, then with rejected ones of 25."""
     random = torch.Generator().manual_seed(seed)
     prompts = torch.randint(2, 97, (2, 30), generator=random)
-    return [
-        torch.cat([prompt, torch.randint(2, 97, (n,), generator=random)])
-        for n in (40, 25)
-        for prompt in prompts
-    ]
+    responses = [[torch.randint(2, 97, (n,), generator=random) for _ in prompts] for n in (40, 25)]
+    return [torch.cat(pair) for kind in responses for pair in zip(prompts, kind, strict=True)]
 
 
 def main():
     dist.init_process_group("gloo")
-    executor = Executor()
+    executor, losses = Executor(), []
     policy, reference = make_model(cth.register()), make_model(cth.register()).requires_grad_(False)
     trained = DistributedDataParallel(policy)
+    settings = {"cluster": ct.Cluster.from_torch(), "block_size": 16, **cth.batch_of(policy)}
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
 
     def response_log_probs(model, documents):
         """Log-probabilities of the responses, [documents], the same on every rank."""
-        lengths = [len(document) for document in documents]
-        plan = ct.plan(
-            lengths,
-            cluster=ct.Cluster.from_torch(),
-            strategy="dcp",
-            block_size=16,
-            **cth.batch_of(policy),
-        )
+        plan = ct.plan([len(document) for document in documents], strategy="dcp", **settings)
         executor.prepare(plan)
-        is_response = torch.cat([torch.arange(length) >= 30 for length in lengths])
-        local = local_batch(
-            torch.cat(documents), plan=plan, rank=executor.rank, loss_mask=is_response
-        )
+        mask = torch.cat([torch.arange(len(one)) >= 30 for one in documents])  # of responses
+        local = local_batch(torch.cat(documents), plan=plan, rank=executor.rank, loss_mask=mask)
         with cth.use(executor):
-            logits = model(
-                local.tokens[None], position_ids=local.positions[None], use_cache=False
-            ).logits[0]
-        return document_sums(token_log_probs(logits, local.labels), plan=plan)
+            out = model(local.tokens[None], position_ids=local.positions[None], use_cache=False)
+        return document_sums(token_log_probs(out.logits[0], local.labels), plan=plan)
 
-    losses = []
-    for step in range(3):
-        documents = make_pairs(step)
+    for documents in map(make_pairs, range(3)):
         gains = response_log_probs(trained, documents) - response_log_probs(reference, documents)
         loss = -logsigmoid(BETA * (gains[:2] - gains[2:])).mean()  # the same on every rank
         (loss * executor.size).backward()  # DDP averages; gradients of ranks are shares

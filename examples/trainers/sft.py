@@ -22,44 +22,28 @@ class Trainer(cth.TrainerMixin, SFTTrainer):
 
 def make_trainer(kind, attention, **more):
     """Returns a trainer that packs documents into rows of 128 tokens, without padding."""
+    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 3, "bf16": False, **more}
     args = SFTConfig(
-        tempfile.mkdtemp(),
-        packing=True,
-        eval_packing=False,
-        max_length=128,
-        bf16=False,
-        eval_strategy="steps",
-        eval_steps=3,
-        **{**SETTINGS, **more},
+        tempfile.mkdtemp(), packing=True, eval_packing=False, max_length=128, **settings
     )
     given = {}
     if kind is Trainer:
         mesh = init_device_mesh("cpu", (2, args.world_size // 2), mesh_dim_names=("dp", "cp"))
-        given = {
-            "executor": Executor(mesh["cp"].get_group()),
-            "plan": {"strategy": "dcp", "block_size": 16},
-        }
-    texts, held_out = (Dataset.from_list(make_documents(count)) for count in (36, 8))
-    return kind(
-        make_model(attention),
-        args,
-        train_dataset=texts,
-        eval_dataset=held_out,
-        processing_class=make_tokenizer(),
-        **given,
+        given["executor"] = Executor(mesh["cp"].get_group())
+        given["plan"] = {"strategy": "dcp", "block_size": 16}
+    given["train_dataset"], given["eval_dataset"] = (
+        Dataset.from_list(make_documents(count)) for count in (36, 8)
     )
+    return kind(make_model(attention), args, processing_class=make_tokenizer(), **given)
 
 
 def results_of(trainer):
     trainer.train()
     logs = trainer.state.log_history
-    values = [
-        entry[key] for key in ("loss", "grad_norm", "eval_loss") for entry in logs if key in entry
-    ]
-    return {
-        "losses": values,
-        "parameters": {name: value.detach() for name, value in trainer.model.named_parameters()},
-    }
+    kinds = ("loss", "grad_norm", "eval_loss")
+    values = [entry[kind] for kind in kinds for entry in logs if kind in entry]
+    parameters = {name: value.detach() for name, value in trainer.model.named_parameters()}
+    return {"losses": values, "parameters": parameters}
 
 
 if __name__ == "__main__":

@@ -25,16 +25,9 @@ executor = Executor(cp.get_group())  # the ranks that hold the same heads
 
 def parallelize(model):
     """Shards heads and feed-forward over tp, parameters over cp. q, k and v are DTensors."""
-    columns = ColwiseParallel(use_local_output=False)
+    plan = dict.fromkeys("qkv", ColwiseParallel(use_local_output=False))
+    plan |= {"out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
     for layer in model.layers:
-        plan = {
-            "q": columns,
-            "k": columns,
-            "v": columns,
-            "out": RowwiseParallel(),
-            "up": ColwiseParallel(),
-            "down": RowwiseParallel(),
-        }
         parallelize_module(layer, tp, plan)
         fully_shard(layer, mesh=cp)
     return fully_shard(model, mesh=cp)
@@ -43,22 +36,14 @@ def parallelize(model):
 model = parallelize(Gpt(by_plan(executor)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 heads = tuple(count // tp.size() for count in BATCH["heads"])  # of one rank
-loader = DataLoader(
-    Text(),
-    cluster=ct.Cluster.from_torch(cp.get_group()),
-    rank=executor.rank,
-    strategy="dcp",
-    block_size=16,
-    tokens=128,
-    end_step=3,
-    **{**BATCH, "heads": heads},
-)
+settings = {**BATCH, "heads": heads, "strategy": "dcp", "block_size": 16}
+cluster = ct.Cluster.from_torch(cp.get_group())
+loader = DataLoader(Text(), cluster=cluster, rank=executor.rank, tokens=128, end_step=3, **settings)
 losses = []
 for step in loader:
     executor.prepare(step.plan)
-    token_losses = cross_entropy(
-        model(step.local.tokens, step.local.positions), step.local.labels, reduction="none"
-    )
+    logits = model(step.local.tokens, step.local.positions)
+    token_losses = cross_entropy(logits, step.local.labels, reduction="none")
     loss = (token_losses * step.local.loss_weights).sum()
     (loss * cp.size()).backward()  # FSDP averages over cp; tp has no average
     optimizer.step()

@@ -4,30 +4,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 
 SETTINGS = {
-    "max_steps": 3,
-    "per_device_train_batch_size": 2,
-    "per_device_eval_batch_size": 2,
-    "optim": "sgd",
-    "learning_rate": 0.1,
-    "max_grad_norm": 1.0,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "use_cpu": True,
-    "ddp_backend": "gloo",
+    "max_steps": 3, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 2,
+    "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 1.0, "logging_steps": 1,
+    "save_strategy": "no", "report_to": "none", "use_cpu": True, "ddp_backend": "gloo",
     "disable_tqdm": True,
-}
+}  # fmt: skip
 
 
 def make_model(attention="eager"):
