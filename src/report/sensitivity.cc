@@ -15,8 +15,10 @@
 namespace contextile {
 namespace {
 
+// Relative difference up to which times are equal, so that rounding does not decide a ranking.
 constexpr double kSameTime = 1e-9;
 
+// Times in µs, by choice or by batch. None: no plan, or one that does not end.
 using Times = std::vector<std::optional<double>>;
 
 // Returns none if the programs wait for each other forever on this cluster.
@@ -30,6 +32,8 @@ std::optional<double> time_on(const Plan& plan, const Cluster& cluster) {
 
 bool faster(double a, double b) { return a < b * (1 - kSameTime); }
 
+// A choice without a plan for one batch has no mean. A mean over the other batches could not be
+// compared with those of other choices.
 std::optional<double> mean_of_all(const Times& times_us) {
   double sum = 0;
   for (const std::optional<double>& time_us : times_us) {
@@ -47,6 +51,7 @@ std::optional<double> least_of(const Times& times_us) {
   return least;
 }
 
+// Returns all choices that take the least time: several, for example, if their plans are equal.
 std::vector<std::size_t> fastest_of(const Times& times_us) {
   const std::optional<double> least = least_of(times_us);
   std::vector<std::size_t> fastest;
@@ -56,6 +61,9 @@ std::vector<std::size_t> fastest_of(const Times& times_us) {
   return fastest;
 }
 
+// Counts the pairs of choices whose order the changed constant reverses, as Kendall's distance
+// between two rankings does. A pair that ties on one of the clusters is not reversed. The loop sees
+// both orders of a pair, and a reversal appears in only one of them.
 void count_pairs(const Times& as_is_us, const Times& changed_us, Standing& standing) {
   for (std::size_t i = 0; i < changed_us.size(); ++i) {
     for (std::size_t j = 0; j < changed_us.size(); ++j) {
@@ -68,6 +76,8 @@ void count_pairs(const Times& as_is_us, const Times& changed_us, Standing& stand
   }
 }
 
+// A strategy that cannot plan a batch has no time there, and the comparison goes on. Unknown
+// strategies and bad options throw from `unsupported_reason`, outside of the `try`.
 std::optional<double> replanned_us(const Workload& workload, const Cluster& cluster,
                                    const StrategyChoice& choice, const PlanOptions& options) {
   if (unsupported_reason(workload, cluster, choice, options)) return std::nullopt;
@@ -102,6 +112,8 @@ Standing standing(const Sensitivity& sensitivity, std::size_t cluster) {
   Standing found;
   found.fastest = fastest_of(times_us);
   found.time_us = least_of(times_us);
+  // `second` is the fastest choice that is slower than the tie at the top. If several choices of
+  // `auto` were compared, the fastest of them counts.
   for (std::size_t i = 0; i < times_us.size(); ++i) {
     if (!times_us[i]) continue;
     const double slower_by = *times_us[i] / *found.time_us - 1;
@@ -116,6 +128,7 @@ Standing standing(const Sensitivity& sensitivity, std::size_t cluster) {
     }
   }
   const std::vector<std::size_t> as_is = fastest_of(sensitivity.times_us.front());
+  // Ties need only share a choice: the constant has not changed the winner then.
   found.same_fastest = std::ranges::find_first_of(found.fastest, as_is) != found.fastest.end();
   count_pairs(sensitivity.times_us.front(), times_us, found);
   return found;
@@ -137,6 +150,7 @@ void SensitivityOfPlans::add(std::size_t choice, std::size_t batch, const Plan& 
                    "sensitivity: expected a plan of {} choices and {} batches, found one of choice "
                    "{}, batch {}",
                    sensitivity_.choices.size(), num_batches_, choice, batch);
+  // Every cluster has its own element, so the simulations need no lock.
   parallel_for(std::size_t{0}, sensitivity_.clusters.size(), [&](std::size_t i) {
     times_us_[i][choice][batch] = time_on(plan, sensitivity_.clusters[i].cluster);
   });
@@ -158,6 +172,7 @@ Sensitivity replan_sensitivity(
                      .choices = {choices.begin(), choices.end()},
                      .clusters = changed_constants(input.cluster),
                      .times_us = {}};
+  // One whole comparison per cluster, the unchanged cluster first.
   for (const ChangedConstant& changed : result.clusters) {
     Times& times_us = result.times_us.emplace_back();
     for (std::size_t i = 0; i < choices.size(); ++i) {

@@ -19,9 +19,11 @@ namespace {
 
 constexpr std::size_t kLongestWaits = 3;
 
+// Kinds of steps in the order in which they are printed.
 constexpr StepKind kStepKinds[] = {StepKind::kAttention, StepKind::kMerge,    StepKind::kLaunch,
                                    StepKind::kLatency,   StepKind::kTransfer, StepKind::kBarrier};
 
+// A wait of a simulation, which outlives it.
 struct LongWait {
   Direction direction;
   const SimulatedProgram* program;
@@ -29,6 +31,8 @@ struct LongWait {
   WaitText text;
 };
 
+// Returns the longest waits of all programs, the longest first. Waits of equal length stay in the
+// order of directions, programs and devices, so the report is deterministic.
 std::vector<LongWait> longest_waits(const Plan& plan, const Cluster& cluster,
                                     const Simulation& simulation) {
   std::vector<LongWait> waits;
@@ -44,6 +48,8 @@ std::vector<LongWait> longest_waits(const Plan& plan, const Cluster& cluster,
     return wait.wait->end_us - wait.wait->start_us;
   });
   if (waits.size() > kLongestWaits) waits.resize(kLongestWaits);
+  // Reasons cost a pass over the whole program, so they are found only for the waits that are
+  // shown. Every exposed span has one, so the search succeeds.
   for (LongWait& wait : waits) {
     const std::vector<WaitReason> reasons = wait_reasons(*wait.program, cluster);
     const auto activity = static_cast<std::int32_t>(wait.wait - wait.program->activities.data());
@@ -60,12 +66,16 @@ std::string wrapped(std::string_view begin, std::string_view text) {
                      wrap(text, kTextColumns, {.first = begin.size(), .others = kIndent}));
 }
 
+// Lines of a numbered list: its head, and the lines below.
 std::string entry(std::size_t number, std::string_view head) {
   return wrapped(fmt::format("  {}  ", number), head);
 }
 
 std::string line(std::string_view text) { return wrapped("     ", text); }
 
+// Says how transfers take compute from attention, in up to three ways that add up. Multiprocessors
+// that are kept for transfers are named first, and the others by the same function on a cluster
+// without these.
 std::string stolen_text(const Cluster& cluster) {
   if (cluster.transfer_sms > 0) {
     const std::string kept =
@@ -84,6 +94,8 @@ std::string stolen_text(const Cluster& cluster) {
   return "transfers take " + share + " and " + per_mb;
 }
 
+// The busiest port is named even where the gain is that of all ports of its kind, because it shows
+// where the time goes. `num_ports` tells which ports had no limit.
 CauseText link_text(const TimeCause& cause, const Cluster& cluster) {
   const bool is_node = cause.cause == Cause::kNodeLinks;
   return {fmt::format("{}, carries {}", port_text(cluster, *cause.port),
@@ -95,6 +107,8 @@ CauseText link_text(const TimeCause& cause, const Cluster& cluster) {
 
 }  // namespace
 
+// A remedy is the change with which the plan was simulated again, not advice that was tried:
+// several causes need another plan, which the words in parentheses suggest.
 CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cluster) {
   switch (cause.cause) {
     case Cause::kImbalance:
@@ -146,6 +160,7 @@ std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation&
 std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
                      const std::vector<TimeCause>& causes) {
   std::string text = fmt::format("\nwhy {}\n", time_text(simulation.time_us()));
+  // The steps of a path add up to its direction's time. Kinds without time are omitted.
   for (const auto& [direction, simulated] : simulation.directions()) {
     const auto us = path_times_us(critical_path(*simulated));
     std::vector<std::string> parts;
@@ -156,18 +171,22 @@ std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation&
     text += wrapped(
         "  ", fmt::format("critical path, {}: {}", to_string(direction), fmt::join(parts, ", ")));
   }
+  // Gains are shares of the time of both directions together. They do not add up, since each is
+  // measured with all other causes in place.
   text += "\nlargest causes, each by simulating without it\n";
   if (causes.empty()) text += "  none of a thousandth of the time\n";
   for (std::size_t i = 0; i < causes.size(); ++i) {
     const TimeCause& cause = causes[i];
     const CauseText words = cause_text(cause, plan, cluster);
     text += entry(i + 1, words.what);
+    // Without a cause another chain may be the longest, so the gain may be far below `path_us`.
     text += line(fmt::format("{} of the critical path", time_text(cause.path_us)));
     text += line(fmt::format("with {}: {}, {:.1f}% less", words.remedy, time_text(cause.without_us),
                              100 * cause.gain_us / simulation.time_us()));
   }
   const std::vector<LongWait> waits = longest_waits(plan, cluster, simulation);
   if (!waits.empty()) text += "\nlongest waits\n";
+  // Each wait names its message, the link that bound it, and the peer with its last activity.
   for (std::size_t i = 0; i < waits.size(); ++i) {
     const LongWait& wait = waits[i];
     text += entry(i + 1, fmt::format("device {}, {}, {} from {}", wait.wait->device.value,
@@ -181,6 +200,7 @@ std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation&
   return text;
 }
 
+// The same content for programs. Times are in seconds, and words are those of the text.
 Json why_json(const Plan& plan, const Cluster& cluster, const Simulation& simulation,
               const std::vector<TimeCause>& causes) {
   Json path = Json::object();
@@ -202,6 +222,7 @@ Json why_json(const Plan& plan, const Cluster& cluster, const Simulation& simula
                                          {"without_s", 1e-6 * cause.without_us},
                                          {"gain_s", 1e-6 * cause.gain_us},
                                          {"steps", cause.steps}});
+    // Keys that only some causes have are absent elsewhere.
     if (cause.cause == Cause::kImbalance) {
       entry["device"] = cause.device.value;
       entry["ratio"] = cause.ratio;

@@ -26,6 +26,7 @@ InprocGroup::InprocGroup(std::int32_t num_ranks, const InprocOptions& options,
   const auto size = static_cast<std::size_t>(num_ranks);
   for (std::size_t r = 0; r < size; ++r) ranks_.push_back(std::make_unique<RankState>());
   channels_.resize(size * size);
+  // Without delays the posting threads copy everything.
   if (options_.max_delay_us > 0) delay_thread_ = std::thread([this] { run_delayed(); });
 }
 
@@ -38,6 +39,9 @@ InprocGroup::~InprocGroup() {
   if (delay_thread_.joinable()) delay_thread_.join();
 }
 
+// Posts all ends of the launch under one lock, then copies the messages that are complete without
+// it. A copy is counted before the lock is released, so that a rank which gives up in the meantime
+// waits for it.
 std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
                                  std::span<const Message> recvs) {
   auto launch = std::make_shared<Launch>();
@@ -55,6 +59,7 @@ std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
     if (failed_) throw_failure(lock, rank, operation);
     for (std::size_t i = 0; i < launch->ends.size(); ++i) {
       post({launch, i}, ready);
+      // An end that does not fit makes the group fail before any copy of this launch has begun.
       if (failed_) throw_failure(lock, rank, operation);
     }
     state(rank).launches.emplace(launch->ticket, launch);
@@ -71,6 +76,7 @@ void InprocGroup::post(const EndOfLaunch& posted, std::vector<Transfer>& ready) 
   const Rank rank = posted.launch->rank;
   const Rank src = is_send ? rank : posted.end().peer;
   const Rank dst = is_send ? posted.end().peer : rank;
+  // The n-th send of a pair meets its n-th receive: both sides must launch in the same order.
   Channel& pair = channel(src, dst);
   std::deque<EndOfLaunch>& others = is_send ? pair.recvs : pair.sends;
   if (others.empty()) {
@@ -81,6 +87,7 @@ void InprocGroup::post(const EndOfLaunch& posted, std::vector<Transfer>& ready) 
   others.pop_front();
   const std::int64_t number = pair.num_matched++;
   const Transfer transfer = is_send ? Transfer{posted, other} : Transfer{other, posted};
+  // Sizes are compared only here, because neither side knows the other's before.
   const std::int64_t sent = transfer.send.end().size_bytes;
   const std::int64_t expected = transfer.recv.end().size_bytes;
   if (sent != expected) {
@@ -96,6 +103,8 @@ void InprocGroup::post(const EndOfLaunch& posted, std::vector<Transfer>& ready) 
     ready.push_back(transfer);
     return;
   }
+  // A delayed transfer is not yet counted as a copy. It is dropped if the group fails before it is
+  // due.
   const auto range = static_cast<std::uint64_t>(options_.max_delay_us) + 1;
   const auto delay =
       std::chrono::microseconds(static_cast<std::int64_t>(delay_rng_.next() % range));
@@ -103,6 +112,7 @@ void InprocGroup::post(const EndOfLaunch& posted, std::vector<Transfer>& ready) 
   delayed_changed_.notify_one();
 }
 
+// Counts a copy for both ranks, since it touches the memory of both. Needs the lock.
 void InprocGroup::begin_copy(const Transfer& transfer) {
   ++state(transfer.send.launch->rank).num_copies;
   ++state(transfer.recv.launch->rank).num_copies;
@@ -125,6 +135,7 @@ void InprocGroup::copy_all(std::span<const Transfer> ready) {
       moved = copy(ready[i]);
     } catch (const std::exception& error) {
       const Lock lock(mutex_);
+      // The transfers behind the one that failed will not be copied either.
       for (const Transfer& transfer : ready.subspan(i)) drop_copy(transfer);
       set_failure(ready[i].send.launch->rank,
                   fmt::format("a message was not moved: {}", error.what()));
@@ -142,6 +153,8 @@ void InprocGroup::drop_copy(const Transfer& transfer) {
 }
 
 void InprocGroup::finish_copy(const Transfer& transfer, std::int64_t moved) {
+  // Every message extends the deadline of all waits: a rank may wait long for peers that make
+  // progress.
   last_moved_ = Clock::now();
   state(transfer.send.launch->rank).sent_bytes += transfer.send.end().size_bytes;
   state(transfer.recv.launch->rank).received_bytes += transfer.recv.end().size_bytes;
@@ -154,6 +167,8 @@ void InprocGroup::finish_copy(const Transfer& transfer, std::int64_t moved) {
   }
 }
 
+// Copies delayed transfers when they are due, the earliest first, without the lock. A new transfer
+// wakes the thread, because it may be due earlier than the one that the thread waits for.
 void InprocGroup::run_delayed() {
   Lock lock(mutex_);
   while (!stopping_) {
@@ -189,6 +204,8 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
   const std::shared_ptr<Launch> launch = found->second;
   const std::string operation = fmt::format("wait for launch {}", ticket);
   const Clock::time_point start = Clock::now();
+  // A launch whose messages have all moved ends well, even if the group has failed since. Otherwise
+  // the group's failure comes first, then a peer that is gone, then the deadline.
   while (launch->num_open > 0) {
     if (failed_)
       throw_failure(lock, rank, fmt::format("{}, {}", operation, open_ends(launch->ends)));
@@ -200,6 +217,7 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
       drain(lock, rank);
       throw TransportError(text);
     }
+    // The time counts from the latest movement in the group or from the begin of this wait.
     const Clock::time_point deadline = std::max(last_moved_, start) + options_.timeout;
     if (Clock::now() >= deadline) {
       const std::string text =
@@ -218,6 +236,7 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
     }
   }
   mine.launches.erase(ticket);
+  // Movers are called without the lock, here as in `copy`.
   lock.unlock();
   if (mover_ == nullptr) return;
   for (const std::int64_t moved : launch->moved) mover_->wait(rank, moved);
@@ -231,6 +250,7 @@ const PostedEnd* InprocGroup::abandoned_end(const Launch& launch) const {
   return nullptr;
 }
 
+// Keeps the first failure only: later ones are mostly its consequences. Wakes all waiting ranks.
 void InprocGroup::set_failure(Rank rank, std::string text) {
   if (failed_) return;
   failed_ = true;
@@ -240,11 +260,14 @@ void InprocGroup::set_failure(Rank rank, std::string text) {
   delayed_changed_.notify_all();
 }
 
+// Waits until no copy touches this rank's memory. A failed group begins no further copies, so the
+// number only falls.
 void InprocGroup::drain(Lock& lock, Rank rank) {
   RankState& mine = state(rank);
   mine.changed.wait(lock, [&] { return mine.num_copies == 0; });
 }
 
+// The rank that caused the failure throws TransportError, and all others throw GroupFailed.
 void InprocGroup::throw_failure(Lock& lock, Rank rank, const std::string& operation) {
   drain(lock, rank);
   const std::string text = fmt::format("rank {}, {}: {}", rank.value, operation, failure_);
@@ -258,6 +281,7 @@ void InprocGroup::fail(Rank rank, std::string_view reason) {
   drain(lock, rank);
 }
 
+// A rank that has left posts no further ends, so all waits look again for ends that need one.
 void InprocGroup::leave(Rank rank) {
   Lock lock(mutex_);
   RankState& mine = state(rank);

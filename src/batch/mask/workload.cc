@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::array kDtypes = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
+// Checks that sequences lie end to end from token 0.
 void check_sequence_ranges(std::span<const Range> sequences) {
   CONTEXTILE_CHECK(!sequences.empty(), "workload: expected at least one sequence, found none");
   std::int64_t end = 0;
@@ -57,6 +58,8 @@ void check_partition(const Pieces& pieces, std::int64_t num_tokens, std::string_
                    num_tokens, end);
 }
 
+// Checks that segments partition the batch, that each lies in its sequence, and that a segment that
+// follows a token continues with the next position.
 void check_positions(const Workload& workload) {
   check_partition(workload.positions, workload.num_tokens(), "positions");
   for (const auto& [tokens, sequence, first_position, follows] : workload.positions) {
@@ -75,11 +78,14 @@ void check_positions(const Workload& workload) {
                      "workload: positions of [{}, {}): expected an earlier token that they follow, "
                      "or {} to {}, found {}",
                      tokens.begin, tokens.end, kPositionsUnknown, kFollowsNone, follows);
+    // Negative numbers stand for segments without a known predecessor.
     if (follows < 0) continue;
     CONTEXTILE_CHECK(own.begin <= follows && follows < tokens.begin,
                      "workload: positions of [{}, {}): expected an earlier token of sequence {} "
                      "that they follow, found {}",
                      tokens.begin, tokens.end, sequence, follows);
+    // Segments partition the batch and an earlier token is in an earlier segment, so the last
+    // segment that begins at or before it holds it, and has been checked.
     const auto begin_of = [](const PositionSegment& segment) { return segment.tokens.begin; };
     const PositionSegment& holder =
         *(std::ranges::upper_bound(workload.positions, follows, {}, begin_of) - 1);
@@ -99,6 +105,8 @@ void check_roles_of_mask(const NamedMask& named, std::span<const RoleRange> role
     if (role == Role::kKvOnly) no_queries.push_back(tokens);
     if (role == Role::kQOnly) no_keys.push_back(tokens);
   }
+  // Lacking ranges ascend and are disjoint, so if any meets `tokens`, the first one that ends
+  // behind their begin does.
   const auto check = [&](Range tokens, std::span<const Range> lacking, std::size_t band,
                          std::string_view what) {
     const auto met = std::ranges::upper_bound(lacking, tokens.begin, {}, &Range::end);
@@ -109,6 +117,8 @@ void check_roles_of_mask(const NamedMask& named, std::span<const RoleRange> role
   };
   for (std::size_t b = 0; b < named.mask.bands.size(); ++b) {
     const Band& band = named.mask.bands[b];
+    // Each row and column of a clipped band has a pair, so a band that meets a lacking range also
+    // has a pair there.
     const Band tight = clip(band, band.q, band.k);
     if (tight.q.empty()) continue;
     check(tight.q, no_queries, b, "queries");
@@ -116,6 +126,7 @@ void check_roles_of_mask(const NamedMask& named, std::span<const RoleRange> role
   }
 }
 
+// Roles are compared last, with bands that are known to lie in the batch.
 void check_masks(const Workload& workload) {
   CONTEXTILE_CHECK(!workload.masks.empty(), "workload: expected at least one mask, found none");
   std::set<std::string_view> names;
@@ -142,6 +153,7 @@ void check_dim(std::string_view what, std::int32_t dim) {
                    what, kMaxDim, dim);
 }
 
+// Names stand in options of the program, so they have no '=', '@', ',' or blanks.
 bool is_name(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) {
     return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9') || c == '_' ||
@@ -162,11 +174,14 @@ void append_band_edges(const Workload& workload, std::int64_t block_size,
       edges.insert(edges.end(), {band.q.begin, band.q.end, band.k.begin, band.k.end});
     }
   }
+  // All masks share one sorted list of edges. Sequences ascend, so a cursor walks through it once.
   std::ranges::sort(edges);
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
   constexpr std::int64_t kShortBlocks = 2;
   auto edge = edges.begin();
   for (const Range& sequence : workload.sequences) {
+    // Only edges inside the sequence cut anything. If they are fewer than its blocks, cutting there
+    // less than doubles the number of blocks.
     edge = std::upper_bound(edge, edges.end(), sequence.begin);
     const auto last = std::lower_bound(edge, edges.end(), sequence.end);
     const std::int64_t blocks = sequence.size() / block_size;
@@ -199,10 +214,12 @@ Dtype parse_dtype(std::string_view text) {
                 did_you_mean(text, names));
 }
 
+// The scale of "Attention Is All You Need", section 3.2.1, unless one is given.
 double AttentionShape::effective_scale() const {
   return scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
+// KV heads are known to be positive before query heads are divided by them.
 void check_shape(const AttentionShape& shape) {
   CONTEXTILE_CHECK(shape.q_heads >= 1, "attention shape: q_heads: expected at least 1, found {}",
                    shape.q_heads);
@@ -232,6 +249,7 @@ std::vector<Range> sequences_from_lengths(std::span<const std::int64_t> lengths)
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     CONTEXTILE_CHECK(lengths[s] > 0, "lengths: index {}: expected at least 1 token, found {}", s,
                      lengths[s]);
+    // The limit is compared by subtraction, because a sum of two lengths may overflow.
     CONTEXTILE_CHECK(lengths[s] <= kMaxTokens - begin,
                      "lengths: expected at most {} tokens in a batch, found more at index {} ({} "
                      "after {})",
@@ -242,6 +260,8 @@ std::vector<Range> sequences_from_lengths(std::span<const std::int64_t> lengths)
   return sequences;
 }
 
+// The name ends at the first '=', and the layers begin behind the last '@'. No rule's parameters
+// contain either.
 MaskUse parse_mask_use(std::string_view text) {
   MaskUse use;
   std::string_view spec = text;
@@ -274,6 +294,8 @@ Workload assemble_workload(std::span<const std::int64_t> lengths, const Attentio
   workload.sequences = sequences_from_lengths(lengths);
   workload.shape = shape;
   CONTEXTILE_CHECK(!masks.empty(), "workload: expected at least one mask, found none");
+  // The first rule with branches sets the positions. Among rules without branches any one will do,
+  // since all count positions from the begin of the sequence.
   const MaskSpec* positions = &masks.front().spec;
   for (const MaskUse& use : masks) {
     workload.masks.push_back(
@@ -294,6 +316,7 @@ Workload make_workload(std::span<const std::int64_t> lengths, const AttentionSha
 void drop_queries(Workload& workload, std::span<const Range> tokens) {
   CONTEXTILE_CHECK(workload.roles.empty(), "workload: expected no roles, found {}",
                    workload.roles.size());
+  // The tokens that keep their queries are the gaps between those that lose them.
   std::vector<Range> kept;
   std::int64_t end = 0;
   for (const Range& range : tokens) {
@@ -302,8 +325,11 @@ void drop_queries(Workload& workload, std::span<const Range> tokens) {
     end = range.end;
   }
   if (end < workload.num_tokens()) kept.push_back({end, workload.num_tokens()});
+  // The gaps are right only if the ranges ascend, which this proves before they are used.
   check_roles(workload);
   for (NamedMask& named : workload.masks) {
+    // Cuts each band to the gaps that it meets. Pieces of disjoint bands are disjoint, as are
+    // pieces of one band at different queries.
     const std::vector<Band> all = std::exchange(named.mask.bands, {});
     for (const Band& band : all) {
       auto at = std::ranges::upper_bound(kept, band.q.begin, {}, &Range::end);
@@ -315,6 +341,8 @@ void drop_queries(Workload& workload, std::span<const Range> tokens) {
   }
 }
 
+// Checks in an order in which each check may rely on those before it: positions refer to sequences,
+// and masks to roles.
 void check_workload(const Workload& workload) {
   check_sequence_ranges(workload.sequences);
   check_shape(workload.shape);
@@ -331,16 +359,21 @@ void check_workload(const Workload& workload) {
   check_masks(workload);
 }
 
+// Q·Kᵀ takes D multiplications and as many additions per pair and query head, P·V takes Dv.
 double forward_flops(std::int64_t pairs, std::int32_t q_heads, const AttentionShape& shape) {
   const double per_pair = 2.0 * q_heads * (shape.head_dim + shape.value_dim);
   return per_pair * static_cast<double>(pairs);
 }
 
+// Backward recomputes S (D), and computes dV = Pᵀ·dO and dP = dO·Vᵀ (Dv each), dQ = dS·K and dK =
+// dSᵀ·Q (D each): FlashAttention-2 (arXiv 2307.08691), algorithm 2.
 double backward_flops(std::int64_t pairs, std::int32_t q_heads, const AttentionShape& shape) {
   const double per_pair = 2.0 * q_heads * (3.0 * shape.head_dim + 2.0 * shape.value_dim);
   return per_pair * static_cast<double>(pairs);
 }
 
+// Blocks end on a grid that begins with the sequence, and at cuts. A cut ends a block early, but
+// the next block ends at the same line of the grid as without the cut, so other blocks stay.
 Blocking cut_sequences(const Workload& workload, std::int64_t block_size, BandCuts band_cuts) {
   CONTEXTILE_CHECK(block_size >= 1, "block size: expected at least 1 token, found {}", block_size);
   std::vector<std::int64_t> cuts;  // role and home boundaries, ascending
@@ -352,6 +385,7 @@ Blocking cut_sequences(const Workload& workload, std::int64_t block_size, BandCu
   if (band_cuts == BandCuts::kEdges) append_band_edges(workload, block_size, cuts);
   std::ranges::sort(cuts);
   Blocking blocking;
+  // Cuts and roles ascend as blocks do, so a cursor in each finds the next one.
   auto cut = cuts.begin();
   auto role = workload.roles.begin();
   for (const Range sequence : workload.sequences) {
@@ -361,6 +395,7 @@ Blocking cut_sequences(const Workload& workload, std::int64_t block_size, BandCu
       while (cut != cuts.end() && *cut <= begin) ++cut;
       if (cut != cuts.end()) block.end = std::min(block.end, *cut);
       while (role != workload.roles.end() && role->tokens.end <= begin) ++role;
+      // Roles change at cuts only, so the role of the first token is that of the block.
       const bool listed = role != workload.roles.end() && role->tokens.contains(begin);
       blocking.add(block, listed ? role->role : Role::kBoth);
       begin = block.end;

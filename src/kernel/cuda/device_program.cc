@@ -26,6 +26,8 @@ TensorView rows_of(const TilePart& part, std::span<const TensorView> arrays, std
 
 }  // namespace
 
+// Sorts the arrays by address for binary search. Empty arrays are omitted: they begin where the
+// next array begins, and no tile has rows in them.
 PartFinder::PartFinder(std::span<const TensorView> arrays) : arrays_(arrays) {
   CONTEXTILE_CHECK(arrays.size() <= kMaxArrays, "cuda lists: expected up to {} arrays, found {}",
                    kMaxArrays, arrays.size());
@@ -40,6 +42,8 @@ PartFinder::PartFinder(std::span<const TensorView> arrays) : arrays_(arrays) {
   std::ranges::sort(places_, {}, &Place::begin);
 }
 
+// The array is the last one that begins at or before the address. The distance to its begin, in
+// elements, is divided by its strides: whole tokens first, then whole heads in the rest.
 TilePart PartFinder::part_of(const void* data) const {
   const std::uintptr_t at = address_of(data);
   auto place = std::ranges::upper_bound(places_, at, {}, &Place::begin);
@@ -54,6 +58,9 @@ TilePart PartFinder::part_of(const void* data) const {
           elements / array.token_stride};
 }
 
+// Tiles and launches of all lists lie in two flat arrays, and each list knows its part of both.
+// Offsets in `bytes` stay valid on the device, because `upload` begins the device's memory with
+// them.
 template <typename Tile>
 DeviceProgram<Tile>::DeviceProgram(const RankStreams& streams, Program program,
                                    const KernelParams& params, std::span<const TensorView> arrays,
@@ -74,6 +81,7 @@ DeviceProgram<Tile>::DeviceProgram(const RankStreams& streams, Program program,
   upload(bytes);
 }
 
+// Replaces the addresses of tiles by places in arrays, which stay the same when arrays move.
 template <typename Tile>
 void DeviceProgram<Tile>::add_tiles(const PartFinder& find, std::span<const Tile> tiles) {
   for (const Tile& tile : tiles) {
@@ -97,6 +105,8 @@ void DeviceProgram<Tile>::add_tiles(const PartFinder& find, std::span<const Tile
       known.init = tile.init_dq;
       known.init_dkv = tile.init_dkv;
     }
+    // Kernels read these operands 16 bytes at a time, so `begin` has to check their alignment. A
+    // forward tile has no dout, whose array is then -1.
     for (const TilePart& part : {parts.q, parts.k, parts.v, parts.dout}) {
       if (part.array >= 0) is_loaded_[static_cast<std::size_t>(part.array)] = true;
     }
@@ -104,6 +114,8 @@ void DeviceProgram<Tile>::add_tiles(const PartFinder& find, std::span<const Tile
   }
 }
 
+// Writes everything that stays the same for all calls in one piece: the lists of launches, then the
+// places of tiles. Without tiles no launch reads any of it.
 template <typename Tile>
 void DeviceProgram<Tile>::upload(const ByteList& lists) {
   if (tiles_.empty()) return;
@@ -117,6 +129,8 @@ void DeviceProgram<Tile>::upload(const ByteList& lists) {
   streams_.driver.write(streams_.compute, memory_->data(), all.bytes());
 }
 
+// The call's memory may begin anywhere, so the gap before the maps depends on its address.
+// `call_bytes` counts the largest gap.
 template <typename Tile>
 std::byte* DeviceProgram<Tile>::maps_in(std::byte* call) const {
   const std::uintptr_t end = address_of(call + tile_bytes());
@@ -124,6 +138,8 @@ std::byte* DeviceProgram<Tile>::maps_in(std::byte* call) const {
   return call + tile_bytes() + (alignment - end % alignment) % alignment;
 }
 
+// Maps hold addresses and strides, so they are made again when an array has other ones. They are in
+// the order of tiles, because `run` finds them by the number of a list's first tile.
 template <typename Tile>
 void DeviceProgram<Tile>::make_maps(std::span<const TensorView> arrays) const {
   std::vector<PlacedArray> places;
@@ -147,6 +163,8 @@ void DeviceProgram<Tile>::make_maps(std::span<const TensorView> arrays) const {
   mapped_arrays_ = std::move(places);
 }
 
+// Turns the places of all tiles of all lists into addresses, by one launch whose rows are tiles.
+// The arrays are arguments of that launch, so nothing is uploaded for kernels without maps.
 template <typename Tile>
 void DeviceProgram<Tile>::begin(std::span<const TensorView> arrays, std::byte* call) const {
   if (tiles_.empty()) return;
@@ -166,9 +184,12 @@ void DeviceProgram<Tile>::begin(std::span<const TensorView> arrays, std::byte* c
   });
   if (!reads_maps()) return;
   make_maps(arrays);
+  // The driver reads `maps_` before it returns, so the next call may change them.
   streams_.driver.write(streams_.compute, maps_in(call), std::as_bytes(std::span(maps_)));
 }
 
+// Puts a list's launches on the stream, in order. Launches count the tiles of their list from 0, so
+// both tables begin at the list's first tile.
 template <typename Tile>
 void DeviceProgram<Tile>::run(std::size_t list, std::span<const TensorView> arrays,
                               std::byte* call) const {
@@ -179,6 +200,8 @@ void DeviceProgram<Tile>::run(std::size_t list, std::span<const TensorView> arra
     const auto* const maps =
         reads_maps() ? reinterpret_cast<const TileMaps*>(maps_in(call)) + mine.first_tile : nullptr;
     const CallTables tables{.tiles = tiles, .maps = maps, .lists = memory_->data()};
+    // The access is asked for only by drivers that check the order of work. It names the tensors of
+    // the tiles, and the tables that `begin` wrote.
     launch_listed(streams_, params_, launch, tables, [&] {
       Access access = access_of(std::span<const Tile>(tiles_of(mine, arrays)), launch);
       const auto at = static_cast<std::int64_t>(mine.first_tile * sizeof(DeviceTile));
@@ -191,6 +214,8 @@ void DeviceProgram<Tile>::run(std::size_t list, std::span<const TensorView> arra
   }
 }
 
+// The inverse of `add_tiles`, with the arrays of this call. Tiles come without bands: maps and
+// accesses depend on their tensors alone.
 template <typename Tile>
 std::vector<Tile> DeviceProgram<Tile>::tiles_of(const List& list,
                                                 std::span<const TensorView> arrays) const {

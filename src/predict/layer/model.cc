@@ -16,8 +16,11 @@ namespace {
 
 using nlohmann::json;
 
+// One multiplication and one addition per weight and token.
 constexpr double kFlopsPerWeight = 2;
 
+// Keys of a model file. Any other key is an error, because a misspelled optional key would silently
+// leave its default.
 const std::vector<std::string>& file_keys() {
   static const std::vector<std::string> keys = {"name",  "layers",     "hidden",
                                                 "heads", "kv_heads",   "head_dim",
@@ -25,6 +28,8 @@ const std::vector<std::string>& file_keys() {
   return keys;
 }
 
+// Weights of the matrices of one layer. Values have head_dim elements as well, so the output
+// projection has as many weights as the projection to queries.
 std::int64_t query_weights(const ModelSpec& model) {
   return std::int64_t{model.hidden} * model.q_heads * model.head_dim;
 }
@@ -34,10 +39,13 @@ std::int64_t key_value_weights(const ModelSpec& model) {
 std::int64_t ffn_weights(const ModelSpec& model) {
   return std::int64_t{model.ffn_matrices()} * model.hidden * model.ffn;
 }
+// Weights of the embedding, and of the matrix that computes logits.
 std::int64_t vocabulary_weights(const ModelSpec& model) {
   return std::int64_t{model.vocabulary} * model.hidden;
 }
 
+// Reads a required integer of 32 bits. A number with a fraction, such as 32.0, is refused.
+// `check_model` judges the size.
 std::int32_t integer_of(const json& object, const char* key) {
   CONTEXTILE_CHECK(object.contains(key), "{}: expected a value, found none", key);
   const json& value = object[key];
@@ -49,6 +57,7 @@ std::int32_t integer_of(const json& object, const char* key) {
 }
 
 ModelSpec read_model(const json& object) {
+  // Unknown keys come first: a misspelled required key is then named, not reported as missing.
   for (const auto& [key, value] : object.items()) {
     CONTEXTILE_CHECK(std::ranges::find(file_keys(), key) != file_keys().end(),
                      "expected the keys {}, found {}{}", fmt::join(file_keys(), ", "), quote(key),
@@ -80,6 +89,9 @@ ModelSpec read_model(const json& object) {
 }  // namespace
 
 void check_model(const ModelSpec& model) {
+  // Seven matrices of at most 2^48 weights make a layer: four of attention, three of the
+  // feed-forward. With 2^12 layers they are at most 7 · 2^60 weights, which leaves room for
+  // embedding and head below 2^63.
   constexpr std::int32_t kMost = 1 << 24;  // products of two sizes and the layers stay in 64 bits
   const std::pair<const char*, std::int32_t> sizes[] = {
       {"layers", model.layers},        {"hidden", model.hidden},     {"heads", model.q_heads},
@@ -90,6 +102,7 @@ void check_model(const ModelSpec& model) {
     CONTEXTILE_CHECK(size >= 1 && size <= most, "model {}: {}: expected 1 to {}, found {}",
                      quote(model.name), key, most, size);
   }
+  // The sizes are in range from here on, so they may be multiplied and divided by.
   CONTEXTILE_CHECK(std::int64_t{model.q_heads} * model.head_dim <= kMost,
                    "model {}: expected at most {} elements of all query heads, found {}",
                    quote(model.name), kMost, std::int64_t{model.q_heads} * model.head_dim);
@@ -98,6 +111,7 @@ void check_model(const ModelSpec& model) {
                    quote(model.name), model.q_heads, model.kv_heads);
 }
 
+// Counts each matrix and each norm; a ModelSpec has no biases.
 ModelWeights weights_of(const ModelSpec& model) {
   check_model(model);
   ModelWeights weights;
@@ -109,6 +123,8 @@ ModelWeights weights_of(const ModelSpec& model) {
   return weights;
 }
 
+// Counts matrix products only. Norms, activations and rotary embedding are omitted, and the lookup
+// of embeddings takes no FLOPs.
 LinearFlops linear_flops_of(const ModelSpec& model) {
   check_model(model);
   LinearFlops flops;
@@ -124,10 +140,13 @@ double peak_tflops_of(const Cluster& cluster) {
   return cluster.peak_tflops > 0 ? cluster.peak_tflops : cluster.attention_tflops;
 }
 
+// FLOPs / (10^12 · TFLOP/s · mfu) seconds are FLOPs / (10^6 · TFLOP/s · mfu) microseconds.
 double linear_us_per_token(const ModelSpec& model, const Cluster& cluster, double mfu) {
   return linear_flops_of(model).layer() / (1e6 * peak_tflops_of(cluster) * mfu);
 }
 
+// A tensor-parallel rank has whole KV heads and the query heads that read them, so tp must divide
+// both numbers.
 AttentionShape attention_shape_of(const ModelSpec& model, std::int32_t tp) {
   check_model(model);
   CONTEXTILE_CHECK(tp >= 1 && model.q_heads % tp == 0 && model.kv_heads % tp == 0,
@@ -198,6 +217,7 @@ ModelSpec parse_model_json(std::string_view text, std::string_view where) {
   const json document = parse_json(text, where);
   CONTEXTILE_CHECK(document.is_object(), "{}: expected a JSON object, found {}", where,
                    quote(document.dump()));
+  // `read_model` does not know the source of its text, so the source is put before its messages.
   try {
     return read_model(document);
   } catch (const InvalidArgument& error) {
@@ -206,6 +226,7 @@ ModelSpec parse_model_json(std::string_view text, std::string_view where) {
 }
 
 ModelSpec load_model(std::string_view text) {
+  // A path is recognized by its form, so a misspelled preset is never looked up as a file.
   if (text.ends_with(".json") || text.find('/') != std::string_view::npos) {
     const std::string path(text);
     const FileBytes file(path, expect_text("a model as JSON"));

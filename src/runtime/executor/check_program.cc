@@ -9,8 +9,12 @@
 namespace contextile {
 namespace {
 
+// The access of an instruction to a slot. Owned inputs are the caller's tensors and are read only.
 enum class Access : std::uint8_t { kRead, kWrite };
 
+// Checks one program of one rank in program order. It holds every index against its table and every
+// unit against its slot, and it follows launches to their waits. It does not follow the contents of
+// slots, so a program that passes may still compute nonsense.
 class ProgramCheck {
  public:
   ProgramCheck(const Plan& plan, const PlanRound& round, const Program& program,
@@ -24,15 +28,19 @@ class ProgramCheck {
         where_(where) {}
 
   void run() {
+    // Staging comes first, because the checks of units compare with the capacities of its slots.
     check_staging();
     for (at_ = 0; at_ < program_.instructions.size(); ++at_) {
       std::visit([this](const auto& op) { check(op); }, program_.instructions[at_]);
     }
+    // A launch without a wait would leave messages under way after the program has ended.
     for (const auto& [id, waited] : launches_) {
       if (!waited) fail_plan("{}: expected a wait for launch {}, found none", where_, id);
     }
   }
 
+  // Checks a unit and its slot. The block is checked before the tables that it indexes are read:
+  // its head groups, its role, its tokens.
   void check_unit(Kind kind, BlockId block, GroupId group, SlotId slot, Access access) const {
     if (!occurs_in(kind, direction_)) {
       fail_plan("{}: expected a kind that occurs {}, found {}", here(), to_string(direction_),
@@ -59,10 +67,14 @@ class ProgramCheck {
     if (at_ >= program_.instructions.size()) return std::string(where_);
     return fmt::format("{} instruction {} ({})", where_, at_, op_name(program_.instructions[at_]));
   }
+  // Owned slots come before staging slots. They are numbered as if every block had all kinds and
+  // all head groups of the round.
   [[nodiscard]] std::size_t num_owned() const {
     return blocks_.size() * static_cast<std::size_t>(round_.head_groups);
   }
 
+  // Bounds offsets and capacities so that their sums fit. Slots may overlap, since units that are
+  // never in use together share memory; `verify` proves that they are not.
   void check_staging() {
     for (int k = 0; k < kNumKinds; ++k) {
       for (const StagingSlot& slot : program_.staging[static_cast<std::size_t>(k)]) {
@@ -84,6 +96,8 @@ class ProgramCheck {
       fail_plan("{}: expected a slot of {} among 0 … {}, found {}", here(), to_string(kind),
                 static_cast<std::int64_t>(owned + staging.size()) - 1, slot.value);
     }
+    // A row of an arena has the heads of one of the round's groups. A unit of a block with fewer,
+    // wider groups takes several rows per token, which `staged_tokens` counts.
     if (slot.index() >= owned) {
       const std::int64_t capacity = staging[slot.index() - owned].capacity_tokens;
       if (round_.staged_tokens(block) > capacity) {
@@ -93,6 +107,7 @@ class ProgramCheck {
       }
       return;
     }
+    // An owned slot has one unit, the same for every kind: position · head_groups + group.
     const std::int32_t groups = round_.head_groups;
     const BlockId owner = blocks_[static_cast<std::size_t>(slot.value / groups)];
     if (owner != block || slot.value % groups != group.value) {
@@ -100,6 +115,7 @@ class ProgramCheck {
                 owner.value, slot.value % groups, to_string(kind), slot.value, block.value,
                 group.value);
     }
+    // Results have accumulators of the call's own, but an owned input is the caller's tensor.
     if (access == Access::kWrite && !is_result(kind)) {
       fail_plan("{}: expected a staging slot to write, found the caller's input {}[{}]", here(),
                 to_string(kind), slot.value);
@@ -107,6 +123,7 @@ class ProgramCheck {
   }
 
   void check(const AttentionOp& op) const {
+    // The number of groups must agree first: a tile has one group number for both of its blocks.
     for (const TileOp& tile : op.tiles) {
       check_groups(tile);
       check_unit(Kind::kQ, tile.q_block, tile.group, tile.q, Access::kRead);
@@ -115,6 +132,7 @@ class ProgramCheck {
         check_unit(Kind::kO, tile.q_block, tile.group, tile.result, Access::kWrite);
         continue;
       }
+      // Backward needs dO with the final LSE and delta, and adds to dQ and dKV.
       check_unit(Kind::kDo, tile.q_block, tile.group, tile.d_o, Access::kRead);
       check_unit(Kind::kDq, tile.q_block, tile.group, tile.result, Access::kWrite);
       check_unit(Kind::kDkv, tile.kv_block, tile.group, tile.dkv, Access::kWrite);
@@ -131,6 +149,8 @@ class ProgramCheck {
               of_queries, of_keys);
   }
 
+  // A result is merged from its sources alone: the target counts only if it is one of them. Without
+  // sources it would be undefined.
   void check(const ReduceOp& op) const {
     if (!is_result(op.kind) || op.srcs.empty()) {
       fail_plan("{}: expected a result and at least one source, found {} and {}", here(),
@@ -148,6 +168,7 @@ class ProgramCheck {
   }
 
   void check(const LaunchOp& op) {
+    // An id is not used again even after its wait, because the layout of conversions is kept by id.
     if (!launches_.emplace(op.id, false).second) {
       fail_plan("{}: expected a launch id of its own, found {} again", here(), op.id);
     }
@@ -155,6 +176,9 @@ class ProgramCheck {
     for (const TransferEnd& recv : op.recvs) check_end(recv, Access::kWrite);
   }
 
+  // Checks one end of a transfer. The program of one rank does not show the other end; `verify`
+  // proves that it is there and fits. Inputs travel as they lie in memory, and only results may be
+  // narrowed on the wire.
   void check_end(const TransferEnd& end, Access access) const {
     check_unit(end.kind, end.block, end.group, end.slot, access);
     if (!end.peer.valid() || end.peer.value >= plan_.num_devices() || end.peer == rank_) {
@@ -167,6 +191,7 @@ class ProgramCheck {
     }
   }
 
+  // A transport accepts each ticket once, so a launch has exactly one wait, and that comes later.
   void check(const WaitOp& op) {
     const auto found = launches_.find(op.id);
     if (found == launches_.end() || found->second) {
@@ -186,6 +211,7 @@ class ProgramCheck {
   std::map<std::int32_t, bool> launches_;  // id → waited
 };
 
+// Checks the tables of a round that the programs of all ranks index.
 void check_round(const Plan& plan, const PlanRound& round, const std::string& where) {
   const auto num_devices = static_cast<std::size_t>(plan.num_devices());
   const std::int32_t num_blocks = round.blocks.num_blocks();
@@ -193,6 +219,8 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
     fail_plan("{}: expected head groups that divide {} kv heads, found {}", where,
               plan.shape.kv_heads, round.head_groups);
   }
+  // Group counts divide each other: KV heads, the round's groups, a block's groups. A wide group of
+  // a block then spans whole groups of the round.
   const std::vector<std::int32_t>& groups = round.block_head_groups;
   if (!groups.empty() && std::ssize(groups) != num_blocks) {
     fail_plan("{}: expected head groups of all or none of {} blocks, found {}", where, num_blocks,
@@ -206,6 +234,7 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
   if (round.devices.size() != num_devices) {
     fail_plan("{}: expected {} devices, found {}", where, num_devices, round.devices.size());
   }
+  // Tokens must lie in the batch. Blocks that share a token are refused where tiles are indexed.
   for (std::int32_t b = 0; b < num_blocks; ++b) {
     for (const Range& range : round.blocks.ranges(BlockId{b})) {
       if (range.begin >= 0 && range.end <= plan.num_tokens()) continue;
@@ -226,6 +255,7 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
                   num_blocks - 1, block.value);
       }
     }
+    // A direction that only some ranks have would leave the others waiting for messages.
     for (std::size_t m = 0; m < round.masks.size(); ++m) {
       const std::size_t any = plan.slice_of.valid() ? r : 0;
       const ProgramPair& first = round.devices[any].programs[m];
@@ -240,6 +270,8 @@ void check_round(const Plan& plan, const PlanRound& round, const std::string& wh
 
 }  // namespace
 
+// Checks from the outside in: the shape, then each round. All rounds have equally many masks,
+// because a call names its mask by one index.
 void check_structure(const Plan& plan) {
   try {
     check_shape(plan.shape);
@@ -264,6 +296,9 @@ void check_retained(const Plan& plan, const PlanRound& round,
                     std::span<const RetainedSlot> retained, const std::optional<Program>& backward,
                     Rank rank, std::string_view where) {
   if (!backward) return;
+  // Backward's instructions are checked with its own program. Here the units that forward leaves in
+  // its staging slots are held against those slots, so a program without instructions is enough.
+  // Forward fills the slots, hence the write access.
   const Program slots_only{backward->staging, {}, {}};
   const ProgramCheck check(plan, round, slots_only, Direction::kBackward, rank, where);
   for (const RetainedSlot& unit : retained) {

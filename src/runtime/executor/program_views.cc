@@ -9,6 +9,7 @@ namespace {
 // No tensor is larger, and the address space of a process has at least 2^47 bytes.
 constexpr std::uintptr_t kStandInBytes = std::uintptr_t{1} << 41;
 
+// Returns `rows` contiguous rows of a part.
 TensorView array_view(std::byte* data, const PartShape& part, std::int64_t rows) {
   return contiguous(data, part.dtype, rows, part.heads, part.dim);
 }
@@ -35,6 +36,8 @@ ProgramViews::ProgramViews(const AttentionShape& shape, const LocalRound& round,
     const UnitShape staged = unit_shape(kind, shape, round.round->head_groups);
     const UnitShape owned = unit_shape(kind, shape, 1);
     for (std::size_t p = 0; p < staged.num_parts; ++p) {
+      // An arena has rows of one head group of the round, an accumulator has rows of all heads: the
+      // groups of an owned block lie next to each other in a row.
       arenas_[k][p] = array_view(buffer + program.staging_offset[k][p], staged.parts[p],
                                  program.program->arena_tokens(kind));
       if (!is_result(kind)) continue;
@@ -49,10 +52,14 @@ UnitView ProgramViews::unit(Kind kind, BlockId block, GroupId group, SlotId slot
   const std::int32_t groups = round_.round->head_groups;
   const UnitShape shape = unit_shape(kind, shape_, round_.round->groups_of(block));
   const std::int64_t tokens = round_.round->blocks.num_tokens(block);
+  // Owned slots come first. A block with fewer head groups leaves some of its numbers unused.
   const std::size_t owned = round_.blocks.size() * static_cast<std::size_t>(groups);
   UnitView view{kind, shape.num_parts, {}};
   for (std::size_t p = 0; p < shape.num_parts; ++p) {
     const std::int32_t heads = shape.parts[p].heads;
+    // A staged unit is contiguous from the first row of its slot. If its group is wider than those
+    // of the round, a token takes several rows of the arena. So the unit takes its address from the
+    // arena, but not its stride.
     if (slot.index() >= owned) {
       const StagingSlot& staged = program_.program->staging[k][slot.index() - owned];
       const TensorView place = slice(arenas_[k][p], staged.offset_tokens, 0, 0, 0);
@@ -60,6 +67,8 @@ UnitView ProgramViews::unit(Kind kind, BlockId block, GroupId group, SlotId slot
       continue;
     }
     const auto position = static_cast<std::size_t>(slot.value / groups);
+    // An owned unit is some heads of the block's rows. Accumulators count rows by themselves,
+    // because blocks whose role lacks the kind have none there.
     const std::int64_t row =
         is_result(kind) ? round_.accumulator_row[k][position] : round_.row[position];
     const TensorView& base = is_result(kind) ? accumulators_[k][p] : inputs_[k][p];
@@ -80,6 +89,7 @@ UnitView ProgramViews::owned_result(Kind kind, std::size_t position) const {
   return view;
 }
 
+// A kind that does not occur in the direction has views without heads.
 std::vector<TensorView> ProgramViews::arrays() const {
   std::vector<TensorView> all;
   for (const ByKindAndPart<TensorView>* of : {&inputs_, &arenas_, &accumulators_}) {
@@ -102,6 +112,8 @@ std::vector<ForwardTile> ProgramViews::forward_tiles(const AttentionOp& op, cons
     const UnitView o = unit(Kind::kO, tile.q_block, tile.group, tile.result);
     const BandSpan& bands = program_.tile_bands[first_tile++];
     const std::int32_t n = round_.round->parts_of(tile.q_block);
+    // A call has the parameters of one head group of the round, so a tile of a wider group becomes
+    // one kernel tile for each group that it spans. They all have the same bands.
     for (std::int32_t g = 0; g < n; ++g) {
       tiles.push_back({heads_of(q.parts[0], g, n), heads_of(kv.parts[0], g, n),
                        heads_of(kv.parts[1], g, n), heads_of(o.parts[0], g, n),
@@ -114,6 +126,7 @@ std::vector<ForwardTile> ProgramViews::forward_tiles(const AttentionOp& op, cons
 
 std::vector<BackwardTile> ProgramViews::backward_tiles(const AttentionOp& op, const LocalMask& mask,
                                                        std::size_t first_tile) const {
+  // The parts of units are those that unit_view.h lists: K and V of kv; dO, LSE and delta of do.
   std::vector<BackwardTile> tiles;
   tiles.reserve(op.tiles.size());
   for (const TileOp& tile : op.tiles) {
@@ -136,6 +149,7 @@ std::vector<BackwardTile> ProgramViews::backward_tiles(const AttentionOp& op, co
   return tiles;
 }
 
+// The arrays begin 2^41 bytes apart, so an address inside one tells which array it is.
 StandIns stand_ins(const AttentionShape& shape, const LocalRound& round, Direction direction) {
   StandIns all;
   std::uintptr_t at = kStandInBytes;

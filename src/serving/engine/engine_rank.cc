@@ -17,18 +17,22 @@ void put_bytes(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
   std::memcpy(bytes.data() + size, more.data(), more.size());
 }
 
+// Values travel as their bytes in memory, so all ranks must store them alike.
 template <typename T>
 void put_value(std::vector<std::byte>& bytes, const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
   put_bytes(bytes, std::as_bytes(std::span(&value, 1)));
 }
 
+// A list is its number of elements, then the elements.
 template <typename T>
 void put_list(std::vector<std::byte>& bytes, const std::vector<T>& list) {
   put_value(bytes, static_cast<std::uint64_t>(list.size()));
   put_bytes(bytes, std::as_bytes(std::span(list)));
 }
 
+// Reads what the functions above wrote. Numbers of elements are held against the remaining bytes
+// before memory is allocated for them.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -69,6 +73,8 @@ class ByteReader {
 
 }  // namespace
 
+// The order of fields is that of `decode_engine_input`. A new field of a request must be added to
+// both, or else ranks choose different tokens.
 std::vector<std::byte> encode(const EngineInput& input) {
   std::vector<std::byte> bytes;
   put_value(bytes, static_cast<std::uint8_t>(input.stop ? 1 : 0));
@@ -107,6 +113,8 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
   input.stop = reader.value<std::uint8_t>() != 0;
   input.limit = reader.value<StepLimit>();
   input.cancelled = reader.list<RequestId>();
+  // These numbers need no bound of their own: every entry takes bytes, and the reader throws at the
+  // end.
   const auto num_allowed = reader.value<std::uint64_t>();
   for (std::uint64_t i = 0; i < num_allowed; ++i) {
     const auto request = reader.value<RequestId>();
@@ -137,12 +145,14 @@ EngineInput decode_engine_input(std::span<const std::byte> bytes) {
   return input;
 }
 
+// Compares the settings first, so that ranks which differ fail before anything is shared.
 std::uint64_t agree_on_engine(Transport& transport, std::span<const EngineSetting> settings) {
   std::vector<Setting> all;
   for (const EngineSetting& setting : settings) all.push_back({setting.name, setting.value});
   check_same_settings(transport, "serve", all);
   std::random_device device;
   const std::uint64_t mine = (std::uint64_t{device()} << 32) | device();
+  // Every rank sends a number, because all ranks send equally many bytes; that of rank 0 counts.
   const auto drawn = all_gather(transport, std::as_bytes(std::span(&mine, 1)));
   std::uint64_t first = 0;
   std::memcpy(&first, drawn.front().data(), sizeof first);
@@ -155,6 +165,7 @@ EngineInput EngineRank::share(const EngineInput& input) {
   const bool is_first = transport_.rank().value == 0;
   std::vector<std::byte> bytes;
   if (is_first) {
+    // Times of steps differ between ranks, so the limit of the first rank holds for all.
     EngineInput limited = input;
     limited.limit = engine_.limit();
     bytes = encode(limited);
@@ -163,6 +174,7 @@ EngineInput EngineRank::share(const EngineInput& input) {
   const auto all = all_gather(transport_, std::as_bytes(std::span(mine)));
   std::array<std::uint64_t, 2> first;
   std::memcpy(first.data(), all.front().data(), sizeof first);
+  // All ranks compare the same digests, so all of them find the same rank and throw the same words.
   for (std::size_t r = 1; r < all.size(); ++r) {
     std::array<std::uint64_t, 2> its;
     std::memcpy(its.data(), all[r].data(), sizeof its);
@@ -172,6 +184,7 @@ EngineInput EngineRank::share(const EngineInput& input) {
         "{:016x} on rank {}",
         first[1], its[1], r);
   }
+  // The other ranks now know the size of the message that they are to receive.
   bytes.resize(first[0]);
   const auto size = static_cast<std::int64_t>(bytes.size());
   std::vector<Message> sends;
@@ -184,6 +197,9 @@ EngineInput EngineRank::share(const EngineInput& input) {
   return decode_engine_input(bytes);
 }
 
+// Applies the shared input in one order on all ranks, which keeps their schedulers equal.
+// Cancellations are of requests that came with earlier inputs, so they come first and free places
+// for arrivals. Allowed tokens may be those of an arrival.
 EngineOutput EngineRank::advance(const EngineInput& input) {
   EngineInput shared = share(input);
   EngineOutput output;
@@ -195,6 +211,7 @@ EngineOutput EngineRank::advance(const EngineInput& input) {
       if (engine_.submit(std::move(request))) continue;
       output.rejections.push_back({id, "too many requests wait", true});
     } catch (const InvalidArgument& error) {
+      // All ranks refuse the same requests, since a scheduler depends on its calls alone.
       output.rejections.push_back({id, error.what(), false});
     }
   }
