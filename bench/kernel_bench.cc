@@ -39,8 +39,8 @@
 
 #include "base/rng.h"
 #include "blas_attention.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/cluster.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"

@@ -11,9 +11,9 @@
 #include <tuple>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
 #include "contextile/cluster.h"
-#include "contextile/executor.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"
 #include "contextile/extend/transport.h"

@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/lookahead.h"
+#include "contextile/advanced/store.h"
 #include "contextile/data.h"
-#include "contextile/lookahead.h"
 #include "contextile/plan_file.h"
-#include "contextile/store.h"
 
 namespace contextile {
 namespace {

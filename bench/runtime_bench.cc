@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"
 #include "contextile/plan.h"

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "contextile/advanced/oracle.h"
+#include "contextile/advanced/store.h"
 #include "contextile/extend/transport.h"
 #include "contextile/planner.h"
-#include "contextile/store.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 
 struct Options {
   std::string store;  // address, as open_store takes it; empty: of this process

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "contextile/cluster.h"
-#include "contextile/extend/arrangement.h"
 #include "contextile/plan.h"
 #include "contextile/workload.h"
 

@@ -148,6 +148,14 @@ struct Cluster {
 
 void check_cluster(const Cluster& cluster);  // throws InvalidArgument
 
+// Limits that a plan must keep on every device. They are recorded in the plan and proved by verify.
+struct DeviceLimits {
+  std::optional<std::int64_t> tokens = {};        // tokens that it may own; unset: any number
+  std::optional<std::int64_t> memory_bytes = {};  // memory that it may need in a direction; unset:
+                                                  // any amount
+  friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
+};
+
 struct ClusterPreset {
   std::string_view name;
   std::string_view description;  // hardware, constants and their source

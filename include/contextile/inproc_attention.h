@@ -11,16 +11,16 @@
 // Legend of suffixes: T tokens of the batch, H heads, D head dim.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "contextile/executor.h"
-#include "contextile/extend/tensor.h"
-#include "contextile/extend/transport.h"
+#include "contextile/execution.h"
 #include "contextile/plan.h"
+#include "contextile/tensor.h"
 
 namespace contextile {
 
@@ -53,7 +53,7 @@ class PlanRanks;  // the engine, not for users
 
 struct InprocAttentionOptions {
   std::string kernel = {};  // by name (find_kernel); empty: the preferred one for the dtype
-  InprocOptions transport = {};
+  std::chrono::milliseconds timeout{60'000};  // without a byte moving between any two ranks
 };
 
 // Runs every rank of a plan in this process: one executor each, over one in-process group. A call

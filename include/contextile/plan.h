@@ -22,7 +22,6 @@
 
 #include "contextile/base.h"
 #include "contextile/cluster.h"
-#include "contextile/extend/arrangement.h"
 #include "contextile/mask.h"
 #include "contextile/workload.h"
 

@@ -24,16 +24,17 @@
 #include "contextile/base.h"
 #include "contextile/bounds.h"
 #include "contextile/cluster.h"
-#include "contextile/extend/arrangement.h"
-#include "contextile/extend/plan_build.h"
-#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
+#include "contextile/plan_options.h"
 #include "contextile/simulate.h"
 #include "contextile/verify.h"
 #include "contextile/workload.h"
 
 namespace contextile {
+
+class Strategy;      // extend/strategy.h
+struct Arrangement;  // extend/arrangement.h
 
 // ---------------------------------------------------------------------------------------- registry
 //
@@ -76,9 +77,6 @@ inline constexpr std::int32_t kMostKvHeads = 1024;
 void check_plan_size(const Workload& workload, const Cluster& cluster, std::int64_t block_size);
 
 // ----------------------------------------------------------------------------------------- planner
-
-// Returns the request that a choice with its own options makes of its strategy.
-[[nodiscard]] StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options);
 
 // A plan, its verification and statistics, and the planning time in seconds.
 struct PlannedBatch {

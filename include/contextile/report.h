@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 
-#include "contextile/advanced/flight_record.h"
 #include "contextile/cluster.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
@@ -69,12 +68,5 @@ struct ReportOptions {
 // seconds for pictures.
 void write_report(std::span<const ReportedPlan> plans, std::ostream& out,
                   const ReportOptions& options = {});
-
-// Writes one HTML page about a group that failed: the ranks that stopped it (`verdict` is
-// judge_flight's of the records), the last steps of every rank, and which rank waited for which. It
-// has no script. Beyond max_bytes it shows fewer steps and ranks, and says so. Throws IoError when
-// the stream fails.
-void write_flight_report(std::span<const FlightRecord> records, const FlightVerdict& verdict,
-                         std::ostream& out, const ReportOptions& options = {});
 
 }  // namespace contextile

@@ -20,7 +20,7 @@
 
 #include "contextile/base.h"
 #include "contextile/cluster.h"
-#include "contextile/extend/strategy.h"
+#include "contextile/plan_options.h"
 #include "contextile/planner.h"
 #include "contextile/workload.h"
 

@@ -4,6 +4,7 @@
 //   const Workload batch = make_workload(lengths, AttentionShape{}, parse_mask_use("causal"));
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -112,6 +113,55 @@ void set_positions(Workload& workload, std::span<const std::int64_t> positions_T
 // Proves every invariant stated above, disjointness of bands included. Throws InvalidArgument.
 void check_workload(const Workload& workload);
 
+// The kind of data that a slot holds and a transfer moves, for one token block and head group.
+enum class Kind : std::uint8_t {
+  kQ,    // queries
+  kKv,   // keys and values
+  kO,    // output rows and LSE (natural log, -inf on an empty row)
+  kDo,   // dO, final LSE, delta
+  kDq,   // gradient of queries
+  kDkv,  // gradients of keys and values
+};
+inline constexpr int kNumKinds = 6;
+
+enum class Direction : std::uint8_t { kForward, kBackward };
+inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
+
+[[nodiscard]] std::string_view to_string(Kind kind);            // "q", "kv", "o", "do", "dq", "dkv"
+[[nodiscard]] std::string_view to_string(Direction direction);  // "forward", "backward"
+
+// Returns true for results (o, dq, dkv), which are partial until they hold all tiles of their unit.
+// Inputs are read only.
+[[nodiscard]] constexpr bool is_result(Kind kind) {
+  return kind == Kind::kO || kind == Kind::kDq || kind == Kind::kDkv;
+}
+// Returns true for kv and dkv, which belong to a tile's kv block; all others belong to its query
+// block.
+[[nodiscard]] constexpr bool is_of_kv(Kind kind) { return kind == Kind::kKv || kind == Kind::kDkv; }
+// Returns true if the kind occurs in the direction: q, kv, o in forward; q, kv, do, dq, dkv in
+// backward.
+[[nodiscard]] constexpr bool occurs_in(Kind kind, Direction direction) {
+  return kind == Kind::kQ || kind == Kind::kKv ||
+         (kind == Kind::kO) == (direction == Direction::kForward);
+}
+// Returns true if tokens of this role have the kind at all.
+[[nodiscard]] constexpr bool role_has(Role role, Kind kind) {
+  return role == Role::kBoth || (role == Role::kKvOnly) == is_of_kv(kind);
+}
+
+// Returns the bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads
+// and elements travel as `wire`. LSE and delta are 4 bytes each, whatever the wire.
+[[nodiscard]] std::int64_t unit_bytes(Kind kind, std::int64_t tokens, const AttentionShape& shape,
+                                      std::int32_t head_groups, Dtype wire);
+
+// Number of head groups that a block is split into: the entry of `of_block`, or `head_groups` if
+// `of_block` is empty.
+[[nodiscard]] inline std::int32_t head_groups_of(std::int32_t head_groups,
+                                                 std::span<const std::int32_t> of_block,
+                                                 BlockId block) {
+  return block.index() < of_block.size() ? of_block[block.index()] : head_groups;
+}
+
 // Forward FLOPs of `pairs` attended pairs over `q_heads` heads: 2·pairs·q_heads·(D + Dv).
 [[nodiscard]] double forward_flops(std::int64_t pairs, std::int32_t q_heads,
                                    const AttentionShape& shape);
@@ -122,10 +172,10 @@ void check_workload(const Workload& workload);
 // Controls whether blocks also end where bands of the masks end.
 enum class BandCuts : std::uint8_t {
   kNone,
-  // Blocks end there in sequences of more than two blocks whose masks have fewer such places than
-  // the sequence has blocks. A block then holds no rows or keys that most of its tiles do not
-  // touch: 64 sink tokens, the last rows of causal_blockwise and a shared question travel without
-  // their neighbours.
+  // Blocks end there in sequences of two whole blocks and more whose masks have fewer such places
+  // than the sequence has whole blocks. A block then holds no rows or keys that most of its tiles
+  // do not touch: 64 sink tokens, the last rows of causal_blockwise and a shared question travel
+  // without their neighbours.
   kEdges,
 };
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "contextile/data.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
 #include "labs/papers/findings.h"

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "bind.h"
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 #include "contextile/planner.h"
 
 namespace contextile::python {

@@ -1,12 +1,12 @@
-// contextile/executor.h: executors.
+// contextile/advanced/executor.h: executors.
 #include <chrono>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "bind.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/gpu.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
 #include "contextile/inproc_attention.h"

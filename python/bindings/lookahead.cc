@@ -1,5 +1,5 @@
-// contextile/lookahead.h: planning ahead of the steps that are executed.
-#include "contextile/lookahead.h"
+// contextile/advanced/lookahead.h: planning ahead of the steps that are executed.
+#include "contextile/advanced/lookahead.h"
 
 #include <unistd.h>
 

@@ -1,9 +1,9 @@
-// contextile/store.h: stores that processes share.
+// contextile/advanced/store.h: stores that processes share.
 #include <chrono>
 #include <string>
 
 #include "bind.h"
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile::python {
 namespace {

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "bind.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/planner.h"
 
 namespace contextile::python {

@@ -8,8 +8,8 @@
 #include <string_view>
 
 #include "bind.h"
-#include "contextile/extend/tensor.h"
 #include "contextile/extend/transport.h"
+#include "contextile/tensor.h"
 
 namespace contextile::python {
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/options/types.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/planner.h"
 
 namespace contextile {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

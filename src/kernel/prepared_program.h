@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 
 namespace contextile {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "contextile/extend/kernel.h"
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 
 namespace contextile {
 

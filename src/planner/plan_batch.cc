@@ -95,10 +95,6 @@ void verify_built(const PlanOptions& options, PlannedBatch& planned) {
 
 }  // namespace
 
-StrategyRequest request_of(const StrategyChoice& choice, const PlanOptions& options) {
-  return {options, choice.options};
-}
-
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
                                               const StrategyChoice& choice,
                                               const PlanOptions& options) {

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/parallel_for.h"
 #include "batch/mask/sequence_parts.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/schedule.h"
 #include "contextile/simulate.h"
 #include "planner/checked_batch.h"

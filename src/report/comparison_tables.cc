@@ -8,6 +8,7 @@
 
 #include "base/quote.h"
 #include "contextile/advanced/oracle.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "report/fidelity.h"

@@ -31,7 +31,8 @@ InprocAttention::InprocAttention(std::shared_ptr<const Plan> plan,
   check_plan(*plan);
   check_machine_memory("attention", *plan, inproc_bytes(*plan, statistics(*plan)));
   ranks_ = std::make_unique<PlanRanks>(
-      std::move(plan), PlanRanks::RunOn{.kernel = kernel, .transport = options.transport});
+      std::move(plan),
+      PlanRanks::RunOn{.kernel = kernel, .transport = {.timeout = options.timeout}});
 }
 InprocAttention::~InprocAttention() = default;
 InprocAttention::InprocAttention(InprocAttention&&) noexcept = default;

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/plan.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/check_program.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string_view>
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile {
 

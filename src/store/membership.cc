@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/quote.h"
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile {
 namespace {

@@ -1,4 +1,4 @@
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 #include <algorithm>
 #include <array>

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "base/little_endian.h"
 #include "base/quote.h"
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile {
 namespace {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/planner.h"
 #include "contextile/schedule.h"
 #include "strategy/stage_home.h"

@@ -13,7 +13,7 @@
 
 #include "base/rng.h"
 #include "contextile/base.h"
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 #include "kernel/cuda/entry_points.h"
 #include "kernel/cuda/layout.h"
 #include "kernel/cuda/mma_backward.h"

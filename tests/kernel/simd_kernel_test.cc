@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "kernel/cpu/cpu_features.h"
 #include "kernel/cpu/reference_kernel.h"
 #include "kernel/host_tensor.h"

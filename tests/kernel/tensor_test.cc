@@ -1,6 +1,6 @@
 // Views of arrays, and tensors that own their arrays.
 
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/plan.h"
 #include "support/plan_support.h"
 

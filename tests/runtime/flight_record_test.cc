@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/base.h"
-#include "contextile/executor.h"
 #include "contextile/plan.h"
 #include "runtime/check/layer_tensors.h"
 #include "runtime/executor/call_check.h"

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/plan.h"
 #include "support/message_of.h"
 #include "support/plan_support.h"

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 #include "store/redis_server.h"
 #include "store/value_file.h"
 #include "support/message_of.h"

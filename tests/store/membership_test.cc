@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile {
 namespace {

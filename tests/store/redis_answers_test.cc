@@ -17,7 +17,7 @@
 #include <thread>
 #include <utility>
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 #include "support/message_of.h"
 
 namespace contextile {

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 #include "store/redis_server.h"
 #include "support/message_of.h"
 

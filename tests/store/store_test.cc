@@ -1,6 +1,6 @@
 // The duties of every store, tested over all of them.
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 #include <gtest/gtest.h>
 

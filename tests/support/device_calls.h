@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/plan.h"
 
 namespace contextile {

@@ -20,8 +20,8 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
 #include "contextile/plan.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/extend/arrangement.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 

@@ -30,7 +30,7 @@
 #include <string>
 #include <string_view>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/paged_attention.h"
 #include "contextile/extend/transport.h"
 

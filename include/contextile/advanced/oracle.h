@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/transport.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"

@@ -25,55 +25,6 @@
 
 namespace contextile {
 
-// The kind of data that a slot holds and a transfer moves, for one token block and head group.
-enum class Kind : std::uint8_t {
-  kQ,    // queries
-  kKv,   // keys and values
-  kO,    // output rows and LSE (natural log, -inf on an empty row)
-  kDo,   // dO, final LSE, delta
-  kDq,   // gradient of queries
-  kDkv,  // gradients of keys and values
-};
-inline constexpr int kNumKinds = 6;
-
-enum class Direction : std::uint8_t { kForward, kBackward };
-inline constexpr std::array<Direction, 2> kDirections = {Direction::kForward, Direction::kBackward};
-
-[[nodiscard]] std::string_view to_string(Kind kind);            // "q", "kv", "o", "do", "dq", "dkv"
-[[nodiscard]] std::string_view to_string(Direction direction);  // "forward", "backward"
-
-// Returns true for results (o, dq, dkv), which are partial until they hold all tiles of their unit.
-// Inputs are read only.
-[[nodiscard]] constexpr bool is_result(Kind kind) {
-  return kind == Kind::kO || kind == Kind::kDq || kind == Kind::kDkv;
-}
-// Returns true for kv and dkv, which belong to a tile's kv block; all others belong to its query
-// block.
-[[nodiscard]] constexpr bool is_of_kv(Kind kind) { return kind == Kind::kKv || kind == Kind::kDkv; }
-// Returns true if the kind occurs in the direction: q, kv, o in forward; q, kv, do, dq, dkv in
-// backward.
-[[nodiscard]] constexpr bool occurs_in(Kind kind, Direction direction) {
-  return kind == Kind::kQ || kind == Kind::kKv ||
-         (kind == Kind::kO) == (direction == Direction::kForward);
-}
-// Returns true if tokens of this role have the kind at all.
-[[nodiscard]] constexpr bool role_has(Role role, Kind kind) {
-  return role == Role::kBoth || (role == Role::kKvOnly) == is_of_kv(kind);
-}
-
-// Returns the bytes of one unit of `tokens` tokens when a group has q_heads/G and kv_heads/G heads
-// and elements travel as `wire`. LSE and delta are 4 bytes each, whatever the wire.
-[[nodiscard]] std::int64_t unit_bytes(Kind kind, std::int64_t tokens, const AttentionShape& shape,
-                                      std::int32_t head_groups, Dtype wire);
-
-// Number of head groups that a block is split into: the entry of `of_block`, or `head_groups` if
-// `of_block` is empty.
-[[nodiscard]] inline std::int32_t head_groups_of(std::int32_t head_groups,
-                                                 std::span<const std::int32_t> of_block,
-                                                 BlockId block) {
-  return block.index() < of_block.size() ? of_block[block.index()] : head_groups;
-}
-
 // A tile and its device. Its two blocks have equally many head groups. A stage is one attention
 // instruction; stages count from 0 on every device.
 struct PlacedTile {
@@ -142,14 +93,6 @@ struct ArrangedRound {
   [[nodiscard]] std::int32_t parts_of(BlockId block) const {
     return head_groups / groups_of(block);
   }
-};
-
-// Limits that a plan must keep on every device. They are recorded in the plan and proved by verify.
-struct DeviceLimits {
-  std::optional<std::int64_t> tokens = {};        // tokens that it may own; unset: any number
-  std::optional<std::int64_t> memory_bytes = {};  // memory that it may need in a direction; unset:
-                                                  // any amount
-  friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
 };
 
 struct Arrangement {

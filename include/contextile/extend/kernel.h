@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/extend/tensor.h"
 #include "contextile/mask.h"
+#include "contextile/tensor.h"
 #include "contextile/workload.h"
 
 namespace contextile {
@@ -142,8 +142,8 @@ class AttentionKernel {
   [[nodiscard]] virtual bool makes_lists() const;
   // Prepare the calls of a program. Every list holds the tiles of one call. `arrays` and the tiles'
   // tensors are at addresses where no memory is; arrays are contiguous, and every tensor consists
-  // of tokens and heads of one of them. Bands and their preparations are no longer needed
-  // afterwards. They throw if makes_lists is false.
+  // of tokens and heads of one of them, its tokens equally far apart. Bands and their preparations
+  // are no longer needed afterwards. They throw if makes_lists is false.
   [[nodiscard]] virtual std::unique_ptr<const PreparedProgram> prepare_forward(
       const KernelParams& params, std::span<const TensorView> arrays,
       std::span<const std::vector<ForwardTile>> lists) const;

@@ -16,7 +16,7 @@
 
 #include "contextile/base.h"
 #include "contextile/extend/kernel.h"
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 
 namespace contextile {
 

@@ -14,9 +14,9 @@
 
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/paged_attention.h"
-#include "contextile/extend/tensor.h"
 #include "contextile/extend/transport.h"
 #include "contextile/serving/kv_cache.h"
+#include "contextile/tensor.h"
 #include "contextile/workload.h"
 
 namespace contextile {

@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "contextile/base.h"
-#include "contextile/extend/tensor.h"
 #include "contextile/extend/transport.h"
 #include "contextile/serving/decode.h"
 #include "contextile/serving/kv_cache.h"
 #include "contextile/serving/prefill.h"
+#include "contextile/tensor.h"
 
 namespace contextile {
 

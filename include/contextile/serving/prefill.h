@@ -21,15 +21,15 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/base.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/paged_attention.h"
-#include "contextile/extend/tensor.h"
 #include "contextile/extend/transport.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"
 #include "contextile/serving/kv_cache.h"
+#include "contextile/tensor.h"
 #include "contextile/workload.h"
 
 namespace contextile {

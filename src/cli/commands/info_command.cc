@@ -19,6 +19,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "contextile/advanced/gpu.h"
+#include "contextile/advanced/store.h"
 #include "contextile/base.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
@@ -26,7 +27,6 @@
 #include "contextile/extend/strategy.h"
 #include "contextile/mask.h"
 #include "contextile/planner.h"
-#include "contextile/store.h"
 #include "report/json.h"
 #include "report/table.h"
 

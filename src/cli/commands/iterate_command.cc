@@ -20,6 +20,7 @@
 #include "cli/progress.h"
 #include "contextile/advanced/step_planner.h"
 #include "contextile/advanced/training.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/planner.h"
 #include "report/json.h"
 #include "report/step_tables.h"

@@ -20,6 +20,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/extend/strategy.h"
 #include "contextile/plan_file.h"
 #include "contextile/schedule.h"
 #include "report/json.h"

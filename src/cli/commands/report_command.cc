@@ -21,6 +21,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "contextile/advanced/flight_record.h"
+#include "contextile/advanced/flight_report.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
 #include "contextile/report.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile {
 

@@ -28,8 +28,8 @@
 #include "cli/options/speculation.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
+#include "contextile/advanced/store.h"
 #include "contextile/extend/interrupt.h"
-#include "contextile/store.h"
 
 namespace contextile {
 namespace {

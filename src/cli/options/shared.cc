@@ -11,6 +11,7 @@
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/extend/kernel.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 namespace {

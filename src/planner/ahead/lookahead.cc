@@ -1,4 +1,4 @@
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 
 #include <tbb/task_arena.h>
 

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
+#include "contextile/extend/strategy.h"
 
 namespace contextile {
 

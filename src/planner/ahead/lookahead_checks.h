@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 
 namespace contextile {
 

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/quote.h"
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 #include "contextile/plan_file.h"
 #include "planner/ahead/lookahead_keys.h"
 #include "planner/ahead/planner_health.h"

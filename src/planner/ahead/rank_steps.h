@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 #include "planner/ahead/lookahead_keys.h"
 
 namespace contextile {

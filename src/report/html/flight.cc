@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/advanced/flight_report.h"
 #include "contextile/report.h"
 #include "report/flight_tables.h"
 #include "report/html/page.h"

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "kernel/host_tensor.h"
 
 namespace contextile {

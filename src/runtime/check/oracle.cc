@@ -15,7 +15,7 @@
 #include "base/check.h"
 #include "base/parallel_for.h"
 #include "base/rng.h"
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "kernel/tensor.h"
 
 namespace contextile {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/plan.h"
 
 namespace contextile {

@@ -16,8 +16,8 @@
 
 #include "base/check.h"
 #include "base/out_of_memory.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/inproc_attention.h"
 #include "contextile/plan.h"
 #include "kernel/host_tensor.h"

@@ -2,8 +2,8 @@
 // against.
 #pragma once
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 
 namespace contextile {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/gpu.h"
-#include "contextile/executor.h"
 #include "gpu/driver.h"
 #include "kernel/cuda/device_kernel.h"
 #include "kernel/cuda/paged_kernel.h"

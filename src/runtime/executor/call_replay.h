@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/transport.h"
 #include "runtime/flight_recorder.h"
 

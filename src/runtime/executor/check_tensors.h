@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "contextile/extend/tensor.h"
+#include "contextile/tensor.h"
 #include "contextile/workload.h"
 
 namespace contextile {

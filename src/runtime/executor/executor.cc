@@ -1,4 +1,4 @@
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "kernel/row_memory.h"
 #include "kernel/row_ops.h"
 #include "runtime/executor/call_buffer.h"

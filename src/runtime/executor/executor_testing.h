@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "runtime/flight_recorder.h"
 
 namespace contextile {

@@ -12,7 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/quote.h"
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/plan.h"
 #include "kernel/tensor.h"
 #include "runtime/executor/check_tensors.h"

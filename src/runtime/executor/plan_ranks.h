@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
 #include "contextile/inproc_attention.h"

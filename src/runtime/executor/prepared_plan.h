@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/mask.h"
 #include "contextile/plan.h"

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
 #include "kernel/row_ops.h"

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/interrupt.h"
 #include "base/quote.h"
-#include "contextile/store.h"
+#include "contextile/advanced/store.h"
 
 namespace contextile {
 namespace {

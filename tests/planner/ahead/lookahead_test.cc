@@ -1,4 +1,4 @@
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/lookahead.h"
+#include "contextile/advanced/lookahead.h"
 #include "store/redis_server.h"
 #include "support/batches.h"
 #include "support/message_of.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "kernel/tensor.h"
 #include "runtime/check/run_error.h"
 #include "support/mask_support.h"

@@ -11,8 +11,8 @@
 #include <set>
 #include <string>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/planner.h"
 #include "runtime/check/run_error.h"

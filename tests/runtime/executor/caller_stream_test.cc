@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "kernel/host_tensor.h"

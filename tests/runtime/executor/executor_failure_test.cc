@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "kernel/host_tensor.h"

@@ -1,7 +1,7 @@
 // The executor, compared with the oracle, plans by hand, calls in flight, and everything that can
 // go wrong.
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
 #include "contextile/extend/kernel.h"
 #include "contextile/extend/transport.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/plan.h"
 #include "kernel/cpu/reference_kernel.h"
 #include "kernel/host_tensor.h"

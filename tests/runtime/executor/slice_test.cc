@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/executor.h"
+#include "contextile/advanced/executor.h"
 #include "contextile/inproc_attention.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"

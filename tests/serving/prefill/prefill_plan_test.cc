@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "contextile/extend/strategy.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "contextile/serving/prefill.h"

@@ -22,29 +22,14 @@
 
 #include "contextile/advanced/flight_record.h"
 #include "contextile/base.h"
+#include "contextile/execution.h"
 #include "contextile/extend/kernel.h"
-#include "contextile/extend/tensor.h"
 #include "contextile/extend/transport.h"
 #include "contextile/plan.h"
+#include "contextile/tensor.h"
 #include "contextile/workload.h"
 
 namespace contextile {
-
-// The received inputs that forward keeps for backward: opaque, one per layer and micro-batch.
-class Saved {
- public:
-  Saved();
-  ~Saved();
-  Saved(Saved&&) noexcept;
-  Saved& operator=(Saved&&) noexcept;
-  [[nodiscard]] std::int64_t size_bytes() const;
-
-  struct Buffers;
-
- private:
-  friend class Executor;
-  std::unique_ptr<Buffers> buffers_;
-};
 
 // Tensors of one rank in the plan's local order (local_blocks of every round in sequence, a block's
 // ranges in listed order), token-major [local tokens, heads, dim]. Owned by the caller.
@@ -80,15 +65,6 @@ struct BackwardTensors {
   // Written: this rank's share of the gradient of terms.table_HB, which the caller sums over ranks;
   // empty: not computed.
   std::span<float> dtable_HB = {};
-};
-
-// Bytes and times of one call on this rank.
-struct ExecutionStats {
-  std::int64_t sent_bytes = 0;
-  std::int64_t received_bytes = 0;
-  double total_s = 0;
-  double attention_s = 0;  // inside the kernel
-  double exposed_s = 0;    // blocked in waits
 };
 
 struct ExecutorMemory {

@@ -95,6 +95,7 @@ struct LineAllocator {
 
   LineAllocator() = default;
   template <typename U>
+  // NOLINTNEXTLINE(google-explicit-constructor): containers convert allocators
   LineAllocator(const LineAllocator<U>& /*other*/) {}
 
   [[nodiscard]] T* allocate(std::size_t count) {

@@ -19,11 +19,11 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/advanced/store.h"
 #include "contextile/cluster.h"
 #include "contextile/data.h"
 #include "contextile/plan.h"
 #include "contextile/planner.h"
-#include "contextile/store.h"
 
 namespace contextile {
 

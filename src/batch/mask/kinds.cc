@@ -1,4 +1,4 @@
-#include "contextile/extend/arrangement.h"
+#include "contextile/workload.h"
 
 namespace contextile {
 
