@@ -116,6 +116,19 @@ class ValueBuilder {
 
 LargeJson::~LargeJson() { free_items(value_); }
 
+std::optional<std::int64_t> json_integer(const json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() && !std::in_range<std::int64_t>(value.get<std::uint64_t>())) {
+    return std::nullopt;
+  }
+  return value.get<std::int64_t>();
+}
+
+std::optional<std::int64_t> json_integer(const json& value, std::int64_t least, std::int64_t most) {
+  const std::optional<std::int64_t> integer = json_integer(value);
+  return integer && *integer >= least && *integer <= most ? integer : std::nullopt;
+}
+
 std::string_view json_reason(const json::exception& error) {
   constexpr std::size_t kMostBytes = 200;  // it may quote a number of any length
   const std::string_view message = error.what();

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -42,6 +44,13 @@ class LargeJson {
  private:
   nlohmann::json value_;
 };
+
+// Returns an integer that fits into 64 bits; nothing for any other value. Conversions and
+// comparisons of nlohmann's wrap numbers of 2^63 and more.
+[[nodiscard]] std::optional<std::int64_t> json_integer(const nlohmann::json& value);
+// The same within limits, both included.
+[[nodiscard]] std::optional<std::int64_t> json_integer(const nlohmann::json& value,
+                                                       std::int64_t least, std::int64_t most);
 
 // The reason in an exception of nlohmann's, without its internal name.
 [[nodiscard]] std::string_view json_reason(const nlohmann::json::exception& error);

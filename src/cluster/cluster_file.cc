@@ -2,6 +2,7 @@
 #include <charconv>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -102,11 +103,10 @@ void read_profile_value(const json& value, std::string_view key, double& result)
 }
 
 void read_profile_value(const json& value, std::string_view key, std::int64_t& result) {
-  CONTEXTILE_CHECK(
-      value.is_number_integer() &&
-          (!value.is_number_unsigned() || std::in_range<std::int64_t>(value.get<std::uint64_t>())),
-      "attention: {}: expected an integer, found {}", key, quote(value.dump()));
-  result = value.get<std::int64_t>();
+  const std::optional<std::int64_t> integer = json_integer(value);
+  CONTEXTILE_CHECK(integer, "attention: {}: expected an integer, found {}", key,
+                   quote(value.dump()));
+  result = *integer;
 }
 
 template <typename Number>
@@ -228,13 +228,11 @@ class ClusterReader {
   void read_integer(const char* key, Integer& result) const {
     if (!has(key)) return;
     const json& value = object_[key];
-    const bool fits =
-        value.is_number_unsigned()
-            ? std::in_range<Integer>(value.get<std::uint64_t>())
-            : value.is_number_integer() && std::in_range<Integer>(value.get<std::int64_t>());
-    CONTEXTILE_CHECK(fits, "{}: expected an integer of at most {}, found {}", key,
+    const std::optional<std::int64_t> integer = json_integer(
+        value, std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max());
+    CONTEXTILE_CHECK(integer, "{}: expected an integer of at most {}, found {}", key,
                      std::numeric_limits<Integer>::max(), quote(value.dump()));
-    result = value.get<Integer>();
+    result = static_cast<Integer>(*integer);
   }
 
   void read_number(const char* key, double& result) const {

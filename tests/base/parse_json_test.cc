@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/quote.h"
@@ -60,6 +62,17 @@ TEST(ParseJson, ReadsMillionsOfSmallObjects) {
   EXPECT_EQ(parse_json('[' + objects + ']', "here").size(), 1'000'000U);
   EXPECT_EQ(parse_json(R"({"a":[)" + objects + "]}", "here")["a"].size(), 1'000'000U);
   EXPECT_EQ(parse_json('{' + members + '}', "here").size(), 300'000U);
+}
+
+TEST(JsonInteger, IsNothingForNumbersThatWouldWrap) {
+  EXPECT_EQ(json_integer(parse_json("9223372036854775807", "here")), INT64_MAX);
+  EXPECT_EQ(json_integer(parse_json("-9223372036854775808", "here")), INT64_MIN);
+  for (const char* other : {"9223372036854775808", "18446744073709551615", "1.0", "true", "null"}) {
+    EXPECT_EQ(json_integer(parse_json(other, "here")), std::nullopt) << other;
+  }
+  EXPECT_EQ(json_integer(parse_json("3", "here"), 3, 3), 3);
+  EXPECT_EQ(json_integer(parse_json("4", "here"), 1, 3), std::nullopt);
+  EXPECT_EQ(json_integer(parse_json("18446744073709551615", "here"), -1, 3), std::nullopt);
 }
 
 TEST(ParseJson, BuildsEveryKindOfValueAsTheLibraryDoes) {

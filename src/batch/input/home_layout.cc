@@ -44,7 +44,7 @@ std::vector<HomeRange> zigzag(std::span<const Range> sequences, std::int32_t num
 
 HomeRange parse_range(const json& entry, std::size_t index, std::int32_t num_ranks,
                       std::string_view where) {
-  const auto whole = [](const json& value) { return value.is_number_integer(); };
+  const auto whole = [](const json& value) { return json_integer(value).has_value(); };
   if (!entry.is_array() || entry.size() != 3 || !std::all_of(entry.begin(), entry.end(), whole)) {
     fail_argument("{}: home[{}]: expected [begin, end, rank] as whole numbers, found {}", where,
                   index, quote(entry.dump(-1, ' ', false, json::error_handler_t::replace)));

@@ -16,12 +16,10 @@ constexpr std::size_t kNumbersPerBand = 6;
 
 std::int64_t read_integer(const json& value, std::string_view where, std::size_t band,
                           std::size_t entry) {
-  const bool fits =
-      value.is_number_integer() &&
-      (!value.is_number_unsigned() || std::in_range<std::int64_t>(value.get<std::uint64_t>()));
-  CONTEXTILE_CHECK(fits, "{}: bands[{}][{}]: expected a 64-bit integer{}, found {}", where, band,
+  const std::optional<std::int64_t> integer = json_integer(value);
+  CONTEXTILE_CHECK(integer, "{}: bands[{}][{}]: expected a 64-bit integer{}, found {}", where, band,
                    entry, entry < 4 ? "" : " or null", quote(value.dump()));
-  return value.get<std::int64_t>();
+  return *integer;
 }
 
 Band read_band(const json& value, std::string_view where, std::size_t index) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -49,11 +50,11 @@ std::int64_t vocabulary_weights(const ModelSpec& model) {
 std::int32_t integer_of(const json& object, const char* key) {
   CONTEXTILE_CHECK(object.contains(key), "{}: expected a value, found none", key);
   const json& value = object[key];
-  const bool fits =
-      value.is_number_integer() && std::in_range<std::int32_t>(value.get<std::int64_t>());
-  CONTEXTILE_CHECK(fits, "{}: expected an integer of at most {}, found {}", key,
-                   std::numeric_limits<std::int32_t>::max(), quote(value.dump()));
-  return value.get<std::int32_t>();
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::optional<std::int64_t> integer = json_integer(value, -kMost, kMost);
+  CONTEXTILE_CHECK(integer, "{}: expected an integer of at most {}, found {}", key, kMost,
+                   quote(value.dump()));
+  return static_cast<std::int32_t>(*integer);
 }
 
 ModelSpec read_model(const json& object) {

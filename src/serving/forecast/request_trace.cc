@@ -113,11 +113,10 @@ class TraceLine {
   }
   [[nodiscard]] std::int64_t whole(const std::string& key) const {
     const json& value = at(key);
-    const bool fits = value.is_number_unsigned() &&
-                      value.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMostTokens);
-    CONTEXTILE_CHECK(fits, "{}: {}: expected a whole number of 0 to {}, found {}", where_, key,
+    const std::optional<std::int64_t> number = json_integer(value, 0, kMostTokens);
+    CONTEXTILE_CHECK(number, "{}: {}: expected a whole number of 0 to {}, found {}", where_, key,
                      kMostTokens, value.dump());
-    return value.get<std::int64_t>();
+    return *number;
   }
 
   std::string where_;

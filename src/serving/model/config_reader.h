@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "base/parse_json.h"
 #include "base/quote.h"
 
 namespace contextile {
@@ -33,10 +35,10 @@ class ConfigReader {
   }
   [[nodiscard]] std::int64_t integer(const char* key, std::int64_t least, std::int64_t most) const {
     const nlohmann::json& value = at(key);
-    CONTEXTILE_CHECK(value.is_number_integer() && value >= least && value <= most,
-                     "{}, {}: expected an integer of {} to {}, found {}", where_, key, least, most,
-                     text(value));
-    return value.get<std::int64_t>();
+    const std::optional<std::int64_t> integer = json_integer(value, least, most);
+    CONTEXTILE_CHECK(integer, "{}, {}: expected an integer of {} to {}, found {}", where_, key,
+                     least, most, text(value));
+    return *integer;
   }
   [[nodiscard]] std::int32_t count(const char* key) const {
     return static_cast<std::int32_t>(integer(key, 1, std::numeric_limits<std::int32_t>::max()));

@@ -83,8 +83,7 @@ std::vector<std::int32_t> read_end_tokens(const ConfigReader& config) {
   const json list = value.is_array() ? value : json::array({value});
   std::vector<std::int32_t> tokens;
   for (const json& token : list) {
-    if (!token.is_number_integer() || token < 0 ||
-        token > std::numeric_limits<std::int32_t>::max()) {
+    if (!json_integer(token, 0, std::numeric_limits<std::int32_t>::max())) {
       config.fail("eos_token_id", "expected token ids, found {}", quote(value.dump()));
     }
     tokens.push_back(token.get<std::int32_t>());

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -75,10 +76,9 @@ class GenerationReader {
   [[nodiscard]] std::int32_t top_k() const {
     const json* value = find("top_k");
     if (value == nullptr) return 0;
-    if (!value->is_number_integer() || *value < -1 || *value > (1 << 30)) {
-      fail("top_k", "a whole number of -1 to 2^30", *value);
-    }
-    return std::max(value->get<std::int32_t>(), 0);
+    const std::optional<std::int64_t> top_k = json_integer(*value, -1, 1 << 30);
+    if (!top_k) fail("top_k", "a whole number of -1 to 2^30", *value);
+    return static_cast<std::int32_t>(std::max<std::int64_t>(*top_k, 0));
   }
 
  private:

@@ -95,7 +95,7 @@ std::vector<std::int32_t> tokens_of(const json& list, const ProtocolLimits& limi
   std::vector<std::int32_t> tokens;
   tokens.reserve(list.size());
   for (const json& token : list) {
-    if (!is_integer(token, 0, limits.vocab_size - 1)) {
+    if (!json_integer(token, 0, limits.vocab_size - 1)) {
       fail_field("prompt", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
                  shown(token));
     }
@@ -208,7 +208,7 @@ void read_stop_tokens(const RequestReader& reader, const ProtocolLimits& limits,
                tokens->is_array() ? fmt::format("{}", tokens->size()) : shown(*tokens));
   }
   for (const json& token : *tokens) {
-    if (!is_integer(token, 0, limits.vocab_size - 1)) {
+    if (!json_integer(token, 0, limits.vocab_size - 1)) {
       fail_field("stop_token_ids", "expected token ids of 0 to {}, found {}", limits.vocab_size - 1,
                  shown(token));
     }
@@ -412,7 +412,7 @@ std::string parse_detokenize(std::string_view body, const Tokenizer& tokenizer, 
   TextStream text({});
   std::string whole;
   for (const json& token : *tokens) {
-    if (!is_integer(token, 0, tokenizer.num_ids() - 1)) {
+    if (!json_integer(token, 0, tokenizer.num_ids() - 1)) {
       fail_field("tokens", "expected token ids of 0 to {}, found {}", tokenizer.num_ids() - 1,
                  shown(token));
     }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "base/parse_json.h"
 #include "base/quote.h"
 #include "serving/server/protocol.h"
 
@@ -29,17 +29,6 @@ inline std::string shown(const nlohmann::json& value) {
   return quote(value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
 }
 
-// nlohmann's comparison would wrap numbers of 2^63 and more.
-inline bool is_integer(const nlohmann::json& value, std::int64_t least, std::int64_t most) {
-  if (value.is_number_unsigned()) {
-    const auto number = value.get<std::uint64_t>();
-    return number <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) &&
-           static_cast<std::int64_t>(number) >= least && static_cast<std::int64_t>(number) <= most;
-  }
-  return value.is_number_integer() && value.get<std::int64_t>() >= least &&
-         value.get<std::int64_t>() <= most;
-}
-
 // A JSON object of a request. Every failure is a ProtocolFailure.
 class RequestReader {
  public:
@@ -54,7 +43,7 @@ class RequestReader {
                                      std::int64_t most) const {
     const nlohmann::json* value = find(key);
     if (value == nullptr) return unless;
-    if (!is_integer(*value, least, most)) {
+    if (!json_integer(*value, least, most)) {
       fail_field(key, "expected an integer of {} to {}, found {}", least, most, shown(*value));
     }
     return value->get<std::int64_t>();

@@ -48,9 +48,8 @@ class TokenizerReader {
     return object.contains(key) && !object.at(key).is_null();
   }
   [[nodiscard]] std::int32_t token_of(const json& id) const {
-    CONTEXTILE_CHECK(id.is_number_integer() && id >= 0 && id <= 1 << 24,
-                     "{}: expected token ids of 0 to {}, found {}", where_, 1 << 24,
-                     quote(id.dump()));
+    CONTEXTILE_CHECK(json_integer(id, 0, 1 << 24), "{}: expected token ids of 0 to {}, found {}",
+                     where_, 1 << 24, quote(id.dump()));
     return id.get<std::int32_t>();
   }
 

@@ -63,6 +63,10 @@ TEST(Models, ComeFromFilesWithEveryKeyOrNot) {
   EXPECT_THAT(broken(R"({"layers": 0, "hidden": 2000, "heads": 20, "kv_heads": 5,
                          "head_dim": 100, "ffn": 4000, "vocabulary": 10000})"),
               HasSubstr("layers: expected 1 to 4096, found 0"));
+  EXPECT_THAT(broken(R"({"layers": 18446744073709551615, "hidden": 2000, "heads": 20,
+                         "kv_heads": 5, "head_dim": 100, "ffn": 4000, "vocabulary": 10000})"),
+              HasSubstr("layers: expected an integer of at most 2147483647, found "
+                        "'18446744073709551615'"));
   EXPECT_THAT(message_of([] { static_cast<void>(load_model("llama-3-8")); }),
               HasSubstr("did you mean 'llama-3-8b'"));
 }
