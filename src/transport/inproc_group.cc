@@ -65,7 +65,13 @@ std::int64_t InprocGroup::launch(Rank rank, std::span<const Message> sends,
     state(rank).launches.emplace(launch->ticket, launch);
     for (const Transfer& transfer : ready) begin_copy(transfer);
   }
-  copy_all(ready);
+  try {
+    copy_all(ready);
+  } catch (const std::exception&) {
+    Lock lock(mutex_);
+    drain(lock, rank);
+    throw;
+  }
   return launch->ticket;
 }
 
@@ -148,7 +154,9 @@ void InprocGroup::copy_all(std::span<const Transfer> ready) {
 
 void InprocGroup::drop_copy(const Transfer& transfer) {
   for (const EndOfLaunch* side : {&transfer.send, &transfer.recv}) {
-    --state(side->launch->rank).num_copies;
+    RankState& rank = state(side->launch->rank);
+    --rank.num_copies;
+    rank.changed.notify_all();  // it may be draining
   }
 }
 
@@ -239,7 +247,14 @@ void InprocGroup::wait(Rank rank, std::int64_t ticket) {
   // Movers are called without the lock, here as in `copy`.
   lock.unlock();
   if (mover_ == nullptr) return;
-  for (const std::int64_t moved : launch->moved) mover_->wait(rank, moved);
+  try {
+    for (const std::int64_t moved : launch->moved) mover_->wait(rank, moved);
+  } catch (const std::exception& error) {
+    lock.lock();
+    set_failure(rank, fmt::format("rank {}, {}: {}", rank.value, operation, error.what()));
+    drain(lock, rank);
+    throw;
+  }
 }
 
 // Returns an end that can never move because its peer is gone and has not posted its side, or null.

@@ -7,11 +7,15 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <future>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "base/interrupt.h"
 #include "contextile/extend/transport.h"
+#include "transport/inproc_group.h"
 
 namespace contextile {
 namespace {
@@ -151,6 +155,46 @@ TEST(InprocTransport, RefusesGroupsThatCannotBe) {
   options = {};
   options.max_delay_us = -1;
   EXPECT_THROW(static_cast<void>(make_inproc_group(2, options)), InvalidArgument);
+}
+
+// A mover whose first move waits for `release` and fails.
+class FailingMover : public SegmentMover {
+ public:
+  FailingMover(std::promise<void>& moving, std::shared_future<void> release)
+      : moving_(moving), release_(std::move(release)) {}
+  std::int64_t ready(Rank /*rank*/, std::int64_t /*num_ends*/) override { return 0; }
+  std::int64_t move(const PostedEnd& /*send*/, std::int64_t /*send_ready*/, Rank /*receiver*/,
+                    const PostedEnd& /*recv*/, std::int64_t /*recv_ready*/) override {
+    moving_.set_value();
+    release_.wait();
+    throw TransportError("the device is gone");
+  }
+  void wait(Rank /*rank*/, std::int64_t /*moved*/) override {}
+
+ private:
+  std::promise<void>& moving_;
+  std::shared_future<void> release_;
+};
+
+// A rank that gives up while its memory is copied waits for the copy, also if that fails.
+TEST(InprocGroups, ARankThatGivesUpHearsOfACopyThatFails) {
+  std::promise<void> moving;
+  std::promise<void> release;
+  InprocGroup group(2, {}, std::make_unique<FailingMover>(moving, release.get_future().share()));
+  std::vector<std::byte> bytes(8);
+  const Segment whole{bytes.data(), 8, 1, 8};
+  const Message from_first{Rank{0}, {whole}};
+  group.launch(Rank{1}, {}, {&from_first, 1});
+  std::thread sender([&] {
+    const Message to_second{Rank{1}, {whole}};
+    EXPECT_THROW(group.launch(Rank{0}, {&to_second, 1}, {}), TransportError);
+  });
+  moving.get_future().wait();
+  std::thread gives_up([&] { group.fail(Rank{1}, "enough"); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that it waits for the copy
+  release.set_value();
+  gives_up.join();
+  sender.join();
 }
 
 }  // namespace
