@@ -304,7 +304,8 @@ class Causes {
   }
 
   void add_if_costly(TimeCause cause) {
-    if (cause.gain_us >= kLeastGain * simulation_.time_us()) causes_.push_back(cause);
+    if (cause.gain_us > 0 && cause.gain_us >= kLeastGain * simulation_.time_us())
+      causes_.push_back(cause);
   }
 
   // Adds the device that computes longest beyond the mean.

@@ -102,6 +102,16 @@ TEST(Causes, ComputeThatTransfersTakeOrDevicesShareIsFound) {
   }
 }
 
+TEST(Causes, APlanThatTakesNoTimeHasNone) {
+  Workload workload = default_batch_of({8});
+  workload.masks.front().mask.bands.clear();
+  Cluster cluster = cluster_of("dgx-h100", 1, 2);
+  cluster.compute_slots_per_node = 1;
+  const Plan plan = plan_of("dcp", workload, cluster);
+  ASSERT_EQ(simulate(plan, cluster).time_us(), 0);
+  EXPECT_TRUE(all_causes(plan, cluster).empty());
+}
+
 TEST(Causes, SumUpWhatTheirSimulationsSay) {
   Chance chance(8);
   for (int i = 0; i < 6; ++i) {
