@@ -21,7 +21,9 @@ constexpr bool kIsForward = std::is_same_v<Tile, ForwardTile>;
 TensorView rows_of(const TilePart& part, std::span<const TensorView> arrays, std::int64_t tokens,
                    std::int32_t heads) {
   const TensorView& array = arrays[static_cast<std::size_t>(part.array)];
-  return slice(array, part.first_token, tokens, part.first_head, heads);
+  TensorView rows = slice(array, part.first_token, tokens, part.first_head, heads);
+  rows.token_stride *= part.token_step;
+  return rows;
 }
 
 }  // namespace
@@ -44,7 +46,8 @@ PartFinder::PartFinder(std::span<const TensorView> arrays) : arrays_(arrays) {
 
 // The array is the last one that begins at or before the address. The distance to its begin, in
 // elements, is divided by its strides: whole tokens first, then whole heads in the rest.
-TilePart PartFinder::part_of(const void* data) const {
+TilePart PartFinder::find(const void* data, std::int64_t token_stride,
+                          std::int64_t head_stride) const {
   const std::uintptr_t at = address_of(data);
   auto place = std::ranges::upper_bound(places_, at, {}, &Place::begin);
   CONTEXTILE_CHECK(place != places_.begin() && at < (--place)->end,
@@ -54,8 +57,19 @@ TilePart PartFinder::part_of(const void* data) const {
   const std::int64_t elements =
       static_cast<std::int64_t>(at - place->begin) / bytes_per_element(array.dtype);
   const std::int64_t in_token = elements % array.token_stride;
+  CONTEXTILE_CHECK(token_stride % array.token_stride == 0 && head_stride == array.head_stride,
+                   "cuda lists: expected tensors whose strides are those of their arrays ({} and "
+                   "{} elements), or whole multiples between tokens, found {} and {}",
+                   array.token_stride, array.head_stride, token_stride, head_stride);
   return {place->array, static_cast<std::int32_t>(in_token / array.head_stride),
-          elements / array.token_stride};
+          elements / array.token_stride, token_stride / array.token_stride};
+}
+
+TilePart PartFinder::part_of(const TensorView& rows) const {
+  return find(rows.data, rows.token_stride, rows.head_stride);
+}
+TilePart PartFinder::part_of(const RowStats& rows) const {
+  return find(rows.data, rows.token_stride, rows.head_stride);
 }
 
 // Tiles and launches of all lists lie in two flat arrays, and each list knows its part of both.
@@ -89,19 +103,19 @@ void DeviceProgram<Tile>::add_tiles(const PartFinder& find, std::span<const Tile
     TileParts& parts = known.parts;
     known.num_rows = tile.q_NHD.tokens;
     known.num_keys = tile.k_MHD.tokens;
-    parts.q = find.part_of(tile.q_NHD.data);
-    parts.k = find.part_of(tile.k_MHD.data);
-    parts.v = find.part_of(tile.v_MHD.data);
-    parts.lse = find.part_of(tile.lse_NH.data);
+    parts.q = find.part_of(tile.q_NHD);
+    parts.k = find.part_of(tile.k_MHD);
+    parts.v = find.part_of(tile.v_MHD);
+    parts.lse = find.part_of(tile.lse_NH);
     if constexpr (kIsForward<Tile>) {
-      parts.o = find.part_of(tile.o_NHD.data);
+      parts.o = find.part_of(tile.o_NHD);
       known.init = tile.init;
     } else {
-      parts.dout = find.part_of(tile.do_NHD.data);
-      parts.delta = find.part_of(tile.delta_NH.data);
-      parts.dq = find.part_of(tile.dq_NHD.data);
-      parts.dk = find.part_of(tile.dk_MHD.data);
-      parts.dv = find.part_of(tile.dv_MHD.data);
+      parts.dout = find.part_of(tile.do_NHD);
+      parts.delta = find.part_of(tile.delta_NH);
+      parts.dq = find.part_of(tile.dq_NHD);
+      parts.dk = find.part_of(tile.dk_MHD);
+      parts.dv = find.part_of(tile.dv_MHD);
       known.init = tile.init_dq;
       known.init_dkv = tile.init_dkv;
     }

@@ -23,13 +23,18 @@
 
 namespace contextile::cuda {
 
-// Finds the array whose rows a tensor is, by address.
+// Finds the array whose rows a tensor is, by address. Throws InvalidArgument if a tensor's rows are
+// not rows of an array, or not equally far apart in it.
 class PartFinder {
  public:
   explicit PartFinder(std::span<const TensorView> arrays);
-  [[nodiscard]] TilePart part_of(const void* data) const;
+  [[nodiscard]] TilePart part_of(const TensorView& rows) const;
+  [[nodiscard]] TilePart part_of(const RowStats& rows) const;
 
  private:
+  [[nodiscard]] TilePart find(const void* data, std::int64_t token_stride,
+                              std::int64_t head_stride) const;
+
   struct Place {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;

@@ -75,7 +75,7 @@ struct EntryPoint {
 [[nodiscard]] inline EntryPoint backward_entry(const KernelParams& params, Dtype dtype,
                                                Gradient gradient) {
 #define CONTEXTILE_PASS(pass, of, text, number, name, dim, value_dim)       \
-  if (gradient == of) {                                                     \
+  if (gradient == (of)) {                                                   \
     return {"backward_" #pass "_" #text "_" #name,                          \
             static_cast<std::int32_t>(kBackwardShared<of, dim, value_dim>), \
             kBackwardRows<of, dim, value_dim>};                             \

@@ -13,6 +13,9 @@ struct TilePart {
   std::int32_t array = -1;  // none: the tile has no such operand
   std::int32_t first_head = 0;
   std::int64_t first_token = 0;
+  // Tokens of the array from one row to the next. A unit with several head groups of an arena takes
+  // as many of the arena's tokens for each of its own.
+  std::int64_t token_step = 1;
 };
 
 // The parts of a tile's operands, named as in DeviceTile.
@@ -45,7 +48,8 @@ struct PlaceCall {
     const PlacedArray& array = arrays[part.array];
     const std::int64_t at =
         part.first_token * array.token_stride + part.first_head * array.head_stride;
-    rows = {static_cast<T*>(array.data) + at, array.token_stride, array.head_stride};
+    rows = {static_cast<T*>(array.data) + at, part.token_step * array.token_stride,
+            array.head_stride};
   }
 
   template <typename Cta>

@@ -9,12 +9,14 @@
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/advanced/oracle.h"
-#include "contextile/executor.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/planner.h"
 #include "runtime/cuda/device_ranks.h"
 #include "support/device_cases.h"
 #include "support/host_driver.h"
+#include "support/plan_support.h"
 
 namespace contextile {
 namespace {
@@ -60,6 +62,32 @@ TEST_P(PlansOnADevice, StayWithinTheBoundOfTheirDtype) {
   EXPECT_TRUE(report.ok());
   for (const RunError& error : report.masks.at(0).errors) {
     EXPECT_LE(error.error, error.bound) << error.array;
+  }
+}
+
+// A block may be split into fewer head groups than the round: its units then take several rows of
+// an arena for each token.
+TEST(DevicePlans, OfBlocksWithHeadGroupsOfTheirOwnStayWithinTheBound) {
+  int found = 0;
+  for (std::uint64_t seed = 1; found < 12; ++seed) {
+    ASSERT_LT(seed, 400U);
+    Chance chance(seed);
+    RandomBatch batch = random_batch_of(chance, {.max_tokens = 40, .ranks = {2, 3, 4}});
+    batch.workload.shape.head_dim = batch.workload.shape.value_dim = 64;
+    batch.workload.shape.dtype = Dtype::kF16;
+    const auto plan = std::make_shared<const Plan>(
+        build_plan(batch.workload, batch.cluster, random_arrangement(chance, batch)));
+    if (!has_block_head_groups(*plan)) continue;
+    ++found;
+    SCOPED_TRACE(seed);
+    HostDriver driver(HostDriver::Mode::kAtOnce);
+    DeviceRanks ranks(driver);
+    RunOptions options;
+    options.host = &ranks;
+    const RunReport report = run_plan(plan, options);
+    for (const MaskRun& mask : report.masks) {
+      for (const RunError& error : mask.errors) EXPECT_LE(error.error, error.bound) << error.array;
+    }
   }
 }
 
