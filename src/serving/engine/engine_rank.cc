@@ -178,10 +178,11 @@ EngineInput EngineRank::share(const EngineInput& input) {
   for (std::size_t r = 1; r < all.size(); ++r) {
     std::array<std::uint64_t, 2> its;
     std::memcpy(its.data(), all[r].data(), sizeof its);
-    CONTEXTILE_CHECK(
-        its[1] == first[1],
-        "engine: expected the same block tables on all ranks, found {:016x} on rank 0 and "
-        "{:016x} on rank {}",
+    if (its[1] == first[1]) continue;
+    let_all_look(transport_);
+    fail_argument(
+        "engine: expected the same block tables on all ranks, found {:016x} on rank 0 and {:016x} "
+        "on rank {}",
         first[1], its[1], r);
   }
   // The other ranks now know the size of the message that they are to receive.
