@@ -25,13 +25,10 @@ constexpr std::int64_t kMostClockSkewUs = 1'000'000;
 
 std::int64_t number_in(const json& found, const std::string& where, std::int64_t least,
                        std::int64_t most) {
-  // An unsigned number beyond an int64 would wrap.
-  const bool fits = found.is_number_integer() &&
-                    (!found.is_number_unsigned() || found.get<std::uint64_t>() <= INT64_MAX);
-  CONTEXTILE_CHECK(fits && found.get<std::int64_t>() >= least && found.get<std::int64_t>() <= most,
-                   "{}: expected a whole number from {} to {}, found {}", where, least, most,
-                   quote(found.dump(-1, ' ', false, json::error_handler_t::replace)));
-  return found.get<std::int64_t>();
+  const std::optional<std::int64_t> number = json_integer(found, least, most);
+  CONTEXTILE_CHECK(number, "{}: expected a whole number from {} to {}, found {}", where, least,
+                   most, quote(found.dump(-1, ' ', false, json::error_handler_t::replace)));
+  return *number;
 }
 
 // The values of one object, each read once by its key.

@@ -16,7 +16,7 @@ namespace contextile {
 
 struct RetainedSlot;
 
-// Checks the sizes of tables, head groups, owners and local blocks. Throws InvalidPlan.
+// Checks the sizes of tables, head groups and local blocks. Throws InvalidPlan.
 void check_structure(const Plan& plan);
 
 // Checks one program of one rank. Throws InvalidPlan naming `where` and the instruction.
