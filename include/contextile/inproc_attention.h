@@ -52,7 +52,7 @@ struct AttentionGradients {
 class PlanRanks;  // the engine, not for users
 
 struct InprocAttentionOptions {
-  std::string kernel = {};  // by name (find_kernel); empty: the preferred one for the dtype
+  std::string kernel = {};  // by name (extend/kernel.h); empty: the preferred one for the dtype
   std::chrono::milliseconds timeout{60'000};  // without a byte moving between any two ranks
 };
 

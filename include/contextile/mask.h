@@ -7,6 +7,7 @@
 // Everything here costs O(bands), O(blocks) or O(tiles), never O(tokens²) and never O(blocks²).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>

@@ -40,7 +40,7 @@ struct Arrangement;  // extend/arrangement.h
 //
 // The available strategies, and how a caller names one with its options.
 
-// All strategies, in the order in which tables list them.
+// All strategies, in the order in which tables list them. Their class is in extend/strategy.h.
 [[nodiscard]] std::span<const Strategy* const> strategies();
 // Finds a strategy by name. Throws InvalidArgument with the list of names and a "did you mean".
 [[nodiscard]] const Strategy& find_strategy(std::string_view name);

@@ -1,4 +1,5 @@
-// A batch: its sequences, attention shape and masks. It is the input of every strategy.
+// A batch: its sequences, attention shape and masks. It is the input of every strategy. Also the
+// kinds of data that attention moves, and the directions.
 //
 //   const std::vector<std::int64_t> lengths = {500, 90'000, 40'572};  // tokens of each document
 //   const Workload batch = make_workload(lengths, AttentionShape{}, parse_mask_use("causal"));

@@ -7,6 +7,7 @@
 //   const HostTensor logits = rank.forward(requests);  // collective
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

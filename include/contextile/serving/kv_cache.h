@@ -9,6 +9,7 @@
 //   if (!cache.append(RequestId(7), one_token)) return 1;     // no page is left; likewise
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
