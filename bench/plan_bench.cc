@@ -26,7 +26,6 @@ struct Case {
   Workload workload;
   Cluster cluster;
   StrategyRequest request;
-  request.max_roundings = kAnyRoundings;  // as the originals
 };
 
 Workload batch_of(const std::vector<std::int64_t>& lengths, const std::string& mask) {
