@@ -33,7 +33,8 @@ struct SearchPhase {
   std::string work;  // one line
   // Share of the search's limits (steps, milliseconds) that may be spent when the phase ends.
   double budget_share = 0;
-  bool ran = false;  // false: no search yet, or the batch did not need this phase
+  bool ran = false;       // false: no search yet, disabled, or the batch did not need this phase
+  bool disabled = false;  // by StrategyRequest::disabled_phases
   double seconds = 0;
   std::int32_t candidates = 0;  // plans simulated in this phase
   // Predicted time of the best candidate when the phase ended, forward and backward; unset: there

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ Table phases_table(const SearchReport& report) {
       cells.push_back(phase.improved ? Cell{std::string("found")} : Cell{});
     }
     cells.resize(table.columns().size());
+    if (phase.disabled) cells.back() = std::string("disabled");
     table.add_row(std::move(cells));
   }
   return table;
@@ -57,6 +59,7 @@ Json search_json(const SearchReport& report) {
                 {"seconds", phase.seconds},
                 {"candidates", phase.candidates},
                 {"improved", phase.improved}};
+    if (phase.disabled) row["disabled"] = true;
     if (phase.best_us) row["best_us"] = *phase.best_us;
     phases.push_back(std::move(row));
   }

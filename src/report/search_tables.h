@@ -9,6 +9,7 @@
 namespace contextile {
 
 // One row per phase, then the winner. Phases that did not run have no numbers except their share.
+// The last column marks those that the request disabled.
 [[nodiscard]] std::string search_text(const SearchReport& report);
 [[nodiscard]] Json search_json(const SearchReport& report);
 

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "contextile/extend/strategy.h"
+#include "strategy/disabled_phases.h"
 #include "strategy/options.h"
 #include "strategy/roundings.h"
 
@@ -55,13 +56,13 @@ class TypedStrategy : public Strategy {
   [[nodiscard]] std::optional<std::string> unsupported(const Workload& workload,
                                                        const Cluster& cluster,
                                                        const StrategyRequest& request) const final {
-    const Options options = parse(request.options);
+    const Options options = options_of(request);
     if (auto reason = unsupported_with(workload, cluster, options)) return reason;
     return unplannable_with(workload, cluster, options);
   }
 
   [[nodiscard]] std::vector<std::int64_t> block_sizes(const StrategyRequest& request) const final {
-    return block_sizes_with(request, parse(request.options));
+    return block_sizes_with(request, options_of(request));
   }
 
   [[nodiscard]] std::vector<std::map<std::string, std::string>> variants(
@@ -76,7 +77,7 @@ class TypedStrategy : public Strategy {
 
   [[nodiscard]] Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                     const StrategyRequest& request) const final {
-    Options options = parse(request.options);
+    Options options = options_of(request);
     if (const auto reason = unsupported_with(workload, cluster, options)) refuse(*reason);
     Arrangement arrangement = arrange_with(workload, cluster, request, options);
     arrangement.strategy = name();
@@ -122,6 +123,12 @@ class TypedStrategy : public Strategy {
   [[nodiscard]] virtual Arrangement arrange_with(const Workload& workload, const Cluster& cluster,
                                                  const StrategyRequest& request,
                                                  Options& options) const = 0;
+
+  // Returns the options of a request. Throws InvalidArgument on bad options and unknown phases.
+  [[nodiscard]] Options options_of(const StrategyRequest& request) const {
+    check_disabled_phases(*this, request);
+    return parse(request.options);
+  }
 
   [[nodiscard]] PartialWire wire() const { return card_.wire; }
   // Returns all options as text.

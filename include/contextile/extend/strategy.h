@@ -36,6 +36,12 @@ struct OptionSpec {
 struct StrategyRequest : PlanOptions {
   std::map<std::string, std::string> options = {};  // key → value; unknown keys are errors
   SearchHook searched = {};  // of strategies with search_phases(); may be empty
+  // Names of search_phases() that do not run, for tests and experiments. The library's strategies
+  // refuse an unknown name, and any name if they have no phases, with InvalidArgument. Plans do not
+  // record it and PlanOptions do not have it, so plan_batch, planners and their stores never make
+  // or keep such a plan: `arrange` makes its arrangement, `plan_arrangement` (planner.h) its plan.
+  // Without the last phases of `auto` a search may find no plan; it then throws InvalidArgument.
+  std::vector<std::string> disabled_phases = {};
 };
 
 // Returns the request that a choice with its own options makes of its strategy.
@@ -65,11 +71,12 @@ class Strategy {
   [[nodiscard]] virtual Deciding deciding() const { return Deciding::kByRule; }
 
   // The phases of its search, in order, none of them run; empty if the strategy does not search in
-  // phases. A strategy that has phases calls StrategyRequest::searched.
+  // phases. A strategy that has phases calls StrategyRequest::searched and leaves out those of
+  // StrategyRequest::disabled_phases.
   [[nodiscard]] virtual std::vector<SearchPhase> search_phases() const { return {}; }
 
   // Returns why this strategy cannot serve the request, or nothing. Throws InvalidArgument on bad
-  // options.
+  // options and unknown phases.
   [[nodiscard]] virtual std::optional<std::string> unsupported(
       const Workload& workload, const Cluster& cluster, const StrategyRequest& request) const = 0;
 
@@ -99,7 +106,7 @@ class Strategy {
 
   // Makes an arrangement, with the first of block_sizes() if the request leaves the size open.
   // Deterministic: the same arguments give the same arrangement on any number of threads. Throws
-  // InvalidArgument on bad options, and with the reason when unsupported().
+  // InvalidArgument on bad options and unknown phases, and with the reason when unsupported().
   [[nodiscard]] virtual Arrangement arrange(const Workload& workload, const Cluster& cluster,
                                             const StrategyRequest& request) const = 0;
 };

@@ -13,20 +13,11 @@
 #include "planner/auto/arrangement_load.h"
 #include "planner/auto/auto_strategy.h"
 #include "planner/auto/placement_choices.h"
+#include "planner/auto/tuning.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
 namespace {
-
-// The lower bound of an arrangement counts for 1% less. With many devices the simulator computes
-// shares of rates only now and then, so a plan may come out slightly below its bound. No
-// measurement of the 1% is recorded; `bounds_bench` compares bounds with plans.
-constexpr double kMargin = 0.99;
-// Among the variants that decide by rule, the two with the least bound held the fastest within
-// 0.05% on average over 112 workloads; the first alone takes 0.1 to 2.3% longer (2026-11-24).
-constexpr std::size_t kLikely = 2;
-// A simulation in one round spares later rounds some. More in a round keep more threads busy.
-constexpr std::ptrdiff_t kOfRound = 8;
 
 StrategyRequest request_of(const SearchState& state, const StrategyChoice& choice,
                            std::optional<std::int64_t> block_size) {
@@ -34,6 +25,7 @@ StrategyRequest request_of(const SearchState& state, const StrategyChoice& choic
   request.options = choice.options;
   request.progress = {};
   request.searched = {};
+  request.disabled_phases = {};  // of this search
   if (block_size) request.block_size = block_size;
   return request;
 }
@@ -83,59 +75,55 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
   }
 }
 
-void OtherStrategies::try_likely(double share_of_arranging, double share) {
+void OtherStrategies::try_likely(double draft_share, double share) {
   std::vector<std::size_t> by_rule;
   state_.settle();
   for (std::size_t i = 0; i < quick_.size(); ++i) {
     const Strategy& strategy = find_strategy(quick_[i].choice.name);
     if (strategy.deciding() != Deciding::kByRule) continue;
-    if (state_.take(quick_[i].arranging_steps, share_of_arranging)) by_rule.push_back(i);
+    if (state_.spend(quick_[i].arranging_steps, draft_share)) by_rule.push_back(i);
   }
-  std::vector<Bounded> best = least_bounds(by_rule, kLikely);
-  for (Bounded& likely : best) {
+  std::vector<Draft> best = draft_quick(by_rule, tuning::kLikelyOthers);
+  for (Draft& likely : best) {
     if (is_hopeless(likely.least_cost_us)) break;
     state_.settle();
-    if (!state_.take(steps_of_simulating_only(likely.arrangement), share)) continue;
+    if (!state_.spend(steps_of_simulating_only(likely.arrangement), share)) continue;
     Other& other = quick_[likely.index];
     other.is_done = true;
-    take(simulated(other, std::move(likely.arrangement)));
+    keep_if_best(simulated(other, std::move(likely.arrangement)));
   }
   std::erase_if(quick_, [](const Other& other) { return other.is_done; });
 }
 
-std::vector<OtherStrategies::Bounded> OtherStrategies::least_bounds(
+std::vector<OtherStrategies::Draft> OtherStrategies::draft_quick(
     const std::vector<std::size_t>& of_quick, std::optional<std::size_t> most) {
-  std::vector<Bounded> best;
+  std::vector<Draft> best;
   std::mutex mutex;
   state_.progress.expect(std::ssize(of_quick));
   parallel_for(std::size_t{0}, of_quick.size(), [&](std::size_t i) {
     Other& other = quick_[of_quick[i]];
-    Bounded bounded = with_bound(other);
-    bounded.index = of_quick[i];
-    other.least_cost_us = bounded.least_cost_us;
+    Draft drafted = draft(other);
+    drafted.index = of_quick[i];
+    other.least_cost_us = drafted.least_cost_us;
     const std::scoped_lock lock(mutex);
-    best.push_back(std::move(bounded));
-    std::ranges::sort(best, {},
-                      [](const Bounded& b) { return std::pair(b.least_cost_us, b.index); });
+    best.push_back(std::move(drafted));
+    std::ranges::sort(best, {}, [](const Draft& d) { return std::pair(d.least_cost_us, d.index); });
     if (best.size() > most.value_or(best.size())) best.pop_back();
   });
   return best;
 }
 
 void OtherStrategies::try_any() {
-  // The cheapest alone is often the slowest plan, and simulating it may take longer than arranging
-  // several: ring attention takes 56 times as long as the best plan of one long document under a
-  // sparse mask. 5000 steps are about 20 ms of one core.
-  constexpr std::int64_t kNextToNothing = 5000;
-  constexpr std::int64_t kTimesTheCheapest = 8;
-  constexpr std::int64_t kMostOfSeveral = 2'000'000;  // unless one takes more
+  // The cheapest alone is often the slowest plan, and simulating it may take longer than drafting
+  // several.
   if (quick_.empty()) return;
   std::vector<std::size_t> cheapest(quick_.size());
   std::iota(cheapest.begin(), cheapest.end(), std::size_t{0});
   std::ranges::stable_sort(cheapest, {}, [&](std::size_t i) { return quick_[i].arranging_steps; });
   const std::int64_t least_steps = quick_[cheapest.front()].arranging_steps;
   const std::int64_t most_steps = std::max(
-      {kNextToNothing, least_steps, std::min(kTimesTheCheapest * least_steps, kMostOfSeveral)});
+      {tuning::kLastResortSteps, least_steps,
+       std::min(tuning::kLastResortTimesCheapest * least_steps, tuning::kLastResortMostSteps)});
   std::int64_t steps = 0;
   auto end = std::ranges::find_if(cheapest, [&](std::size_t i) {
     steps += quick_[i].arranging_steps;
@@ -143,12 +131,12 @@ void OtherStrategies::try_any() {
   });
   // Those that follow need time, but may keep to a limit on tokens or memory.
   for (auto begin = cheapest.begin(); begin != cheapest.end() && !state_.has_allowed_plan();) {
-    for (Bounded& likely : least_bounds({begin, end})) {
-      take(simulated(quick_[likely.index], std::move(likely.arrangement)));
+    for (Draft& likely : draft_quick({begin, end})) {
+      keep_if_best(simulated(quick_[likely.index], std::move(likely.arrangement)));
       if (state_.has_allowed_plan()) break;
     }
     begin = end;
-    end += std::min<std::ptrdiff_t>(kOfRound, cheapest.end() - end);
+    end += std::min<std::ptrdiff_t>(tuning::kOthersOfRound, cheapest.end() - end);
   }
 }
 
@@ -160,59 +148,60 @@ void OtherStrategies::try_all(std::vector<Other>& others, double share) {
   others.clear();
   while (!left.empty()) {
     // Without a plan the cheapest of all must be among those of the round.
-    const auto end = left.begin() +
-                     (state_.has_plan() ? std::min(kOfRound, std::ssize(left)) : std::ssize(left));
+    const auto end =
+        left.begin() +
+        (state_.has_plan() ? std::min(tuning::kOthersOfRound, std::ssize(left)) : std::ssize(left));
     const std::vector<Other> of_round(left.begin(), end);
     left.erase(left.begin(), end);
-    const std::vector<Other> taken = state_.affordable(
-        of_round, share, [](const Other& other) { return other.arranging_steps; });
-    if (taken.empty()) {
+    const std::vector<Other> paid =
+        state_.spend_on(of_round, share, [](const Other& other) { return other.arranging_steps; });
+    if (paid.empty()) {
       others.insert(others.end(), of_round.begin(), of_round.end());
       continue;
     }
-    std::ranges::move(try_round(taken, share), std::back_inserter(others));
+    std::ranges::move(try_round(paid, share), std::back_inserter(others));
   }
 }
 
-std::vector<OtherStrategies::Other> OtherStrategies::try_round(const std::vector<Other>& taken,
+std::vector<OtherStrategies::Other> OtherStrategies::try_round(const std::vector<Other>& paid,
                                                                double share) {
   const bool has_plan = state_.has_plan();
-  std::vector<Bounded> bounded(taken.size());
-  state_.progress.expect(std::ssize(taken));
-  parallel_for(std::size_t{0}, taken.size(), [&](std::size_t i) {
-    if ((i > 0 || has_plan) && !state_.has_time_for(taken[i].arranging_steps, share)) return;
-    bounded[i] = with_bound(taken[i]);
+  std::vector<Draft> drafts(paid.size());
+  state_.progress.expect(std::ssize(paid));
+  parallel_for(std::size_t{0}, paid.size(), [&](std::size_t i) {
+    if ((i > 0 || has_plan) && !state_.has_time_for(paid[i].arranging_steps, share)) return;
+    drafts[i] = draft(paid[i]);
   });
-  std::vector<std::size_t> likeliest(taken.size());
+  std::vector<std::size_t> likeliest(paid.size());
   std::iota(likeliest.begin(), likeliest.end(), std::size_t{0});
-  std::ranges::stable_sort(likeliest, {}, [&](std::size_t i) { return bounded[i].least_cost_us; });
+  std::ranges::stable_sort(likeliest, {}, [&](std::size_t i) { return drafts[i].least_cost_us; });
   std::vector<std::size_t> promising;
   std::vector<Other> left;
   for (const std::size_t i : likeliest) {
-    if (bounded[i].least_cost_us == kNever) {  // not arranged
-      left.push_back(taken[i]);
+    if (drafts[i].least_cost_us == kNever) {  // not arranged
+      left.push_back(paid[i]);
       continue;
     }
-    if (is_hopeless(bounded[i].least_cost_us)) continue;
-    const std::int64_t steps = steps_of_simulating_only(bounded[i].arrangement);
+    if (is_hopeless(drafts[i].least_cost_us)) continue;
+    const std::int64_t steps = steps_of_simulating_only(drafts[i].arrangement);
     const bool has_to = !has_plan && promising.empty();
-    if (state_.take(steps, share) || has_to) {
+    if (state_.spend(steps, share) || has_to) {
       promising.push_back(i);
     } else {
-      left.push_back(taken[i]);
+      left.push_back(paid[i]);
     }
   }
   std::vector<PlanCandidate> candidates(promising.size());
   state_.progress.expect(std::ssize(promising));
   parallel_for(std::size_t{0}, promising.size(), [&](std::size_t i) {
-    candidates[i] = simulated(taken[promising[i]], std::move(bounded[promising[i]].arrangement));
+    candidates[i] = simulated(paid[promising[i]], std::move(drafts[promising[i]].arrangement));
     state_.progress.one_done("simulating other strategies");
   });
-  for (PlanCandidate& candidate : candidates) take(std::move(candidate));
+  for (PlanCandidate& candidate : candidates) keep_if_best(std::move(candidate));
   return left;
 }
 
-void OtherStrategies::take(PlanCandidate candidate) {
+void OtherStrategies::keep_if_best(PlanCandidate candidate) {
   state_.count_tried(candidate.memory_bytes);
   state_.keep_if_best(std::move(candidate));
 }
@@ -223,18 +212,19 @@ std::int64_t OtherStrategies::steps_of_simulating_only(const Arrangement& arrang
          steps_of_arranging(state_.num_devices(), tiles);
 }
 
-OtherStrategies::Bounded OtherStrategies::with_bound(const Other& other) const {
-  Bounded bounded;
-  bounded.arrangement = find_strategy(other.choice.name)
+OtherStrategies::Draft OtherStrategies::draft(const Other& other) const {
+  Draft drafted;
+  drafted.arrangement = find_strategy(other.choice.name)
                             .arrange(state_.workload, state_.cluster,
                                      request_of(state_, other.choice, other.block_size));
-  bounded.least_cost_us = least_cost_us(bounded.arrangement);
+  drafted.least_cost_us = least_cost_us(drafted.arrangement);
   state_.progress.one_done("arranging other strategies");
-  return bounded;
+  return drafted;
 }
 
 double OtherStrategies::least_cost_us(const Arrangement& arrangement) const {
-  const double least_us = kMargin * least_time_us(state_.workload, state_.cluster, arrangement);
+  const double least_us =
+      tuning::kBoundMargin * least_time_us(state_.workload, state_.cluster, arrangement);
   return state_.cost_us(least_us, most_tokens(arrangement, state_.cluster));
 }
 

@@ -19,9 +19,9 @@ class OtherStrategies {
   // if only our own placements are candidates.
   OtherStrategies(SearchState& state, Candidates which);
 
-  // Tries the strategies that decide by rule whose arrangements have the least lower bounds.
-  // Arranging takes no more than the first share of the limits.
-  void try_likely(double share_of_arranging, double share);
+  // Drafts the strategies that decide by rule and simulates those with the least lower bounds.
+  // Drafts spend no more than the first share of the limits, and all of it no more than the second.
+  void try_likely(double draft_share, double share);
   // Tries those that leave no block size open: most are made in a millisecond.
   void try_quick(double share) { try_all(quick_, share); }
   // Whatever the limits say, arranges the cheapest of those, and more if they take next to nothing.
@@ -40,8 +40,9 @@ class OtherStrategies {
     std::optional<double> least_cost_us = {};
     bool is_done = false;
   };
-  // An arrangement with a lower bound on the cost of every plan of it.
-  struct Bounded {
+  // An arrangement with a lower bound on the cost of every plan of it. Drafts that cannot win are
+  // not simulated.
+  struct Draft {
     double least_cost_us = kNever;
     std::size_t index = 0;
     Arrangement arrangement;
@@ -49,16 +50,17 @@ class OtherStrategies {
 
   // Adds the strategy at every block size that it leaves open, if it supports the workload.
   void add(const Strategy& strategy, const StrategyChoice& choice);
-  // Arranges as many as end in that share of the limits and simulates those that may win. Removes
+  // Drafts as many as fit into that share of the limits and simulates those that may win. Removes
   // them from the list.
   void try_all(std::vector<Other>& others, double share);
-  // Returns those that may win but did not fit.
-  [[nodiscard]] std::vector<Other> try_round(const std::vector<Other>& taken, double share);
-  // Arranges those of quick_ and returns them, or the best of them, least bound first.
-  [[nodiscard]] std::vector<Bounded> least_bounds(const std::vector<std::size_t>& of_quick,
-                                                  std::optional<std::size_t> most = {});
-  void take(PlanCandidate candidate);
-  [[nodiscard]] Bounded with_bound(const Other& other) const;
+  // The same for one round, whose drafts are paid for. Returns those that may win but did not fit.
+  [[nodiscard]] std::vector<Other> try_round(const std::vector<Other>& paid, double share);
+  // Drafts those of quick_ and returns them, or the best of them, least bound first.
+  [[nodiscard]] std::vector<Draft> draft_quick(const std::vector<std::size_t>& of_quick,
+                                               std::optional<std::size_t> most = {});
+  [[nodiscard]] Draft draft(const Other& other) const;
+  // Counts a simulated candidate and keeps it if it is the best.
+  void keep_if_best(PlanCandidate candidate);
   [[nodiscard]] PlanCandidate simulated(const Other& other, Arrangement arrangement) const;
   [[nodiscard]] double least_cost_us(const Arrangement& arrangement) const;
   [[nodiscard]] bool is_hopeless(double least_cost_us) const {

@@ -10,6 +10,7 @@
 #include "contextile/extend/partition.h"
 #include "planner/auto/link_rates.h"
 #include "planner/auto/row_placement.h"
+#include "planner/auto/tuning.h"
 #include "strategy/schedule/home.h"
 #include "strategy/schedule/overlap.h"
 
@@ -34,9 +35,9 @@ double inter_us_per_byte(const Cluster& cluster) {
 
 // Time of a byte between nodes in multiples of one inside a node, while all devices send.
 std::int64_t inter_weight(const Cluster& cluster) {
-  constexpr std::int64_t kMost = 64;
   return std::clamp<std::int64_t>(
-      std::llround(inter_us_per_byte(cluster) / intra_us_per_byte(cluster)), 1, kMost);
+      std::llround(inter_us_per_byte(cluster) / intra_us_per_byte(cluster)), 1,
+      tuning::kMostInterWeight);
 }
 
 // Times of the tiles of one mask. A call computes the pieces of the same rows as one run, whose
@@ -195,7 +196,7 @@ Placement place(const Workload& workload, const Cluster& cluster,
   spec.devices_per_node = cluster.devices_per_node;
   spec.nics_per_node = cluster.nics_per_node;
   spec.eps_compute = choice.eps;
-  spec.eps_node = 0.7 * choice.eps;
+  spec.eps_node = tuning::kNodePartOfEps * choice.eps;
   // A block that is larger than the cap stays whole. Such a plan is a last resort
   // (SearchState::cost_us).
   spec.token_cap =
@@ -217,12 +218,9 @@ Placement place(const Workload& workload, const Cluster& cluster,
   const double port_us = static_cast<double>(quality.max_port_bytes) * intra_us_per_byte(cluster);
   const double nic_us = static_cast<double>(quality.max_nic_bytes) * kUsPerByteOfGbytes *
                         cluster.nics_per_node / cluster.inter_gbytes_per_s_per_node;
-  // The share of the two that do not bind, used since 2026-11-24, no fit recorded: compute hides
-  // most of the traffic, but not all. The time over the estimate spreads by 13 to 18% (standard
-  // deviation of its logarithm, 112 workloads, 2026-11-24); a better share lowers that spread.
-  constexpr double kShareOfOthers = 0.35;
   const double binding = std::max({compute_us, port_us, nic_us});
-  placement.estimate_us = binding + kShareOfOthers * (compute_us + port_us + nic_us - binding);
+  placement.estimate_us =
+      binding + tuning::kShareOfNotBinding * (compute_us + port_us + nic_us - binding);
   placement.priced = std::move(priced);
   return placement;
 }

@@ -62,8 +62,6 @@ struct Placement {
   std::vector<std::int32_t> block_head_groups;  // as in a round
   double estimate_us = 0;  // the most of compute, device ports and NICs, and part of the other two
 };
-// Effort of a placement that starts from an earlier one.
-inline constexpr double kWarmEffort = 0.2;
 // Rows placed earlier, to start from, and the extra time to assume for every device, µs.
 struct RowStart {
   std::vector<RowPlace> places;

@@ -1,77 +1,63 @@
 #include "planner/auto/placement_choices.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "contextile/plan.h"
 #include "contextile/planner.h"
 #include "planner/auto/search_budget.h"
+#include "planner/auto/tuning.h"
 
 namespace contextile {
 namespace {
-
-// No measurement of this file's limits, efforts and sizes is recorded. They balance finer blocks,
-// which place better, against the time that their tiles take to place and simulate. Judge a change
-// with `build/auto_bench --devices 32 --seed 11` and `build/budget_bench`
-// (docs/results/auto.md).
-constexpr double kMostPlacedTiles = 150'000;  // of all head groups; of one as many as there are
-constexpr double kMostRowTiles = 150'000;     // likewise
-constexpr double kTilesOfDevice = 750;        // of all head groups, placed quickly
-// RowPartitioner numbers no more rows. Many more blocks of tiles take long, even with little effort
-// for each.
-constexpr std::int64_t kMostPlacedRows = 65'535;
 
 std::vector<std::int64_t> grid_block_sizes(const Workload& workload, const Cluster& cluster,
                                            const StrategyRequest& request) {
   if (request.block_size) return {*request.block_size};
   // Larger blocks only if every device still has a few of them.
-  constexpr std::int64_t kBlocksOfDevice = 2;
-  constexpr std::int64_t kMostBlocks = 4096;
   std::vector<std::int64_t> sizes;
-  for (const std::int64_t size : {1024, 2048, 512, 4096, 8192, 256, 128}) {
+  for (const std::int64_t size : tuning::kGridBlockSizes) {
     const std::int64_t blocks = workload.num_tokens() / size;
-    if (blocks >= kBlocksOfDevice * cluster.num_devices() && blocks <= kMostBlocks) {
+    if (blocks >= tuning::kGridBlocksPerDevice * cluster.num_devices() &&
+        blocks <= tuning::kMostGridBlocks) {
       sizes.push_back(size);
     }
   }
   if (sizes.empty()) {
-    sizes.push_back(std::max<std::int64_t>(1, workload.num_tokens() / (4 * cluster.num_devices())));
+    const std::int64_t blocks = tuning::kFallbackBlocksPerDevice * cluster.num_devices();
+    sizes.push_back(std::max<std::int64_t>(1, workload.num_tokens() / blocks));
   }
-  constexpr std::size_t kMostSizes = 3;
-  if (sizes.size() > kMostSizes) sizes.resize(kMostSizes);
+  if (sizes.size() > tuning::kMostGridSizes) sizes.resize(tuning::kMostGridSizes);
   return sizes;
 }
 
 // The likeliest first: with a group per KV head, heads that meet on a device share most keys and
 // devices fill most evenly.
 std::vector<std::int32_t> grid_head_groups(const Workload& workload) {
-  constexpr std::int32_t kMost = 64;
-  constexpr std::int32_t kFew = 8;
+  constexpr std::int32_t kFew = tuning::kFewHeadGroups;
   const std::int32_t kv_heads = workload.shape.kv_heads;
   std::vector<std::int32_t> groups;
-  if (kv_heads <= kMost) groups.push_back(kv_heads);
+  if (kv_heads <= tuning::kMostHeadGroups) groups.push_back(kv_heads);
   if (kv_heads > kFew && kv_heads % kFew == 0) groups.push_back(kFew);
   if (kv_heads > 1) groups.push_back(1);
   if (kv_heads > 2 && kv_heads % 2 == 0) groups.push_back(2);
   return groups;
 }
 
-constexpr std::int64_t kSmallestRow = 128;
-
 // Powers of two, of about four, eight and two blocks per device; the largest last.
 std::vector<std::int64_t> row_block_sizes(const Workload& workload, const Cluster& cluster,
                                           const StrategyRequest& request) {
   if (request.block_size) return {*request.block_size};
-  constexpr std::uint64_t kMost = 4096;
   const std::int64_t of_device = workload.num_tokens() / cluster.num_devices();
-  const auto near = static_cast<std::int64_t>(std::clamp(
-      std::bit_floor(static_cast<std::uint64_t>(std::max<std::int64_t>(1, of_device / 4))),
-      static_cast<std::uint64_t>(kSmallestRow), kMost));
+  const auto quarter = static_cast<std::uint64_t>(
+      std::max<std::int64_t>(1, of_device / tuning::kRowBlocksPerDevice));
+  const std::int64_t near = std::clamp(static_cast<std::int64_t>(std::bit_floor(quarter)),
+                                       tuning::kSmallestRowBlock, tuning::kLargestRowBlock);
   std::vector<std::int64_t> sizes = {near};
-  if (near / 2 >= kSmallestRow) sizes.push_back(near / 2);
+  if (near / 2 >= tuning::kSmallestRowBlock) sizes.push_back(near / 2);
   if (2 * near <= of_device) sizes.push_back(2 * near);
   return sizes;
 }
@@ -79,9 +65,8 @@ std::vector<std::int64_t> row_block_sizes(const Workload& workload, const Cluste
 // Adds both kinds of rows at a block size, unless they have more tiles of all head groups.
 void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice choice,
               double most_tiles, std::vector<PlacementChoice>& choices) {
-  constexpr std::int64_t kMostRows = 16'384;
-  if (workload.num_tokens() / choice.block_size > kMostRows) return;
-  if (num_blocks(workload, choice.block_size) > kMostPlacedRows) return;
+  if (workload.num_tokens() / choice.block_size > tuning::kMostRowBlocks) return;
+  if (num_blocks(workload, choice.block_size) > tuning::kMostPlacedBlocks) return;
   const std::int32_t width = cluster.devices_per_node;
   const auto tiles = static_cast<double>(likely_tiles(workload, choice.block_size));
   choice.unit = PlacedUnit::kRows;
@@ -92,30 +77,21 @@ void add_rows(const Workload& workload, const Cluster& cluster, PlacementChoice 
   choices.push_back(choice);
 }
 
-// Placements of rows with uneven work (RowSpec). A start that fills devices to the mean is a poor
-// one here, so the first steps are hot. Fills and heats were fitted on 2026-11-26 to the 64 batches
-// of docs/results/optimum.md. The likely one alone, among seven sets, made the fastest plans within
-// 300,000 and 600,000 steps (seed 23, p4de, 32 KV heads).
-struct UnevenTrial {
-  double fill;
-  double heat;
-};
-constexpr UnevenTrial kLikelyUneven = {1.6, 20};
-
+// One placement of rows of each kind, block size and start.
 std::vector<PlacementChoice> uneven_rows(const Workload& workload, const Cluster& cluster,
                                          const StrategyRequest& request,
-                                         const std::vector<UnevenTrial>& trials, double effort,
+                                         std::span<const tuning::UnevenRows> starts, double effort,
                                          std::uint64_t seed) {
   std::vector<PlacementChoice> choices;
-  for (const UnevenTrial& trial : trials) {
+  for (const tuning::UnevenRows& start : starts) {
     for (const std::int64_t size : row_block_sizes(workload, cluster, request)) {
       add_rows(workload, cluster,
                {.block_size = size,
-                .fill = trial.fill,
-                .heat = trial.heat,
+                .fill = start.fill,
+                .heat = start.heat,
                 .effort = effort,
                 .seed = request.seed + seed},
-               kMostRowTiles, choices);
+               tuning::kMostRowTiles, choices);
     }
   }
   return choices;
@@ -163,45 +139,43 @@ std::int64_t most_tiles(const Workload& workload, const PlacementChoice& choice)
 
 std::vector<PlacementChoice> quick_row_choices(const Workload& workload, const Cluster& cluster,
                                                const StrategyRequest& request) {
-  constexpr double kEffort = 0.05;
+  constexpr double kEffort = tuning::kQuickRowEffort;
   std::vector<PlacementChoice> choices;
   const std::vector<std::int64_t> sizes = row_block_sizes(workload, cluster, request);
   for (std::size_t s = 0; s < sizes.size(); ++s) {
     const PlacementChoice choice{
         .block_size = sizes[s], .effort = kEffort, .seed = request.seed + 1 + s};
-    add_rows(workload, cluster, choice, kTilesOfDevice * cluster.num_devices(), choices);
+    add_rows(workload, cluster, choice, tuning::kQuickTilesPerDevice * cluster.num_devices(),
+             choices);
   }
   if (choices.empty()) {
-    add_rows(workload, cluster, {.block_size = sizes.back(), .effort = kEffort}, kMostRowTiles,
-             choices);
+    add_rows(workload, cluster, {.block_size = sizes.back(), .effort = kEffort},
+             tuning::kMostRowTiles, choices);
   }
   return choices;
 }
 
 std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const Cluster& cluster,
                                                 const StrategyRequest& request, int turns) {
-  constexpr double kEffort = 0.1;
-  constexpr double kTilesOfGroup = 100;      // of a device
-  constexpr std::array kEps = {0.12, 0.25};  // alternating
   std::vector<std::int64_t> sizes = grid_block_sizes(workload, cluster, request);
   std::ranges::sort(sizes);
   const auto fitting = std::ranges::find_if(sizes, [&](std::int64_t size) {
     return static_cast<double>(likely_tiles(workload, size)) <=
-           kTilesOfGroup * cluster.num_devices();
+           tuning::kQuickGroupTilesPerDevice * cluster.num_devices();
   });
   const std::int64_t size = fitting == sizes.end() ? sizes.back() : *fitting;
-  if (num_blocks(workload, size) > kMostPlacedRows) return {};
+  if (num_blocks(workload, size) > tuning::kMostPlacedBlocks) return {};
   std::vector<std::int32_t> head_groups = grid_head_groups(workload);
   std::ranges::sort(head_groups, std::ranges::greater{});
   std::vector<PlacementChoice> choices;
   for (std::size_t turn = 0; turn < static_cast<std::size_t>(turns); ++turn) {
     for (const std::int32_t groups : head_groups) {
       const auto tiles = static_cast<double>(likely_tiles(workload, size) * groups);
-      if (groups > 1 && tiles > kTilesOfDevice * cluster.num_devices()) continue;
+      if (groups > 1 && tiles > tuning::kQuickTilesPerDevice * cluster.num_devices()) continue;
       choices.push_back({.block_size = size,
                          .head_groups = groups,
-                         .eps = kEps[turn % kEps.size()],
-                         .effort = kEffort,
+                         .eps = tuning::kQuickTileEps[turn % tuning::kQuickTileEps.size()],
+                         .effort = tuning::kQuickTileEffort,
                          .seed = request.seed + 1 + turn});
     }
   }
@@ -210,15 +184,15 @@ std::vector<PlacementChoice> quick_tile_choices(const Workload& workload, const 
 
 std::vector<PlacementChoice> row_choices(const Workload& workload, const Cluster& cluster,
                                          const StrategyRequest& request, double effort) {
-  constexpr double kEffort = 0.4;
-  constexpr std::uint64_t kSeeds = 2;
   const std::vector<std::int64_t> sizes = row_block_sizes(workload, cluster, request);
   std::vector<PlacementChoice> choices;
-  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+  for (std::uint64_t seed = 1; seed <= tuning::kRowSeeds; ++seed) {
     for (const std::int64_t size : sizes) {
       add_rows(workload, cluster,
-               {.block_size = size, .effort = kEffort * effort, .seed = request.seed + 1 + seed},
-               kMostRowTiles, choices);
+               {.block_size = size,
+                .effort = tuning::kRowEffort * effort,
+                .seed = request.seed + 1 + seed},
+               tuning::kMostRowTiles, choices);
     }
   }
   return choices;
@@ -227,14 +201,14 @@ std::vector<PlacementChoice> row_choices(const Workload& workload, const Cluster
 std::vector<PlacementChoice> quick_uneven_row_choices(const Workload& workload,
                                                       const Cluster& cluster,
                                                       const StrategyRequest& request) {
-  return uneven_rows(workload, cluster, request, {kLikelyUneven}, 0.05, 2);
+  return uneven_rows(workload, cluster, request, {&tuning::kLikelyUnevenRows, 1},
+                     tuning::kQuickUnevenRowEffort, 2);
 }
 
 std::vector<PlacementChoice> uneven_row_choices(const Workload& workload, const Cluster& cluster,
                                                 const StrategyRequest& request, double effort) {
-  constexpr double kEffort = 0.1;
-  return uneven_rows(workload, cluster, request, {{1.25, 20}, kLikelyUneven, {1.6, 5}},
-                     kEffort * effort, 2);
+  return uneven_rows(workload, cluster, request, tuning::kUnevenRows,
+                     tuning::kUnevenRowEffort * effort, 2);
 }
 
 std::vector<PlacementChoice> tile_choices(const Workload& workload, const Cluster& cluster,
@@ -243,7 +217,7 @@ std::vector<PlacementChoice> tile_choices(const Workload& workload, const Cluste
   for (const std::int64_t size : grid_block_sizes(workload, cluster, request)) {
     for (const std::int32_t groups : grid_head_groups(workload)) {
       const auto tiles = static_cast<double>(likely_tiles(workload, size));
-      if (groups > 1 && tiles * groups > kMostPlacedTiles) continue;
+      if (groups > 1 && tiles * groups > tuning::kMostGridTiles) continue;
       choices.push_back(
           {.block_size = size, .head_groups = groups, .eps = eps, .seed = request.seed + 1});
     }
@@ -265,9 +239,8 @@ bool decide_retain(const Workload& workload, const Cluster& cluster, const Strat
                                    unit_bytes(Kind::kKv, 1, shape, 1, shape.dtype);
   // In forward a device receives at most a few times as much as it owns.
   const std::int64_t owned = workload.num_tokens() / cluster.num_devices() + 1;
-  constexpr std::int64_t kTimesOwned = 4;
-  constexpr std::int64_t kShareOfMemory = 20;
-  return kTimesOwned * owned * token_bytes * layers <= memory_bytes / kShareOfMemory;
+  return tuning::kReceivedTimesOwned * owned * token_bytes * layers <=
+         memory_bytes / tuning::kRetainedPartsOfMemory;
 }
 
 }  // namespace contextile

@@ -14,6 +14,7 @@
 #include "base/parallel_for.h"
 #include "contextile/base.h"
 #include "contextile/extend/plan_build.h"
+#include "planner/auto/tuning.h"
 
 namespace contextile {
 namespace {
@@ -52,7 +53,7 @@ std::vector<double> ends_of(const std::optional<SimulatedDirection>& direction) 
 
 }  // namespace
 
-void TrialOutcome::take_better(const TrialOutcome& other) {
+void TrialOutcome::adopt_faster(const TrialOutcome& other) {
   if (other.times.forward_us < times.forward_us) {
     times.forward_us = other.times.forward_us;
     ends.forward = other.ends.forward;
@@ -145,7 +146,7 @@ std::vector<TrialOutcome> PlacementTrials::simulate_all(
   std::vector<TrialOutcome> best(placements.size());
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     if (outcomes[i].times.was_tried()) state_.count_tried(outcomes[i].times.memory_bytes);
-    best[i % placements.size()].take_better(outcomes[i]);
+    best[i % placements.size()].adopt_faster(outcomes[i]);
   }
   return best;
 }
@@ -159,7 +160,7 @@ std::vector<Tried> PlacementTrials::try_pairs(std::span<const Placement> placeme
   for (std::size_t p = 0; p < placements.size(); ++p) {
     if (best[p].times.sum_us() == kNever) continue;
     tried.push_back({placements[p], best[p], cost_us(placements[p], best[p].times)});
-    take_if_best(tried.back());
+    keep_if_best(tried.back());
   }
   return tried;
 }
@@ -169,17 +170,13 @@ void PlacementTrials::try_pairs_again(std::span<Tried> tried, std::span<const Sc
   for (const Tried& one : tried) all.push_back(&one.placement);
   const std::vector<TrialOutcome> best = simulate_all(all, pairs);
   for (std::size_t p = 0; p < tried.size(); ++p) {
-    tried[p].outcome.take_better(best[p]);
+    tried[p].outcome.adopt_faster(best[p]);
     tried[p].cost_us = cost_us(tried[p].placement, tried[p].outcome.times);
-    take_if_best(tried[p]);
+    keep_if_best(tried[p]);
   }
 }
 
 Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
-  // The part of a device's lateness that its handicap takes over in a round. No measurement is
-  // recorded. A larger part may overshoot, a smaller one needs more rounds. `contextile plan
-  // --explain` shows what rounds find.
-  constexpr double kGain = 0.7;
   const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(tried.placement));
   Tried best = tried;
   Tried last = tried;
@@ -196,7 +193,7 @@ Tried PlacementTrials::rebalanced(const Tried& tried, int rounds) const {
     const double mean_end =
         std::accumulate(ends.begin(), ends.end(), 0.0) / static_cast<double>(ends.size());
     for (std::size_t d = 0; d < ends.size(); ++d) {
-      warm.handicap_us[d] += kGain * (ends[d] / mean_end - 1) * mean_us;
+      warm.handicap_us[d] += tuning::kHandicapGain * (ends[d] / mean_end - 1) * mean_us;
     }
     warm.places = last.placement.places;
     PlacementChoice choice = last.placement.choice;
@@ -215,7 +212,7 @@ void PlacementTrials::simulate_again(Tried& tried) const {
   tried.cost_us = cost_us(tried.placement, tried.outcome.times);
 }
 
-void PlacementTrials::take_if_best(const Tried& tried) {
+void PlacementTrials::keep_if_best(const Tried& tried) {
   if (tried.cost_us >= state_.best.cost_us) return;
   const PlacementChoice& choice = tried.placement.choice;
   std::map<std::string, std::string> options = {

@@ -23,8 +23,8 @@ struct TrialOutcome {
   PlanTimes times;
   DeviceEnds ends;
 
-  // Takes each direction from `other` if it is faster there.
-  void take_better(const TrialOutcome& other);
+  // Adopts each direction of `other` that is faster there.
+  void adopt_faster(const TrialOutcome& other);
 };
 
 // A placement under the schedules that suit it best, each direction for itself.
@@ -60,7 +60,8 @@ class PlacementTrials {
   // Sets the outcome and cost of a placement under its schedules.
   void simulate_again(Tried& tried) const;
 
-  void take_if_best(const Tried& tried);
+  // Makes the placement the best candidate of the search if it is better.
+  void keep_if_best(const Tried& tried);
 
  private:
   // The best outcome of each placement.

@@ -9,17 +9,10 @@
 #include "base/parallel_for.h"
 #include "base/portable_math.h"
 #include "base/rng.h"
+#include "planner/auto/tuning.h"
 
 namespace contextile {
 namespace {
-
-// Chosen on 2026-11-26 by the 64 batches of docs/results/optimum.md. More plans find more and take
-// longer. Judge a change with `python labs/optimum`.
-constexpr double kPolishSteps = 600'000;    // at effort 1
-constexpr std::int64_t kFewestPlans = 120;  // of a chain: fewer find little
-constexpr std::size_t kChains = 4;          // of the first half
-constexpr double kNearStarts = 1.5;         // times the best: others do not catch up
-constexpr double kFirstHeat = 0.02;         // of the best time
 
 enum class PolishMove : std::uint8_t {
   kTile,
@@ -56,14 +49,14 @@ class PolishChain {
   // A changed copy of the current placement, with the old times.
   Tried changed() {
     Tried trial = now_;
-    constexpr std::array kChanges = {1, 1, 1, 2, 3};
-    const int changes = kChanges[pick(kChanges.size())];
+    const int changes = tuning::kPolishChanges[pick(tuning::kPolishChanges.size())];
     for (int c = 0; c < changes; ++c) change(trial);
     return trial;
   }
-  // Takes the simulated trial if it is not much slower. `spent` is the part of the walk so far.
-  void judge(Tried trial, double spent) {
-    const double heat = kFirstHeat * best_.cost_us * (1 - spent) * (1 - spent);
+  // Walks on from the simulated trial if it is not much slower. `done` is the part of the walk so
+  // far.
+  void walk_on_if_good(Tried trial, double done) {
+    const double heat = tuning::kFirstPolishHeat * best_.cost_us * (1 - done) * (1 - done);
     const double threshold = -heat * portable_log(rng_.uniform() + 0x1p-54);
     if (trial.cost_us > now_.cost_us + threshold) return;
     now_ = std::move(trial);
@@ -96,11 +89,10 @@ class PolishChain {
   }
   // Any tile of any head group, often one of the device that ends last.
   [[nodiscard]] std::size_t any_tile(const GridPartition& partition) {
-    constexpr int kTries = 16;
     std::size_t at = pick(partition.device.size());
     if (chance(0.5)) return at;
     const Rank late = latest();
-    for (int t = 0; t < kTries && partition.device[tile_id(at)] != late; ++t) {
+    for (int t = 0; t < tuning::kLateTileTries && partition.device[tile_id(at)] != late; ++t) {
       at = pick(partition.device.size());
     }
     return at;
@@ -127,12 +119,12 @@ class PolishChain {
         move_tiles(partition, at, to, [&](const Tile& t) { return t.kv_block == tile.kv_block; });
         break;
       case PolishMove::kBlock:
-        move_block(partition, tile.q_block, to, chance(kWithRows));
+        move_block(partition, tile.q_block, to, chance(tuning::kPolishWithRows));
         break;
       case PolishMove::kSwapBlocks: {
         const BlockId other{any(static_cast<std::int32_t>(partition.owner.size()))};
         const Rank mine = partition.owner[tile.q_block];
-        const bool with_rows = chance(kWithRows);
+        const bool with_rows = chance(tuning::kPolishWithRows);
         move_block(partition, tile.q_block, partition.owner[other], with_rows);
         move_block(partition, other, mine, with_rows);
         break;
@@ -181,8 +173,6 @@ class PolishChain {
     }
   }
 
-  static constexpr double kWithRows = 0.75;
-
   Tried now_;
   Tried best_;
   std::int32_t num_devices_;
@@ -192,7 +182,7 @@ class PolishChain {
 
 }  // namespace
 
-void Polish::improve(std::vector<Tried>& tried, std::int64_t plans) {
+void Polish::anneal(std::vector<Tried>& tried, std::int64_t plans) {
   std::vector<std::int32_t> simulated(tried.size(), 0);
   state_.progress.expect(std::ssize(tried));
   parallel_for(std::size_t{0}, tried.size(), [&](std::size_t i) {
@@ -202,38 +192,40 @@ void Polish::improve(std::vector<Tried>& tried, std::int64_t plans) {
     for (; simulated[i] < plans && state_.has_time_for(steps); ++simulated[i]) {
       Tried trial = chain.changed();
       trials_.simulate_again(trial);
-      chain.judge(std::move(trial), simulated[i] / static_cast<double>(plans));
+      chain.walk_on_if_good(std::move(trial), simulated[i] / static_cast<double>(plans));
     }
     tried[i] = chain.best();
     state_.progress.one_done("polishing placements");
   });
   state_.tried += std::accumulate(simulated.begin(), simulated.end(), 0);
   std::ranges::stable_sort(tried, {}, &Tried::cost_us);
-  trials_.take_if_best(tried.front());
+  trials_.keep_if_best(tried.front());
 }
 
 void Polish::run(std::vector<Tried> starts, double share) {
   std::erase_if(starts, [&](const Tried& start) {
-    return start.cost_us > kNearStarts * state_.best.cost_us ||
+    return start.cost_us > tuning::kNearPolishStarts * state_.best.cost_us ||
            num_tiles(start.placement) == 0;  // a mask without pairs has nothing to move
   });
   if (starts.empty()) return;
   std::ranges::stable_sort(starts, {}, &Tried::cost_us);
-  if (starts.size() > kChains) starts.resize(kChains);
+  if (starts.size() > tuning::kPolishChains) starts.resize(tuning::kPolishChains);
   std::int64_t steps = 0;  // of a plan in all chains
   for (const Tried& start : starts) {
     steps =
-        std::max(steps, static_cast<std::int64_t>(kChains) *
+        std::max(steps, static_cast<std::int64_t>(tuning::kPolishChains) *
                             steps_of_simulating(state_.num_devices(), num_tiles(start.placement)));
   }
   state_.settle();
-  auto plans = static_cast<std::int64_t>(kPolishSteps * state_.options.effort) / steps;
-  while (plans >= kFewestPlans && !state_.take(plans * steps, share)) plans = plans * 3 / 4;
-  if (plans < kFewestPlans) return;
+  auto plans = static_cast<std::int64_t>(tuning::kPolishSteps * state_.options.effort) / steps;
+  while (plans >= tuning::kFewestPolishPlans && !state_.spend(plans * steps, share)) {
+    plans = plans * 3 / 4;
+  }
+  if (plans < tuning::kFewestPolishPlans) return;
   // All chains share the first half. Two others go on from the best, with as many plans together.
-  improve(starts, plans / 2);
+  anneal(starts, plans / 2);
   std::vector<Tried> best(2, starts.front());
-  improve(best, plans);
+  anneal(best, plans);
 }
 
 }  // namespace contextile

@@ -19,8 +19,8 @@ class Polish {
   void run(std::vector<Tried> starts, double share);
 
  private:
-  // Improves each placement with that many plans, side by side, and sorts them by cost.
-  void improve(std::vector<Tried>& tried, std::int64_t plans);
+  // Anneals each placement with that many plans, side by side, and sorts them by cost.
+  void anneal(std::vector<Tried>& tried, std::int64_t plans);
 
   SearchState& state_;
   PlacementTrials trials_;

@@ -8,17 +8,10 @@
 
 #include "partition/grid/rows.h"
 #include "planner/auto/link_rates.h"
+#include "planner/auto/tuning.h"
 
 namespace contextile {
 namespace {
-
-// Ports and NICs are never all busy, so a byte counts for more than its share of all. No
-// measurement is recorded of this weight, the annealing steps at effort 1 and the heat of a warm
-// start. They balance traffic against work, and quality against time. Judge a change with
-// `build/auto_bench --devices 32 --seed 11`, clusters p4de and dgx-h200.
-constexpr double kWeightOfBytes = 4;
-constexpr std::int64_t kSteps = 200'000;
-constexpr double kWarmHeat = 0.3;
 
 std::vector<WholeRow> whole_rows(const Workload& workload, const PricedTiles& priced) {
   const Blocking& blocks = priced.tiles.work.blocks;
@@ -44,7 +37,7 @@ std::vector<WholeRow> whole_rows(const Workload& workload, const PricedTiles& pr
 double receiver_us(const Cluster& cluster, double layers, bool backward) {
   const double latency_us = cluster.nodes > 1 ? cluster.inter_latency_us : cluster.intra_latency_us;
   const double us = cluster.launch_us + latency_us + cluster.attention.call_us;
-  return kWeightOfBytes * layers * (backward ? 2 : 1) * us / cluster.num_devices();
+  return tuning::kRowByteWeight * layers * (backward ? 2 : 1) * us / cluster.num_devices();
 }
 
 RowSpec spec_of(const Workload& workload, const Cluster& cluster, const PlacementChoice& choice,
@@ -62,15 +55,16 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
   for (const NamedMask& mask : workload.masks) layers += mask.layers;
   const double keys = layers * static_cast<double>(bytes.column * choice.head_groups);
   const double queries = layers * static_cast<double>(bytes.row * choice.head_groups);
-  const double port = kWeightOfBytes * kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;
-  const double nic = kWeightOfBytes * kUsPerByteOfGbytes / cluster.inter_gbytes_per_s_per_node;
+  const double port = tuning::kRowByteWeight * kUsPerByteOfGbytes / cluster.intra_gbytes_per_s;
+  const double nic =
+      tuning::kRowByteWeight * kUsPerByteOfGbytes / cluster.inter_gbytes_per_s_per_node;
   spec.device_us = port * keys / devices;
   spec.node_us = cluster.nodes > 1 ? nic * keys / cluster.nodes : 0;
-  spec.port_us = port / kWeightOfBytes * keys;
-  spec.nic_us = cluster.nodes > 1 ? nic / kWeightOfBytes * keys : 0;
+  spec.port_us = port / tuning::kRowByteWeight * keys;
+  spec.nic_us = cluster.nodes > 1 ? nic / tuning::kRowByteWeight * keys : 0;
   spec.spread_us = port * queries * (1 - 1.0 / cluster.devices_per_node) / devices;
-  spec.overfull_us = 2 * port * queries;
-  spec.steps = static_cast<std::int64_t>(kSteps * choice.effort);
+  spec.overfull_us = tuning::kOverfullRowWeight * port * queries;
+  spec.steps = static_cast<std::int64_t>(tuning::kRowAnnealingSteps * choice.effort);
   spec.fill = choice.fill;
   spec.heat = choice.heat;
   // With even work nearly every device receives keys, so that this price decides nothing.
@@ -110,8 +104,8 @@ PlacedRows place_whole_rows(const Workload& workload, const Cluster& cluster,
   const std::vector<WholeRow> rows = whole_rows(workload, priced);
   RowSpec spec = spec_of(workload, cluster, choice, bytes, rules);
   if (warm != nullptr) {
-    spec.steps = static_cast<std::int64_t>(kSteps * kWarmEffort);
-    spec.heat = kWarmHeat;
+    spec.steps = static_cast<std::int64_t>(tuning::kRowAnnealingSteps * tuning::kWarmRowEffort);
+    spec.heat = tuning::kWarmRowHeat;
     spec.handicap_us = warm->handicap_us;
   }
   PlacedRows placed;

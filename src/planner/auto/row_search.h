@@ -15,14 +15,14 @@ class RowSearch {
   [[nodiscard]] const std::vector<Tried>& tried() const { return tried_; }  // the best first
   // True if the best of them may catch up with the best candidate of all.
   [[nodiscard]] bool is_near() const;
-  // Adds one that has been tried.
-  void take(Tried tried);
+  // Adds a placement that another part has tried, to go on from it.
+  void add_tried(Tried tried);
   // Rebalances the best of them, under more schedules.
   void refine(double share);
   // Tries placements that give devices uneven work, so that fewer keys travel.
   void try_uneven(double share);
   // Tries more block sizes, seeds and steps, once in a search.
-  void widen(double share);
+  void try_sizes(double share);
   // Rebalances the best for longer and tries more schedules.
   void improve(double share);
   // The same once more, with the rest of the limits.
@@ -41,7 +41,7 @@ class RowSearch {
   SearchState& state_;
   PlacementTrials trials_;
   std::vector<Tried> tried_;  // by cost
-  bool has_widened_ = false;
+  bool has_tried_sizes_ = false;
 };
 
 }  // namespace contextile

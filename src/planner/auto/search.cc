@@ -1,5 +1,7 @@
 #include "planner/auto/search.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <tbb/global_control.h>
 
 #include <algorithm>
@@ -17,19 +19,35 @@
 #include "planner/auto/placement_choices.h"
 #include "planner/auto/search_phases.h"
 #include "planner/auto/search_state.h"
+#include "planner/auto/tuning.h"
 #include "planner/timed_block_size.h"
 
 namespace contextile {
 namespace {
 
-// Steps of a search without a limit: about two minutes of one core. Only the largest batches, whose
-// candidates take seconds each, need more (docs/auto.md, Limits).
-constexpr std::int64_t kMostSteps = 120'000'000;
-
 // The phase that found the best candidate.
 std::string last_improved(const std::vector<SearchPhase>& phases) {
   const auto last = std::ranges::find_if(std::views::reverse(phases), &SearchPhase::improved);
   return last == phases.rend() ? "" : last->name;
+}
+
+// Throws unless the search has found a plan: every candidate may need too much memory, and without
+// the phases that are a last resort the limits may have left none.
+void check_found(const SearchState& state) {
+  if (state.has_plan()) return;
+  const std::vector<std::string>& disabled = state.request.disabled_phases;
+  const std::string without =
+      disabled.empty() ? "" : fmt::format(" (without the phases {})", fmt::join(disabled, ", "));
+  CONTEXTILE_CHECK(state.tried > 0 && state.memory_limit_bytes,
+                   "auto: expected a candidate within the limits of the search, found none{}",
+                   without);
+  fail_argument(
+      "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in the leanest "
+      "of {} candidates{}",
+      *state.memory_limit_bytes,
+      state.memory_limit_bytes == state.request.limits.memory_bytes ? "the memory limit"
+                                                                    : "its memory",
+      state.least_memory_bytes, state.tried, without);
 }
 
 }  // namespace
@@ -46,8 +64,8 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
   TokenRule rule;
   if (weight == TokenWeight::kPriced) rule.us = linear_layers_us(workload, cluster, request);
   if (weight == TokenWeight::kEven) {
-    constexpr std::int64_t kBlock = 1024;
-    rule.cap = mean + std::max(kBlock, std::min(tokens, request.block_size.value_or(0)));
+    rule.cap = mean + std::max(tuning::kEvenTokensAboveMean,
+                               std::min(tokens, request.block_size.value_or(0)));
   }
   if (request.limits.tokens) {
     const std::int64_t limit = std::max(mean, *request.limits.tokens);
@@ -62,8 +80,8 @@ std::int64_t num_threads() {
 }
 
 std::int64_t step_limit(const AutoOptions& options) {
-  if (options.budget_ms == 0) return options.steps == 0 ? kMostSteps : options.steps;
-  constexpr std::int64_t kMostMs = 1'000'000'000;
+  if (options.budget_ms == 0) return options.steps == 0 ? tuning::kUnlimitedSteps : options.steps;
+  constexpr std::int64_t kMostMs = 1'000'000'000;  // the product stays within 64 bits
   const std::int64_t by_time = 1000 * std::min(options.budget_ms, kMostMs) * num_threads();
   return options.steps == 0 ? by_time : std::min(options.steps, by_time);
 }
@@ -97,13 +115,7 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   SearchReport report;
   report.prepare_s = 1e-6 * state.elapsed_us();
   report.phases = run_phases(parts);
-  CONTEXTILE_CHECK(
-      state.has_plan(),
-      "auto: expected a plan that needs at most {} bytes of a device ({}), found {} in "
-      "the leanest of {} candidates",
-      *state.memory_limit_bytes,
-      state.memory_limit_bytes == request.limits.memory_bytes ? "the memory limit" : "its memory",
-      state.least_memory_bytes, state.tried);
+  check_found(state);
   const double finishing_us = state.elapsed_us();
   SearchResult result{.arrangement = state.best.arrange(),
                       .chosen = std::move(state.best.chosen),
@@ -111,9 +123,8 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
                       .binding = {},
                       .candidates = state.tried,
                       .report = std::move(report)};
-  constexpr std::int64_t kPlansOfBinding = 2;  // cost of building the plan and simulating it freed
   state.reserve_us = 0;
-  if (state.has_time_for(kPlansOfBinding *
+  if (state.has_time_for(tuning::kSimulationsOfBinding *
                          steps_of_simulating(cluster.num_devices(), state.best.tiles))) {
     state.progress.all_done("finding what binds");
     result.binding =

@@ -27,7 +27,7 @@ struct SearchResult {
 // ties go to the earlier candidate. By prediction it is never slower than any other strategy with
 // its defaults, as far as the limits let every phase run. Deterministic unless budget_ms is set.
 // Throws InvalidArgument if every candidate needs more memory than a device has or than the request
-// allows.
+// allows, and if disabled phases leave no candidate within the limits.
 [[nodiscard]] SearchResult search(const Workload& workload, const Cluster& cluster,
                                   const StrategyRequest& request, const AutoOptions& options);
 

@@ -18,20 +18,20 @@ class StepBudget {
 
   // Returns true if the steps so far and these are within that share of the limit.
   [[nodiscard]] bool fits(std::int64_t steps, double share) const {
-    return static_cast<double>(taken_ + steps) <= share * static_cast<double>(limit_);
+    return static_cast<double>(spent_ + steps) <= share * static_cast<double>(limit_);
   }
-  // Takes the steps if they fit.
-  [[nodiscard]] bool take(std::int64_t steps, double share) {
+  // Spends the steps if they fit. Returns false, and spends none, if they do not.
+  [[nodiscard]] bool spend(std::int64_t steps, double share) {
     if (!fits(steps, share)) return false;
-    taken_ += steps;
+    spent_ += steps;
     return true;
   }
-  // Replaces the count of steps taken so far.
-  void correct(std::int64_t taken) { taken_ = taken; }
+  // Replaces the count of steps spent so far.
+  void correct(std::int64_t spent) { spent_ = spent; }
 
  private:
   std::int64_t limit_;
-  std::int64_t taken_ = 0;
+  std::int64_t spent_ = 0;
 };
 
 // Reports the progress of a search to a hook, from any thread. The search goes through phases,

@@ -1,9 +1,12 @@
 #include "planner/auto/search_phases.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
+
+#include "planner/auto/tuning.h"
 
 namespace contextile {
 namespace {
@@ -18,80 +21,195 @@ bool waits_without_tiles(const SearchParts& parts) {
 bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 bool lacks_allowed_plan(const SearchParts& parts) { return !parts.state.has_allowed_plan(); }
 
+void run_rules(SearchParts& parts, const PhaseRow& row) {
+  parts.others.try_likely(row.draft_share, row.budget_share);
+}
+void run_quick(SearchParts& parts, const PhaseRow& row) {
+  parts.add_tried(parts.quick.try_likely(row.draft_share, row.budget_share));
+}
+void run_quick_uneven_rows(SearchParts& parts, const PhaseRow& row) {
+  parts.add_tried(parts.quick.try_uneven(row.draft_share, row.budget_share));
+}
+void run_quick_tiles(SearchParts& parts, const PhaseRow& row) {
+  parts.add_tried(parts.quick.try_tiles(row.draft_share, row.budget_share));
+}
+void run_any_placement(SearchParts& parts, const PhaseRow& row) {
+  parts.state.any_will_do = true;
+  parts.add_tried(parts.quick.try_likely(row.draft_share, row.budget_share));
+}
+void run_any_tiles(SearchParts& parts, const PhaseRow& row) {
+  parts.state.any_will_do = true;
+  parts.tiles.try_sizes(row.budget_share);
+}
+
 // No measurement of single shares is recorded. They balance a first plan early against a better
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
 constexpr std::array<PhaseRow, 21> kTable = {{
-    {"rules", "arrange strategies that decide by rule, simulate the two most promising", 0.2, 0.4,
-     0.1, is_even,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.others.try_likely(row.draft_share, row.budget_share);
-     }},
-    {"quick", "place whole rows, or tiles where rows look slow, with few steps", 0.5, 0.8, 0.1,
-     nullptr,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.take(parts.quick.try_likely(row.draft_share, row.budget_share));
-     }},
-    {"quick uneven rows", "place rows with uneven work and few steps if the best plan waits", 0.5,
-     0.8, 0.1, waits_much,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.take(parts.quick.try_uneven(row.draft_share, row.budget_share));
-     }},
-    {"refine rows", "rebalance the best row placement and try two more schedules", 0, 0.8, 0.1,
-     nullptr, [](SearchParts& parts, const PhaseRow& row) { parts.rows.refine(row.budget_share); }},
-    {"refine tiles", "try the other schedules on the best tile placement", 0, 0.8, 0.1, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.refine(row.budget_share); }},
-    {"quick tiles", "place tiles with few steps if nothing so far is fast", 0.8, 0.85, 0.1, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.take(parts.quick.try_tiles(row.draft_share, row.budget_share));
-     }},
-    {"probe tiles", "place tiles of up to eight head groups if the best plan waits", 0, 0.85, 0.1,
-     waits_without_tiles,
-     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.probe(row.budget_share); }},
-    {"others", "simulate every other strategy that leaves no block size open", 0, 0.9, 0.2, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.others.try_quick(row.budget_share); }},
-    {"likely tiles", "place tiles at several block sizes and head groups if tiles lead", 0, 0.93,
-     0.3, tiles_lead,
-     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
-    {"more rows", "if rows are near the best, place them at more block sizes and seeds", 0, 0.93,
-     0.3, rows_are_near,
-     [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
-    {"improve rows", "rebalance the best row placements for longer, try more schedules", 0, 0.95,
-     0.5, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.rows.improve(row.budget_share); }},
-    {"tiles", "place tiles likewise if they did not lead", 0, 0.97, 0.6, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.tiles.try_sizes(row.budget_share); }},
-    {"far rows", "place rows likewise if they were far", 0, 0.97, 0.6, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.rows.widen(row.budget_share); }},
-    {"partitioning", "simulate other strategies that partition, at every block size", 0, 0.98, 0.7,
-     nullptr,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.others.try_partitioning(row.budget_share);
-     }},
-    {"improve tiles", "place the best tiles with other balances, more steps and more schedules", 0,
-     1, 0.9, nullptr, [](SearchParts& parts, const PhaseRow&) { parts.tiles.improve(); }},
-    {"finish rows", "rebalance the best row placements once more", 0, 1, 1, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.rows.finish(row.budget_share); }},
+    {
+        .name = "rules",
+        .work = "arrange strategies that decide by rule, simulate the two most promising",
+        .draft_share = 0.2,
+        .budget_share = 0.4,
+        .progress_share = 0.1,
+        .applies = is_even,
+        .run = run_rules,
+    },
+    {
+        .name = "quick",
+        .work = "place whole rows, or tiles where rows look slow, with few steps",
+        .draft_share = 0.5,
+        .budget_share = 0.8,
+        .progress_share = 0.1,
+        .run = run_quick,
+    },
+    {
+        .name = "quick uneven rows",
+        .work = "place rows with uneven work and few steps if the best plan waits",
+        .draft_share = 0.5,
+        .budget_share = 0.8,
+        .progress_share = 0.1,
+        .applies = waits_much,
+        .run = run_quick_uneven_rows,
+    },
+    {
+        .name = "refine rows",
+        .work = "rebalance the best row placement and try two more schedules",
+        .budget_share = 0.8,
+        .progress_share = 0.1,
+        .run = [](auto& parts, auto& row) { parts.rows.refine(row.budget_share); },
+    },
+    {
+        .name = "refine tiles",
+        .work = "try the other schedules on the best tile placement",
+        .budget_share = 0.8,
+        .progress_share = 0.1,
+        .run = [](auto& parts, auto& row) { parts.tiles.refine(row.budget_share); },
+    },
+    {
+        .name = "quick tiles",
+        .work = "place tiles with few steps if nothing so far is fast",
+        .draft_share = 0.8,
+        .budget_share = 0.85,
+        .progress_share = 0.1,
+        .run = run_quick_tiles,
+    },
+    {
+        .name = "probe tiles",
+        .work = "place tiles of up to eight head groups if the best plan waits",
+        .budget_share = 0.85,
+        .progress_share = 0.1,
+        .applies = waits_without_tiles,
+        .run = [](auto& parts, auto& row) { parts.tiles.probe(row.budget_share); },
+    },
+    {
+        .name = "others",
+        .work = "simulate every other strategy that leaves no block size open",
+        .budget_share = 0.9,
+        .progress_share = 0.2,
+        .run = [](auto& parts, auto& row) { parts.others.try_quick(row.budget_share); },
+    },
+    {
+        .name = "likely tiles",
+        .work = "place tiles at several block sizes and head groups if tiles lead",
+        .budget_share = 0.93,
+        .progress_share = 0.3,
+        .applies = tiles_lead,
+        .run = [](auto& parts, auto& row) { parts.tiles.try_sizes(row.budget_share); },
+    },
+    {
+        .name = "more rows",
+        .work = "if rows are near the best, place them at more block sizes and seeds",
+        .budget_share = 0.93,
+        .progress_share = 0.3,
+        .applies = rows_are_near,
+        .run = [](auto& parts, auto& row) { parts.rows.try_sizes(row.budget_share); },
+    },
+    {
+        .name = "improve rows",
+        .work = "rebalance the best row placements for longer, try more schedules",
+        .budget_share = 0.95,
+        .progress_share = 0.5,
+        .run = [](auto& parts, auto& row) { parts.rows.improve(row.budget_share); },
+    },
+    {
+        .name = "tiles",
+        .work = "place tiles likewise if they did not lead",
+        .budget_share = 0.97,
+        .progress_share = 0.6,
+        .run = [](auto& parts, auto& row) { parts.tiles.try_sizes(row.budget_share); },
+    },
+    {
+        .name = "far rows",
+        .work = "place rows likewise if they were far",
+        .budget_share = 0.97,
+        .progress_share = 0.6,
+        .run = [](auto& parts, auto& row) { parts.rows.try_sizes(row.budget_share); },
+    },
+    {
+        .name = "partitioning",
+        .work = "simulate other strategies that partition, at every block size",
+        .budget_share = 0.98,
+        .progress_share = 0.7,
+        .run = [](auto& parts, auto& row) { parts.others.try_partitioning(row.budget_share); },
+    },
+    {
+        .name = "improve tiles",
+        .work = "place the best tiles with other balances, more steps and more schedules",
+        .budget_share = 1,
+        .progress_share = 0.9,
+        .run = [](auto& parts, auto&) { parts.tiles.improve(); },
+    },
+    {
+        .name = "finish rows",
+        .work = "rebalance the best row placements once more",
+        .budget_share = 1,
+        .progress_share = 1,
+        .run = [](auto& parts, auto& row) { parts.rows.finish(row.budget_share); },
+    },
     // The next two only use what the others leave, so that no limit makes their plans worse.
-    {"uneven rows", "place rows with uneven work if the best plan waits", 0, 1, 1, waits_much,
-     [](SearchParts& parts, const PhaseRow& row) { parts.rows.try_uneven(row.budget_share); }},
-    {"polish", "improve small placements on simulated time", 0, 1, 1, nullptr,
-     [](SearchParts& parts, const PhaseRow& row) { parts.polish_best(row.budget_share); }},
+    {
+        .name = "uneven rows",
+        .work = "place rows with uneven work if the best plan waits",
+        .budget_share = 1,
+        .progress_share = 1,
+        .applies = waits_much,
+        .run = [](auto& parts, auto& row) { parts.rows.try_uneven(row.budget_share); },
+    },
+    {
+        .name = "polish",
+        .work = "improve small placements on simulated time",
+        .budget_share = 1,
+        .progress_share = 1,
+        .run = [](auto& parts, auto& row) { parts.polish_best(row.budget_share); },
+    },
     // The last three run only if the limits let no candidate finish. They may exceed the limits.
-    {"any other", "without a plan: the likeliest of the cheapest other strategies", 0, 1, 1,
-     lacks_allowed_plan, [](SearchParts& parts, const PhaseRow&) { parts.others.try_any(); }},
-    {"any placement", "still without a plan: a quick placement, whatever it takes", 1, 1, 1,
-     lacks_plan,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.state.any_will_do = true;
-       parts.take(parts.quick.try_likely(row.draft_share, row.budget_share));
-     }},
-    {"any tiles", "still without a plan: tiles, whatever they take", 0, 1, 1, lacks_plan,
-     [](SearchParts& parts, const PhaseRow& row) {
-       parts.state.any_will_do = true;
-       parts.tiles.try_sizes(row.budget_share);
-     }},
+    {
+        .name = "any other",
+        .work = "without a plan: the likeliest of the cheapest other strategies",
+        .budget_share = 1,
+        .progress_share = 1,
+        .applies = lacks_allowed_plan,
+        .run = [](auto& parts, auto&) { parts.others.try_any(); },
+    },
+    {
+        .name = "any placement",
+        .work = "still without a plan: a quick placement, whatever it takes",
+        .draft_share = 1,
+        .budget_share = 1,
+        .progress_share = 1,
+        .applies = lacks_plan,
+        .run = run_any_placement,
+    },
+    {
+        .name = "any tiles",
+        .work = "still without a plan: tiles, whatever they take",
+        .budget_share = 1,
+        .progress_share = 1,
+        .applies = lacks_plan,
+        .run = run_any_tiles,
+    },
 }};
 
 SearchPhase described(const PhaseRow& row) {
@@ -110,27 +228,26 @@ SearchParts::SearchParts(SearchState& the_state, bool retain)
       quick(the_state, retain),
       polish(the_state, retain) {}
 
-void SearchParts::take(std::vector<Tried> quick_placements) {
+void SearchParts::add_tried(std::vector<Tried> quick_placements) {
   for (Tried& tried : quick_placements) {
     const bool is_of_tiles = tried.placement.choice.unit == PlacedUnit::kTiles;
-    is_of_tiles ? tiles.take(std::move(tried)) : rows.take(std::move(tried));
+    is_of_tiles ? tiles.add_tried(std::move(tried)) : rows.add_tried(std::move(tried));
   }
 }
 
 void SearchParts::polish_best(double share) {
   std::vector<Tried> starts;
   for (const std::vector<Tried>* tried : {&rows.tried(), &tiles.tried()}) {
-    constexpr std::size_t kOfAKind = 2;
-    std::size_t taken = 0;
+    std::size_t of_kind = 0;
     for (const Tried& one : *tried) {
-      if (taken == kOfAKind) break;
+      if (of_kind == tuning::kPolishStartsOfKind) break;
       const auto same = [&](const Tried& other) {
         return one.placement.priced == other.placement.priced &&
                one.placement.partition.device == other.placement.partition.device;
       };
       if (std::ranges::any_of(starts, same)) continue;
       starts.push_back(one);
-      ++taken;
+      ++of_kind;
     }
   }
   polish.run(std::move(starts), share);
@@ -146,13 +263,15 @@ std::vector<SearchPhase> search_phases() {
 
 std::vector<SearchPhase> run_phases(SearchParts& parts) {
   const SearchState& state = parts.state;
+  const std::vector<std::string>& disabled = state.request.disabled_phases;
   std::vector<SearchPhase> phases;
   double told_share = 0;  // rows with the same progress_share share one part of the progress bar
   for (const PhaseRow& row : kTable) {
     if (row.progress_share > told_share) parts.state.progress.begin_phase(row.progress_share);
     told_share = row.progress_share;
     SearchPhase phase = described(row);
-    if (row.applies == nullptr || row.applies(parts)) {
+    phase.disabled = std::ranges::find(disabled, row.name) != disabled.end();
+    if (!phase.disabled && (row.applies == nullptr || row.applies(parts))) {
       const double began_us = state.elapsed_us();
       const std::int32_t tried_before = state.tried;
       const double cost_before_us = state.best.cost_us;

@@ -20,8 +20,8 @@ namespace contextile {
 struct SearchParts {
   SearchParts(SearchState& the_state, bool retain);
 
-  // Hands quick placements to the searches that continue from them.
-  void take(std::vector<Tried> quick_placements);
+  // Adds quick placements to the searches of their kind, which go on from them.
+  void add_tried(std::vector<Tried> quick_placements);
   // Polishes the best placements of rows and of tiles.
   void polish_best(double share);
 
@@ -48,7 +48,8 @@ struct PhaseRow {
 // The table as Strategy::search_phases returns it.
 [[nodiscard]] std::vector<SearchPhase> search_phases();
 
-// Walks the table. Returns one element per row, with its result.
+// Walks the table without the phases that the request disables. Returns one element per row, with
+// its result.
 [[nodiscard]] std::vector<SearchPhase> run_phases(SearchParts& parts);
 
 }  // namespace contextile

@@ -24,6 +24,7 @@
 #include "planner/auto/arrangement_load.h"
 #include "planner/auto/placement.h"
 #include "planner/auto/search_budget.h"
+#include "planner/auto/tuning.h"
 
 namespace contextile {
 
@@ -71,7 +72,7 @@ struct TokenRule {
 // Number of threads that a search uses.
 [[nodiscard]] std::int64_t num_threads();
 
-// The steps that a search may take: as requested, as its threads have time for, or more than all
+// The steps that a search may spend: as requested, as its threads have time for, or more than all
 // but the largest batches need.
 [[nodiscard]] std::int64_t step_limit(const AutoOptions& options);
 
@@ -90,10 +91,9 @@ struct SearchState {
 
   // The cost by which candidates are compared: the time of a plan whose fullest device owns
   // `most_tokens` tokens, and that of its linear layers if tokens have a price. Plans of more
-  // tokens than the cap are taken only if there is no other.
+  // tokens than the cap win only if there is no other.
   [[nodiscard]] double cost_us(double time_us, std::int64_t most_tokens) const {
-    constexpr double kOverTheCap = 1e3;
-    if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= kOverTheCap;
+    if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= tuning::kOverTokenCapFactor;
     return time_us + tokens.us * static_cast<double>(most_tokens);
   }
   [[nodiscard]] PlacingRules placing(bool retain) const {
@@ -125,7 +125,8 @@ struct SearchState {
     ++tried;
     least_memory_bytes = std::min(least_memory_bytes, memory_bytes);
   }
-  // All steps taken so far are done. A limit in time then counts their time, not the estimate.
+  // All work that steps were spent on is done. A limit in time then counts its time, not the
+  // estimate.
   void settle() {
     if (options.budget_ms == 0 || options.steps > 0) return;
     budget.correct(static_cast<std::int64_t>(elapsed_us()) * num_threads());
@@ -134,23 +135,23 @@ struct SearchState {
   [[nodiscard]] bool fits(std::int64_t steps, double share) const {
     return has_time_for(steps, share) && budget.fits(steps, share);
   }
-  // Takes the steps of the next work if they fit into that share of all limits.
-  [[nodiscard]] bool take(std::int64_t steps, double share) {
-    return has_time_for(steps, share) && budget.take(steps, share);
+  // Spends the steps of the next work if they fit into that share of all limits.
+  [[nodiscard]] bool spend(std::int64_t steps, double share) {
+    return has_time_for(steps, share) && budget.spend(steps, share);
   }
-  // Takes the steps of those choices that fit and returns them. If there is no plan yet and none
+  // Spends the steps of those choices that fit and returns them. If there is no plan yet and none
   // fits, returns the cheapest choice if it fits into the whole limits or if any choice will do.
   template <typename Choice, typename Steps>
-  [[nodiscard]] std::vector<Choice> affordable(const std::vector<Choice>& choices, double share,
-                                               const Steps& steps_of) {
+  [[nodiscard]] std::vector<Choice> spend_on(const std::vector<Choice>& choices, double share,
+                                             const Steps& steps_of) {
     settle();
-    std::vector<Choice> taken;
-    std::ranges::copy_if(choices, std::back_inserter(taken),
-                         [&](const Choice& choice) { return take(steps_of(choice), share); });
-    if (!taken.empty() || choices.empty() || has_plan()) return taken;
+    std::vector<Choice> paid;
+    std::ranges::copy_if(choices, std::back_inserter(paid),
+                         [&](const Choice& choice) { return spend(steps_of(choice), share); });
+    if (!paid.empty() || choices.empty() || has_plan()) return paid;
     const auto cheapest = std::ranges::min_element(choices, {}, steps_of);
-    if (take(steps_of(*cheapest), 1) || any_will_do) taken.push_back(*cheapest);
-    return taken;
+    if (spend(steps_of(*cheapest), 1) || any_will_do) paid.push_back(*cheapest);
+    return paid;
   }
   [[nodiscard]] bool has_plan() const { return best.cost_us < kNever; }
   // True if there is a plan and it keeps to the requested token limit, which verification checks.

@@ -19,8 +19,8 @@ class TileSearch {
     return !tried_.empty() && tried_.front().cost_us <= state_.best.cost_us;
   }
   [[nodiscard]] const std::vector<Tried>& tried() const { return tried_; }  // the best first
-  // Adds one that has been tried.
-  void take(Tried tried);
+  // Adds a placement that another part has tried, to go on from it.
+  void add_tried(Tried tried);
   // Tries the best of them near the best so far under more schedules.
   void refine(double share);
   // Tries up to eight head groups at several block sizes with few steps.

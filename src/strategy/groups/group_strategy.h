@@ -30,7 +30,7 @@ class GroupStrategy : public TypedStrategy<Options> {
   [[nodiscard]] bool has_schedule() const final { return true; }
   [[nodiscard]] BatchSchedule schedule(const Workload& workload, const Cluster& cluster,
                                        const StrategyRequest& request) const final {
-    Options options = this->parse(request.options);
+    Options options = this->options_of(request);
     if (const auto reason = unsupported_with(workload, cluster, options)) this->refuse(*reason);
     BatchSchedule schedule;
     try {

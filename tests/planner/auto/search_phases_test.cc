@@ -2,6 +2,7 @@
 #include "planner/auto/search_phases.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -14,9 +15,12 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "contextile/extend/plan_build.h"
 #include "contextile/planner.h"
+#include "contextile/verify.h"
 #include "support/batches.h"
 
 namespace contextile {
@@ -131,6 +135,145 @@ TEST(SearchPhases, TheLastPhasesRunOnlyWithoutAPlan) {
   EXPECT_EQ(ran(planned_by("auto", {{"steps", "1"}})), std::set<std::string>{"any other"});
   EXPECT_EQ(ran(planned_by("auto", {{"steps", "1"}, {"candidates", "own"}})),
             (std::set<std::string>{"any other", "any placement"}));
+}
+
+// More blocks than quick placements may have, and no other strategies.
+TEST(SearchPhases, TheLastPhasePlacesTilesWhereNothingElseFoundAPlan) {
+  const std::vector<std::int64_t> lengths(66'000, 1);
+  const PlannedBatch planned = plan_batch(batch_of(lengths, "causal"), cluster_of("dgx-h200", 1, 4),
+                                          {"auto", {{"steps", "1"}, {"candidates", "own"}}});
+  EXPECT_TRUE(planned.verified.ok());
+  ASSERT_TRUE(planned.search);
+  EXPECT_EQ(planned.search->found_in, "any tiles");
+}
+
+// A search of `auto` without some phases.
+struct SearchedWithout {
+  Plan plan;
+  SearchReport report;
+};
+SearchedWithout searched_without(const std::vector<std::string>& disabled,
+                                 const std::map<std::string, std::string>& options) {
+  const std::vector<std::int64_t> lengths = {500, 3000, 40, 1200};
+  const Workload workload = batch_of(lengths, "causal");
+  const Cluster cluster = cluster_of("dgx-h200", 2, 2);
+  StrategyRequest request = request_with(options);
+  request.disabled_phases = disabled;
+  SearchReport report;
+  request.searched = [&](const SearchReport& found) { report = found; };
+  const Arrangement arrangement = find_strategy("auto").arrange(workload, cluster, request);
+  return {build_plan(workload, cluster, arrangement), std::move(report)};
+}
+
+TEST(DisabledPhases, EveryPhaseCanBeDisabledAlone) {
+  const std::map<std::string, std::string> options = {{"steps", "100000"}};
+  const SearchedWithout all = searched_without({}, options);
+  for (std::size_t p = 0; p < phase_table().size(); ++p) {
+    const std::string name(phase_table()[p].name);
+    SCOPED_TRACE(name);
+    const SearchedWithout without = searched_without({name}, options);
+    EXPECT_TRUE(verify(without.plan).ok());
+    ASSERT_EQ(without.report.phases.size(), phase_table().size());
+    for (std::size_t other = 0; other < phase_table().size(); ++other) {
+      const SearchPhase& phase = without.report.phases[other];
+      const SearchPhase& as_before = all.report.phases[other];
+      SCOPED_TRACE(phase.name);
+      EXPECT_EQ(phase.name, as_before.name);
+      EXPECT_FALSE(as_before.disabled);
+      EXPECT_EQ(phase.disabled, other == p);
+      if (other == p) {
+        EXPECT_FALSE(phase.ran);
+        EXPECT_EQ(phase.candidates, 0);
+        EXPECT_FALSE(phase.improved);
+      } else if (other < p || !all.report.phases[p].ran) {
+        // Nothing before a phase depends on it, and nothing at all if it would not run.
+        EXPECT_EQ(phase.ran, as_before.ran);
+        EXPECT_EQ(phase.candidates, as_before.candidates);
+        EXPECT_EQ(phase.best_us, as_before.best_us);
+      }
+    }
+    if (!all.report.phases[p].ran) {
+      EXPECT_EQ(without.plan.digest, all.plan.digest);
+    }
+  }
+}
+
+TEST(DisabledPhases, SeveralPhasesCanBeDisabledAndTheRestStillFindsAPlan) {
+  std::vector<std::string> disabled;
+  for (const PhaseRow& row : phase_table()) {
+    if (row.name != "others") disabled.emplace_back(row.name);
+  }
+  const SearchedWithout without = searched_without(disabled, {{"steps", "2000000"}});
+  EXPECT_TRUE(verify(without.plan).ok());
+  EXPECT_EQ(without.report.found_in, "others");
+  for (const SearchPhase& phase : without.report.phases) {
+    EXPECT_EQ(phase.ran, phase.name == "others") << phase.name;
+    EXPECT_EQ(phase.disabled, phase.name != "others") << phase.name;
+  }
+}
+
+TEST(DisabledPhases, WithoutTheLastResortsASearchThatFindsNothingSaysSo) {
+  const std::map<std::string, std::string> one_step = {{"steps", "1"}};
+  const SearchedWithout without = searched_without({"any other"}, one_step);
+  EXPECT_TRUE(verify(without.plan).ok());
+  EXPECT_EQ(without.report.found_in, "any placement");
+  const SearchedWithout still = searched_without({"any other", "any placement"}, one_step);
+  EXPECT_TRUE(verify(still.plan).ok());
+  EXPECT_EQ(still.report.found_in, "any tiles");
+  try {
+    static_cast<void>(searched_without({"any other", "any placement", "any tiles"}, one_step));
+    FAIL() << "expected no plan";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "auto: expected a candidate within the limits of the search, found none (without "
+                 "the phases any other, any placement, any tiles)");
+  }
+}
+
+// The message with which a strategy refuses the phases, from each function that reads a request.
+std::set<std::string> refusals(const Strategy& strategy, const std::vector<std::string>& phases) {
+  const std::vector<std::int64_t> lengths = {500, 300};
+  const Workload workload = batch_of(lengths, "causal");
+  const Cluster cluster = cluster_of("dgx-h200", 1, 2);
+  StrategyRequest request;
+  request.disabled_phases = phases;
+  std::set<std::string> messages;
+  const auto note = [&](const auto& call) {
+    try {
+      call();
+      messages.insert("none");
+    } catch (const InvalidArgument& error) {
+      messages.insert(error.what());
+    }
+  };
+  note([&] { static_cast<void>(strategy.arrange(workload, cluster, request)); });
+  note([&] { static_cast<void>(strategy.unsupported(workload, cluster, request)); });
+  note([&] { static_cast<void>(strategy.block_sizes(request)); });
+  if (strategy.has_schedule()) {
+    note([&] { static_cast<void>(strategy.schedule(workload, cluster, request)); });
+  }
+  return messages;
+}
+
+TEST(DisabledPhases, AnUnknownNameIsRefusedWithTheKnownOnes) {
+  const std::set<std::string> messages = refusals(find_strategy("auto"), {"polish", "polsih"});
+  ASSERT_EQ(messages.size(), 1U);
+  EXPECT_THAT(*messages.begin(), testing::StartsWith("strategy auto: disabled phases: expected"));
+  EXPECT_THAT(*messages.begin(), testing::EndsWith("found 'polsih'; did you mean 'polish'?"));
+  for (const PhaseRow& row : phase_table()) {
+    EXPECT_THAT(*messages.begin(), testing::HasSubstr(fmt::format("'{}'", row.name)));
+  }
+}
+
+TEST(DisabledPhases, AStrategyWithoutPhasesRefusesEveryName) {
+  for (const Strategy* strategy : strategies()) {
+    if (!strategy->search_phases().empty()) continue;
+    EXPECT_EQ(refusals(*strategy, {"polish"}),
+              std::set<std::string>{fmt::format(
+                  "strategy {}: disabled phases: expected none, because it does not search in "
+                  "phases, found 'polish'",
+                  strategy->name())});
+  }
 }
 
 }  // namespace
