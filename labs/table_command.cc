@@ -77,20 +77,32 @@ std::vector<std::string> changes_of(const TableOverrides& overrides) {
   return changes;
 }
 
+// How text calls the sides of a finding, and the remarks below the findings.
+struct FindingWords {
+  std::string_view claim;
+  std::string_view agrees;
+  std::string_view differs;
+  std::string_view remarks;
+};
+constexpr FindingWords kOfPapers = {"paper", "agrees", "DIFFERS",
+                                    "what differs from the paper's experiment"};
+constexpr FindingWords kOfAims = {"aim", "met", "MISSED", "about these rows"};
+
 std::string result_text(const PaperTable& paper, const PaperResult& result,
                         const std::vector<std::string>& changes) {
+  const FindingWords& words = result.against == Against::kPaper ? kOfPapers : kOfAims;
   std::string text = wrap(fmt::format("{}: {}", paper.source, paper.shows), kTextColumns) + '\n';
   for (const auto& [what, value] : result.setting) text += labelled(what, value);
   text += '\n' + result.table.text(stdout_shows_colour()) + '\n';
   for (const Finding& finding : result.findings) {
-    text += labelled("paper", finding.claim);
+    text += labelled(words.claim, finding.claim);
     text += labelled(!changes.empty() ? "here"
-                     : finding.agrees ? "agrees"
-                                      : "DIFFERS",
+                     : finding.agrees ? words.agrees
+                                      : words.differs,
                      finding.ours);
     if (changes.empty() && !finding.criterion.empty()) text += labelled("if", finding.criterion);
   }
-  text += "\nwhat differs from the paper's experiment\n";
+  text += fmt::format("\n{}\n", words.remarks);
   if (!changes.empty()) {
     text += labelled("", fmt::format("{}: no verdicts", fmt::join(changes, ", ")));
   }
@@ -139,6 +151,9 @@ int run(const TableOptions& options) {
     fail_argument("table: expected the name of a table (contextile-labs table --list), found none");
   }
   const PaperTable& paper = find_paper_table(options.name);
+  if (!options.overrides.rows.empty() && !paper.reads_rows) {
+    fail_argument("{}: expected no --rows, which only measured reads, found it", paper.name);
+  }
   try {
     TableOverrides overrides = options.overrides;
     ProgressBar progress(1);
@@ -177,6 +192,10 @@ void add_overrides(CLI::App& app, TableOverrides& overrides) {
   add_size_as<std::int64_t>(app, "--block-size", overrides.block_size, 1,
                             {"N", "tokens of a block, where the table does not vary it", paper});
   add_wire_option(app, overrides.wire, "how all methods' partial results travel", paper);
+  add_value(app, "--rows",
+            {"FOLDER", "measured: folder of the measured rows (plans.csv, kernels.csv, or both)",
+             "labs/measured of the source tree"},
+            [&overrides](const std::string& folder) { overrides.rows = folder; });
 }
 
 }  // namespace

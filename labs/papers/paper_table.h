@@ -28,6 +28,7 @@ struct TableOverrides {
   std::optional<Dtype> wire;
   std::optional<std::int64_t> batches;
   std::optional<std::uint64_t> seed;
+  std::string rows;  // folder of the measured rows, for the table that reads them
   // This one changes nothing: it receives the progress of a table.
   ProgressHook progress;
 };
@@ -52,12 +53,16 @@ struct TablePlot {
   std::vector<std::string> panels = {};
 };
 
+// The other side of findings: the claims of a paper, or aims that this project set itself.
+enum class Against : std::uint8_t { kPaper, kAims };
+
 struct PaperResult {
   std::vector<std::pair<std::string, std::string>> setting;  // what, value
   Table table;
   std::vector<Finding> findings = {};
   std::vector<std::string> differences = {};  // between the paper's experiment and this one
   std::vector<TablePlot> plots = {};
+  Against against = Against::kPaper;
 };
 
 struct PaperTable {
@@ -67,6 +72,7 @@ struct PaperTable {
   // Throws InvalidArgument on overrides that the table cannot follow, and CheckFailed if a plan
   // does not verify.
   PaperResult (*make)(const TableOverrides& overrides);
+  bool reads_rows = false;  // follows TableOverrides::rows
 };
 
 // All tables, in the order in which lists show them.

@@ -23,6 +23,7 @@ std::span<const PaperTable> paper_tables() {
       distca_appa(), distca_fig3(), distca_fig4(), distca_fig5(), distca_fig6(), distca_fig9(), distca_fig10(), distca_fig11(), distca_fig12(),
       inference_helix(), inference_modes(), inference_query(), inference_ttft(),
       megatron_example(),
+      measured(),
       sweep()
       // clang-format on
   };

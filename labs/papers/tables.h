@@ -47,6 +47,8 @@ namespace contextile {
 [[nodiscard]] PaperTable inference_ttft();
 
 [[nodiscard]] PaperTable megatron_example();
+// Published measurements next to their predictions (labs/measured).
+[[nodiscard]] PaperTable measured();
 // Every strategy over datasets, masks and sizes; it belongs to no paper.
 [[nodiscard]] PaperTable sweep();
 

@@ -10,7 +10,7 @@ namespace contextile {
 
 // Command lines that --help shows: the first one below the opening sentence, the others at the end.
 // Each works as it is if those before it have run in the same folder. The files that they begin
-// with are "lengths.txt" and "graph.hgr".
+// with are "lengths.txt", "graph.hgr" and "rows.csv".
 void add_examples(CLI::App& command, const std::vector<std::string>& lines);
 // Lets --help of a command with many options list `names` alone ("--tokens"), and --help-all list
 // every option. To be called when all options have been added.

@@ -57,4 +57,25 @@ PairOrder pair_order(std::span<const double> predicted, std::span<const double> 
   return order;
 }
 
+std::optional<double> KendallOrder::tau() const {
+  if (pairs == 0) return std::nullopt;
+  return static_cast<double>(in_order - turned) / static_cast<double>(pairs);
+}
+
+KendallOrder kendall_order(std::span<const double> predicted, std::span<const double> measured,
+                           double tie) {
+  KendallOrder order;
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const auto [shorter, longer] = std::minmax(measured[i], measured[j]);
+      if (longer < shorter * (1 + tie)) continue;
+      ++order.pairs;
+      if (predicted[i] == predicted[j]) continue;
+      const bool in_order = (predicted[i] < predicted[j]) == (measured[i] < measured[j]);
+      ++(in_order ? order.in_order : order.turned);
+    }
+  }
+  return order;
+}
+
 }  // namespace contextile

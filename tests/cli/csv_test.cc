@@ -85,6 +85,7 @@ TEST_F(Csv, IsRefusedBesideJson) {
        std::vector<std::vector<std::string>>{{"verify", plan},
                                              {"run", plan},
                                              {"simulate", plan},
+                                             {"validate", hgr},
                                              {"profile"},
                                              {"partition", hgr, "--parts", "2"}}) {
     expect_bad_input(contextile(joined(command, {"--json", "--csv"})), {"either --json or --csv"});

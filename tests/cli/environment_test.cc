@@ -19,8 +19,9 @@ using testing::Eq;
 using testing::HasSubstr;
 
 const std::vector<std::string> kCommands = {
-    "plan",  "verify",   "compare", "report", "export",  "import",    "run",  "launch",    "demo",
-    "serve", "simulate", "iterate", "helix",  "profile", "partition", "info", "completion"};
+    "plan",  "verify",   "compare", "report",    "export",   "import",
+    "run",   "launch",   "demo",    "serve",     "simulate", "iterate",
+    "helix", "validate", "profile", "partition", "info",     "completion"};
 
 class Environment : public ProgramTest {
  protected:

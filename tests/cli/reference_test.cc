@@ -124,6 +124,10 @@ TEST_F(Reference, HelpOfManyOptionsCountsThoseItLeavesOut) {
 TEST_F(Reference, EveryExampleWorks) {
   file("lengths.txt", "300\n70\n190\n");
   file("graph.hgr", "3 4\n1 2\n3 4\n1 3\n");
+  file("rows.csv",
+       "source,split,cluster,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,dtype,"
+       "direction,ms\n"
+       "me,judged,dgx-h100:1x2,p2p,zigzag,4K,causal,8,2,128,bf16,forward,0.2\n");
   flight_record("batch.plan.flight", "a host");
   for (const std::string& command : commands()) {
     const std::vector<std::string> lines = examples(command);

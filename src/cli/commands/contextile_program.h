@@ -15,6 +15,7 @@ namespace contextile {
 [[nodiscard]] Action add_compare_command(CLI::App& app);
 [[nodiscard]] Action add_iterate_command(CLI::App& app);
 [[nodiscard]] Action add_helix_command(CLI::App& app);
+[[nodiscard]] Action add_validate_command(CLI::App& app);
 [[nodiscard]] Action add_profile_command(CLI::App& app);
 [[nodiscard]] Action add_export_command(CLI::App& app);
 [[nodiscard]] Action add_import_command(CLI::App& app);
@@ -55,6 +56,8 @@ inline constexpr Command kCommands[] = {
      add_iterate_command},
     {"helix", kPredict, "Predict decoding on devices that share the KV cache (Helix).",
      add_helix_command},
+    {"validate", kPredict, "Hold predictions against measured times of plans.",
+     add_validate_command},
     {"profile", kTools, "Measure this machine and write a cluster file.", add_profile_command},
     {"partition", kTools, "Partition a hypergraph file.", add_partition_command},
     {"info", kTools, "List what this build has: strategies, masks, datasets, clusters, kernels.",

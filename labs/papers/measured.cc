@@ -1,0 +1,252 @@
+// Published measurements that can be predicted, next to their predictions: the scoreboard of the
+// cost model and of the clusters' constants.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "labs/papers/findings.h"
+#include "labs/papers/setting.h"
+#include "labs/papers/tables.h"
+#include "report/measured_rows.h"
+#include "report/table.h"
+#include "report/validation.h"
+
+namespace contextile {
+namespace {
+
+// The aims, on judged rows: factors by which predicted times may be off, and Kendall's tau.
+constexpr double kMedianAim = 1.15;
+constexpr double kFurthestAim = 1.4;
+constexpr double kTauAim = 0.85;
+constexpr double kKernelAim = 1.1;
+
+constexpr std::size_t kWidestName = 34;
+
+// Rows are grouped by their longest document, because short ones leave a kernel idle.
+std::string length_class(const MeasuredRow& row) {
+  std::int64_t longest = 0;
+  for (const DocumentBatch& batch : row.batches) {
+    for (const DocumentRun& run : batch) longest = std::max(longest, run.tokens);
+  }
+  return longest < 1024 ? "below 1K" : longest <= 4096 ? "1K to 4K" : "above 4K";
+}
+
+// Kernels of one source, machine, name, direction, class of lengths and split.
+struct KernelGroup {
+  std::string name;
+  RowSplit split = RowSplit::kJudged;
+  std::vector<double> ratios;
+};
+
+std::vector<KernelGroup> kernel_groups(const Validation& kernels) {
+  std::vector<KernelGroup> groups;
+  std::map<std::tuple<std::string, RowSplit>, std::size_t> index;
+  for (const HeldRow& held : kernels.rows) {
+    if (!held.predicted_ms) continue;
+    const MeasuredRow& row = held.row;
+    const std::string name = fmt::format("{}, {}, {}, {}", row.cluster->name, row.method,
+                                         to_string(row.direction), length_class(row));
+    const auto [place, is_new] = index.try_emplace({name, row.split}, groups.size());
+    if (is_new) groups.push_back({.name = name, .split = row.split, .ratios = {}});
+    groups[place->second].ratios.push_back(held.ratio());
+  }
+  std::stable_partition(groups.begin(), groups.end(),
+                        [](const KernelGroup& group) { return group.split == RowSplit::kFitted; });
+  return groups;
+}
+
+Table empty_table() {
+  return Table({{"part", ""},
+                {"name", "plans, orders and kernels"},
+                {"split", "split"},
+                {"rows", "rows"},
+                {"median_ratio", "median\nratio"},
+                {"furthest_ratio", "furthest\nratio"},
+                {"tau", "tau"},
+                {"met", "met", Format::kVerdict}},
+               kWidestName);
+}
+
+// Counts judged groups that meet an aim, and remembers the one that is furthest from it.
+class AimCount {
+ public:
+  // `distance` grows the further the group is off; `text` describes it.
+  void add(bool is_met, double distance, const std::string& text) {
+    ++all_;
+    met_ += is_met ? 1 : 0;
+    if (all_ > 1 && distance <= furthest_) return;
+    furthest_ = distance;
+    text_ = text;
+  }
+  [[nodiscard]] Finding finding(std::string claim, std::string_view of) const {
+    return {.claim = std::move(claim),
+            .ours = all_ == 0 ? fmt::format("no {} to judge by", of)
+                              : fmt::format("{} of {} {}; furthest: {}", met_, all_, of, text_),
+            .agrees = met_ == all_};
+  }
+
+ private:
+  std::int64_t met_ = 0;
+  std::int64_t all_ = 0;
+  double furthest_ = 0;
+  std::string text_;
+};
+
+void add_plans(const Validation& plans, Table& table, std::vector<Finding>& findings) {
+  AimCount medians;
+  for (const HeldMethod& method : plans.methods) {
+    const RatioSummary& ratios = method.ratios;
+    if (ratios.rows == 0) continue;
+    const bool is_met =
+        factor_of(ratios.median) <= kMedianAim && factor_of(ratios.furthest) <= kFurthestAim;
+    const std::string name = fmt::format("{}, {}", method.source, method.method);
+    const bool is_judged = method.split == RowSplit::kJudged;
+    table.add_row({"plans", name, std::string(to_string(method.split)),
+                   static_cast<std::int64_t>(ratios.rows), ratios.median, ratios.furthest, Cell(),
+                   is_judged ? Cell(is_met) : Cell()});
+    if (!is_judged) continue;
+    medians.add(factor_of(ratios.median) <= kMedianAim, factor_of(ratios.median),
+                fmt::format("{}, {:.2f}", name, ratios.median));
+  }
+  AimCount rows;
+  for (const HeldRow& held : plans.rows) {
+    if (!held.predicted_ms || held.row.split != RowSplit::kJudged) continue;
+    const double factor = factor_of(held.ratio());
+    rows.add(factor <= kFurthestAim, factor,
+             fmt::format("{}, {}: {:.2f}", held.row.method, batch_text(held.row), held.ratio()));
+  }
+  findings.push_back(medians.finding(
+      fmt::format("plans: median ratio of each method within a factor of {}", kMedianAim),
+      "methods"));
+  findings.push_back(
+      rows.finding(fmt::format("plans: every ratio within a factor of {}", kFurthestAim), "rows"));
+}
+
+void add_orders(const Validation& plans, Table& table, std::vector<Finding>& findings) {
+  AimCount orders;
+  for (const HeldExperiment& experiment : plans.experiments) {
+    const std::optional<double> tau = experiment.order.tau();
+    if (!tau) continue;
+    const bool is_judged = experiment.split == RowSplit::kJudged;
+    table.add_row({"order", experiment.batch, std::string(to_string(experiment.split)),
+                   static_cast<std::int64_t>(experiment.methods), Cell(), Cell(), *tau,
+                   is_judged ? Cell(*tau >= kTauAim) : Cell()});
+    if (!is_judged) continue;
+    orders.add(*tau >= kTauAim, 1 - *tau, fmt::format("{}: {:.2f}", experiment.batch, *tau));
+  }
+  findings.push_back(orders.finding(
+      fmt::format("order: tau of the methods at least {} in each experiment", kTauAim),
+      "experiments"));
+}
+
+void add_kernels(const Validation& kernels, Table& table, std::vector<Finding>& findings) {
+  AimCount medians;
+  for (const KernelGroup& group : kernel_groups(kernels)) {
+    const RatioSummary ratios = summary_of(group.ratios);
+    const double factor = factor_of(ratios.median);
+    const bool is_judged = group.split == RowSplit::kJudged;
+    table.add_row({"kernels", group.name, std::string(to_string(group.split)),
+                   static_cast<std::int64_t>(ratios.rows), ratios.median, ratios.furthest, Cell(),
+                   is_judged ? Cell(factor <= kKernelAim) : Cell()});
+    if (!is_judged) continue;
+    medians.add(factor <= kKernelAim, factor, fmt::format("{}, {:.2f}", group.name, ratios.median));
+  }
+  findings.push_back(medians.finding(
+      fmt::format("kernels: median ratio of each group within a factor of {}", kKernelAim),
+      "groups"));
+}
+
+// One remark for each reason, with the number of its rows.
+void remark_unpredicted(const Validation& validation, std::vector<std::string>& remarks) {
+  std::vector<std::pair<std::string, std::int64_t>> reasons;
+  for (const HeldRow& held : validation.rows) {
+    if (held.predicted_ms) continue;
+    const std::string reason =
+        fmt::format("{}, {}: {}", held.row.source, held.row.method, held.reason);
+    const auto found =
+        std::ranges::find(reasons, reason, &std::pair<std::string, std::int64_t>::first);
+    if (found == reasons.end()) {
+      reasons.emplace_back(reason, 1);
+    } else {
+      ++found->second;
+    }
+  }
+  for (const auto& [reason, rows] : reasons) {
+    remarks.push_back(fmt::format("{} not predicted: {}", count(rows, "row"), reason));
+  }
+}
+
+// One remark for each method with judged rows outside the aim.
+void remark_far_rows(const Validation& plans, std::vector<std::string>& remarks) {
+  std::map<std::string, std::vector<double>> far;
+  for (const HeldRow& held : plans.rows) {
+    if (!held.predicted_ms || held.row.split != RowSplit::kJudged) continue;
+    if (factor_of(held.ratio()) <= kFurthestAim) continue;
+    far[fmt::format("{}, {}", held.row.source, held.row.method)].push_back(held.ratio());
+  }
+  for (const auto& [method, ratios] : far) {
+    remarks.push_back(fmt::format("{} of {} further off than {}, at most {:.2f}",
+                                  count(static_cast<std::int64_t>(ratios.size()), "judged row"),
+                                  method, kFurthestAim, summary_of(ratios).furthest));
+  }
+}
+
+PaperResult make(const TableOverrides& overrides) {
+  refuse_overrides(overrides, "measured", {});
+  const std::filesystem::path folder =
+      overrides.rows.empty() ? CONTEXTILE_MEASURED_ROWS : overrides.rows;
+  const std::filesystem::path plans_path = folder / "plans.csv";
+  const std::filesystem::path kernels_path = folder / "kernels.csv";
+  if (!exists(plans_path) && !exists(kernels_path)) {
+    fail_io("--rows: expected plans.csv or kernels.csv in {}, found neither", folder.string());
+  }
+  PaperResult result{.setting = {}, .table = empty_table(), .against = Against::kAims};
+  const ValidationOptions options{.cluster = std::nullopt, .progress = overrides.progress};
+  const auto setting = [&](const std::filesystem::path& path, const Validation& validation) {
+    result.setting.emplace_back("rows",
+                                fmt::format("{} of {}", count(std::ssize(validation.rows), "row"),
+                                            path.filename().string()));
+  };
+  std::vector<std::string> remarks = {
+      "A ratio is predicted over measured time: above 1, the prediction is too slow.",
+      "Constants may be fitted to fitted rows only; verdicts are on judged rows "
+      "(labs/measured/README.md)."};
+  if (exists(plans_path)) {
+    const Validation plans = validate_rows(read_measured_rows(plans_path.string()), options);
+    setting(plans_path, plans);
+    add_plans(plans, result.table, result.findings);
+    add_orders(plans, result.table, result.findings);
+    remark_unpredicted(plans, remarks);
+    remark_far_rows(plans, remarks);
+  }
+  if (exists(kernels_path)) {
+    const Validation kernels = validate_rows(read_measured_rows(kernels_path.string()), options);
+    setting(kernels_path, kernels);
+    add_kernels(kernels, result.table, result.findings);
+    remark_unpredicted(kernels, remarks);
+  }
+  result.differences = std::move(remarks);
+  result.plots = {{.x = "name", .y = {"median_ratio"}, .series = {"split"}, .panels = {"part"}}};
+  return result;
+}
+
+}  // namespace
+
+PaperTable measured() {
+  return {"measured", "measurements of others",
+          "predicted over measured time of plans and kernels, and the order of methods", make,
+          true};
+}
+
+}  // namespace contextile

@@ -1,0 +1,244 @@
+#include "report/measured_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "base/file_bytes.h"
+#include "base/parse_number.h"
+#include "base/quote.h"
+#include "base/standard_stream.h"
+#include "base/suggest.h"
+#include "contextile/planner.h"
+#include "report/csv_reader.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::uint64_t kMaxRowsBytes = std::uint64_t{64} << 20;
+constexpr std::array kSplits = {RowSplit::kFitted, RowSplit::kJudged};
+constexpr std::array kDirectionsOfRows = {RowDirection::kForward, RowDirection::kBackward,
+                                          RowDirection::kBoth};
+
+// Runs `parse`, whose errors get the place of the row in front.
+template <typename Parse>
+auto with_place(std::string_view where, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(fmt::format("{}: {}", where, error.what()));
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}: {}", where, error.what()));
+  }
+}
+
+// The value of `values` that `text` names.
+template <typename Value>
+Value parse_name(std::string_view text, std::string_view where, std::span<const Value> values) {
+  std::vector<std::string> names;
+  for (const Value value : values) {
+    if (to_string(value) == text) return value;
+    names.emplace_back(to_string(value));
+  }
+  fail_argument("{}: expected one of {}, found {}{}", where, fmt::join(names, ", "), quote(text),
+                did_you_mean(text, names));
+}
+
+// LoadedClusters by the text of their rows: each is loaded once.
+class LoadedClusters {
+ public:
+  explicit LoadedClusters(std::string_view folder) : folder_(folder) {}
+
+  std::shared_ptr<const Cluster> find(const std::string& text, std::string_view where) {
+    std::shared_ptr<const Cluster>& cluster = by_text_[text];
+    if (!cluster) {
+      cluster = with_place(
+          where, [&] { return std::make_shared<const Cluster>(load_cluster(path_of(text))); });
+    }
+    return cluster;
+  }
+
+ private:
+  // A cluster file is in the folder of the rows that name it. Names of presets stay as they are.
+  [[nodiscard]] std::string path_of(const std::string& text) const {
+    const bool is_file = text.ends_with(".json") || text.find('/') != std::string::npos;
+    return is_file ? (std::filesystem::path(folder_) / text).string() : text;
+  }
+
+  std::string folder_;
+  std::map<std::string, std::shared_ptr<const Cluster>> by_text_;
+};
+
+// The input of a column's reader: a field, its place for messages, and the clusters loaded so far.
+struct Field {
+  const std::string& text;
+  const std::string& where;
+  LoadedClusters& clusters;
+};
+
+std::int32_t parse_count(const Field& field) {
+  return checked_cast<std::int32_t>(parse_size(field.where, field.text, 1), field.where);
+}
+
+void read_strategy(const Field& field, MeasuredRow& row) {
+  row.strategy_text = field.text;
+  if (field.text.empty()) return;
+  with_place(field.where, [&] {
+    std::vector<StrategyChoice> choices = parse_strategies(field.text);
+    CONTEXTILE_CHECK(choices.size() == 1, "expected one strategy, found {} in {}", choices.size(),
+                     quote(field.text));
+    static_cast<void>(find_strategy(choices.front().name));
+    row.strategy = std::move(choices.front());
+  });
+}
+
+void read_ms(const Field& field, MeasuredRow& row) {
+  row.ms = parse_number(field.where, field.text);
+  CONTEXTILE_CHECK(row.ms >= 1e-6 && row.ms <= 1e12,
+                   "{}: expected a time of 1e-6 to 1e12 ms, found {}", field.where,
+                   quote(field.text));
+}
+
+// A column of the file. Readers of columns that are not used are empty.
+struct ColumnReader {
+  std::string_view name;
+  bool required = false;
+  bool may_be_empty = false;
+  void (*read)(const Field& field, MeasuredRow& row) = nullptr;
+};
+
+std::span<const ColumnReader> column_readers() {
+  // clang-format off
+  static const std::array kReaders = {
+      ColumnReader{"source", true, false, [](const Field& field, MeasuredRow& row) { row.source = field.text; }},
+      ColumnReader{"split", true, false, [](const Field& field, MeasuredRow& row) { row.split = parse_name<RowSplit>(field.text, field.where, kSplits); }},
+      ColumnReader{"cluster", true, false, [](const Field& field, MeasuredRow& row) {
+        row.cluster_text = field.text;
+        row.cluster = field.clusters.find(field.text, field.where);
+      }},
+      ColumnReader{"method", true, false, [](const Field& field, MeasuredRow& row) { row.method = field.text; }},
+      ColumnReader{"strategy", true, true, read_strategy},
+      ColumnReader{"lengths", true, false, [](const Field& field, MeasuredRow& row) {
+        row.lengths_text = field.text;
+        row.batches = parse_document_batches(field.text, field.where);
+      }},
+      ColumnReader{"mask", true, false, [](const Field& field, MeasuredRow& row) {
+        row.mask_text = field.text;
+        row.mask = with_place(field.where, [&] { return parse_mask_use(field.text); });
+      }},
+      ColumnReader{"q_heads", true, false, [](const Field& field, MeasuredRow& row) { row.shape.q_heads = parse_count(field); }},
+      ColumnReader{"kv_heads", true, false, [](const Field& field, MeasuredRow& row) { row.shape.kv_heads = parse_count(field); }},
+      ColumnReader{"head_dim", true, false, [](const Field& field, MeasuredRow& row) { row.shape.head_dim = row.shape.value_dim = parse_count(field); }},
+      ColumnReader{"dtype", true, false, [](const Field& field, MeasuredRow& row) {
+        row.shape.dtype = with_place(field.where, [&] { return parse_dtype(field.text); });
+      }},
+      ColumnReader{"direction", true, false, [](const Field& field, MeasuredRow& row) { row.direction = parse_name<RowDirection>(field.text, field.where, kDirectionsOfRows); }},
+      ColumnReader{"ms", true, false, read_ms},
+      ColumnReader{"experiment", false, true, [](const Field& field, MeasuredRow& row) { row.experiment = field.text; }},
+      ColumnReader{"note", false, true, [](const Field& field, MeasuredRow& row) { row.note = field.text; }},
+      ColumnReader{"value", false, true},
+      ColumnReader{"unit", false, true},
+      ColumnReader{"uncertainty", false, true},
+      ColumnReader{"read_from", false, true},
+  };
+  // clang-format on
+  return kReaders;
+}
+
+// The readers of a header's columns, in the header's order.
+std::vector<const ColumnReader*> read_header(const CsvRecord& header, std::string_view where) {
+  const std::span<const ColumnReader> readers = column_readers();
+  std::vector<std::string> names;
+  for (const ColumnReader& reader : readers) names.emplace_back(reader.name);
+  std::vector<const ColumnReader*> columns;
+  for (const std::string& name : header.fields) {
+    const auto found = std::ranges::find(readers, name, &ColumnReader::name);
+    CONTEXTILE_CHECK(found != readers.end(), "{}: line {}: expected the columns {}, found {}{}",
+                     where, header.line, fmt::join(names, ", "), quote(name),
+                     did_you_mean(name, names));
+    CONTEXTILE_CHECK(std::ranges::find(columns, &*found) == columns.end(),
+                     "{}: line {}: expected every column once, found {} twice", where, header.line,
+                     quote(name));
+    columns.push_back(&*found);
+  }
+  for (const ColumnReader& reader : readers) {
+    CONTEXTILE_CHECK(!reader.required || std::ranges::find(columns, &reader) != columns.end(),
+                     "{}: line {}: expected the column {}, found only {}", where, header.line,
+                     reader.name, fmt::join(header.fields, ", "));  // which are known names
+  }
+  return columns;
+}
+
+MeasuredRow read_row(const CsvRecord& record, std::span<const ColumnReader* const> columns,
+                     std::string_view name, LoadedClusters& clusters) {
+  CONTEXTILE_CHECK(record.fields.size() == columns.size(),
+                   "{}: line {}: expected {} fields, as the header has, found {}", name,
+                   record.line, columns.size(), record.fields.size());
+  MeasuredRow row;
+  row.line = record.line;
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    const std::string where = fmt::format("{}: line {}, {}", name, record.line, columns[i]->name);
+    const std::string& text = record.fields[i];
+    CONTEXTILE_CHECK(!text.empty() || columns[i]->may_be_empty, "{}: expected a value, found none",
+                     where);
+    if (columns[i]->read != nullptr) columns[i]->read({text, where, clusters}, row);
+  }
+  with_place(fmt::format("{}: line {}", name, record.line), [&] { check_shape(row.shape); });
+  return row;
+}
+
+}  // namespace
+
+std::string_view to_string(RowSplit split) {
+  return split == RowSplit::kFitted ? "fitted" : "judged";
+}
+
+std::string_view to_string(RowDirection direction) {
+  switch (direction) {
+    case RowDirection::kForward:
+      return "forward";
+    case RowDirection::kBackward:
+      return "backward";
+    case RowDirection::kBoth:
+      break;
+  }
+  return "forward+backward";
+}
+
+MeasuredRows parse_measured_rows(std::string_view text, std::string where,
+                                 std::string_view folder) {
+  MeasuredRows result{.name = std::move(where), .rows = {}};
+  const std::string& name = result.name;
+  CsvReader reader(text, name);
+  CsvRecord record;
+  CONTEXTILE_CHECK(reader.next(record), "{}: expected a header and rows, found nothing", name);
+  const std::vector<const ColumnReader*> columns = read_header(record, name);
+  LoadedClusters clusters(folder);
+  while (reader.next(record)) {
+    CONTEXTILE_CHECK(result.rows.size() < kMaxMeasuredRows,
+                     "{}: line {}: expected at most {} rows, found more", name, record.line,
+                     kMaxMeasuredRows);
+    result.rows.push_back(read_row(record, columns, name, clusters));
+  }
+  CONTEXTILE_CHECK(!result.rows.empty(),
+                   "{}: expected at least one row below the header, found none", name);
+  return result;
+}
+
+MeasuredRows read_measured_rows(const std::string& path) {
+  const FileBytes file(path, [](std::span<const std::uint8_t> first, std::string_view name) {
+    static_cast<void>(expect_text("measured rows as CSV")(first, name));
+    return kMaxRowsBytes;
+  });
+  CONTEXTILE_CHECK(file.bytes().size() <= kMaxRowsBytes, "{}: expected at most {} bytes, found {}",
+                   file.name(), kMaxRowsBytes, file.bytes().size());
+  const std::string folder =
+      path == kStandardStream ? "" : std::filesystem::path(path).parent_path().string();
+  return parse_measured_rows(file.text(), file.name(), folder);
+}
+
+}  // namespace contextile
