@@ -73,6 +73,14 @@ enum class LaunchOrder : std::uint8_t {
   kGrouped,     // one after another, like collectives on one stream (NCCL)
 };
 
+// The most that one flow gets, the data from one device to one of another node, where so many nodes
+// take part. It is below the rate of the NIC for most transports, and falls with the nodes.
+struct FlowRate {
+  std::int32_t nodes = 2;
+  double gbytes_per_s = 0;
+  friend bool operator==(const FlowRate&, const FlowRate&) = default;
+};
+
 // A cluster of the devices 0 … nodes·devices_per_node - 1. The node of a device is device /
 // devices_per_node. Bandwidths are per direction. GB/s are 1e9 bytes per second.
 struct Cluster {
@@ -98,6 +106,9 @@ struct Cluster {
   // True for a rail-optimised network: NIC i reaches only NIC i of other nodes. A message to
   // another rail first crosses the sender's node.
   bool rails = false;
+  // Limits of flows, ascending by nodes. Between two numbers of nodes the logarithm of the rate is
+  // interpolated over that of the nodes; beyond them it stays. Empty: no limit but those of ports.
+  std::vector<FlowRate> flow_gbytes_per_s = {};
   LaunchOrder launches = LaunchOrder::kConcurrent;
   std::int32_t sms = 0;  // multiprocessors of a device; 0: unknown
   // Multiprocessors that a device keeps for its transfers for as long as it runs attention, so that
@@ -118,6 +129,8 @@ struct Cluster {
   [[nodiscard]] double usable_attention_tflops() const {
     return transfer_sms == 0 ? attention_tflops : attention_tflops * (sms - transfer_sms) / sms;
   }
+  // The limit of a flow in this cluster, with its number of nodes, GB/s.
+  [[nodiscard]] std::optional<double> flow_limit_gbytes_per_s() const;
   // Compute slots of all nodes together: the cluster computes as fast as this many devices at full
   // speed.
   [[nodiscard]] double compute_slots() const {

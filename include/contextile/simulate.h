@@ -53,10 +53,12 @@ enum class PortKind : std::uint8_t {
   kDeviceIn,
   kNicOut,  // from a node to others
   kNicIn,
+  kFlow,  // from a device to one of another node (Cluster::flow_gbytes_per_s)
 };
 struct NetworkPort {
   PortKind kind = PortKind::kDeviceOut;
-  std::int32_t index = 0;  // device, or node · nics_per_node + NIC of the node
+  // Device, of a flow the one that sends; or node · nics_per_node + NIC of the node.
+  std::int32_t index = 0;
   friend bool operator==(const NetworkPort&, const NetworkPort&) = default;
 };
 
@@ -239,6 +241,7 @@ enum class Cause : std::uint8_t {
   kLatency,        // latency of messages
   kNodeLinks,      // bandwidth between nodes
   kDeviceLinks,    // bandwidth of devices' ports inside their nodes
+  kFlows,          // the rate of one flow between nodes (Cluster::flow_gbytes_per_s)
   kLaunchOrder,    // launches of a device move one after another
   kBarriers,       // rounds wait for the slowest device
   kStolenCompute,  // transfers take compute (Cluster::transfer_sms, sm_fraction,

@@ -47,6 +47,22 @@ void bind_constants(nb::class_<Cluster>& cluster) {
       .def_rw("nics_per_node", &Cluster::nics_per_node,
               "NICs of a node, each serving an equal run of devices; 1: all share one uplink.")
       .def_rw("rails", &Cluster::rails, "True if NIC i reaches only NIC i of other nodes.")
+      .def_prop_rw(
+          "flow_gbytes_per_s",
+          [](const Cluster& cluster) {
+            std::vector<std::pair<std::int32_t, double>> rates;
+            for (const FlowRate& rate : cluster.flow_gbytes_per_s) {
+              rates.emplace_back(rate.nodes, rate.gbytes_per_s);
+            }
+            return rates;
+          },
+          [](Cluster& cluster, const std::vector<std::pair<std::int32_t, double>>& rates) {
+            cluster.flow_gbytes_per_s.clear();
+            for (const auto& [nodes, rate] : rates) {
+              cluster.flow_gbytes_per_s.push_back({.nodes = nodes, .gbytes_per_s = rate});
+            }
+          },
+          "The most that one flow between two nodes gets, as (nodes, GB/s); empty: no limit.")
       .def_rw("sms", &Cluster::sms, "Multiprocessors of a device; 0: unknown.")
       .def_rw("transfer_sms", &Cluster::transfer_sms,
               "Multiprocessors of `sms` that attention leaves to transfers.")

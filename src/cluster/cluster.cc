@@ -1,7 +1,9 @@
 #include "contextile/cluster.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <string_view>
@@ -30,6 +32,18 @@ void check_within(Limits limits, double value, std::string_view name, std::strin
                    limits.most, value);
 }
 
+void check_flow_rates(const Cluster& cluster, const std::string& name) {
+  std::int32_t nodes = 0;
+  for (const FlowRate& rate : cluster.flow_gbytes_per_s) {
+    CONTEXTILE_CHECK(rate.nodes > nodes && rate.nodes <= kMaxDevices,
+                     "cluster {}: flow_gbytes_per_s: expected ascending numbers of nodes up to {}, "
+                     "found {} after {}",
+                     name, kMaxDevices, rate.nodes, nodes);
+    nodes = rate.nodes;
+    check_within(kRate, rate.gbytes_per_s, name, "flow_gbytes_per_s");
+  }
+}
+
 }  // namespace
 
 void check_cluster(const Cluster& cluster) {
@@ -46,6 +60,7 @@ void check_cluster(const Cluster& cluster) {
                    kMaxDevices, cluster.nodes, cluster.devices_per_node, num_devices);
   check_within(kRate, cluster.intra_gbytes_per_s, name, "intra_gbytes_per_s");
   check_within(kRate, cluster.inter_gbytes_per_s_per_node, name, "inter_gbytes_per_s_per_node");
+  check_flow_rates(cluster, name);
   check_within(kRate, cluster.attention_tflops, name, "attention_tflops");
   CONTEXTILE_CHECK(cluster.memory_bytes >= 0,
                    "cluster {}: memory_bytes: expected 0 (unknown) or more, found {}", name,
@@ -77,6 +92,17 @@ void check_cluster(const Cluster& cluster) {
                    "to {}, found {}",
                    name, kLeastSlots, kMaxDevices, slots);
   check_profile(cluster.attention);
+}
+
+std::optional<double> Cluster::flow_limit_gbytes_per_s() const {
+  if (flow_gbytes_per_s.empty()) return std::nullopt;
+  const auto above = std::ranges::upper_bound(flow_gbytes_per_s, nodes, {}, &FlowRate::nodes);
+  if (above == flow_gbytes_per_s.begin()) return above->gbytes_per_s;
+  const FlowRate& low = *std::prev(above);
+  if (above == flow_gbytes_per_s.end() || low.nodes == nodes) return low.gbytes_per_s;
+  const double share = std::log(static_cast<double>(nodes) / low.nodes) /
+                       std::log(static_cast<double>(above->nodes) / low.nodes);
+  return low.gbytes_per_s * std::pow(above->gbytes_per_s / low.gbytes_per_s, share);
 }
 
 Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {

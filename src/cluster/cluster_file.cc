@@ -37,6 +37,7 @@ const std::vector<std::string>& file_keys() {
                                                  "launch_us",
                                                  "nics_per_node",
                                                  "rails",
+                                                 "flow_gbytes_per_s",
                                                  "launches",
                                                  "sms",
                                                  "transfer_sms",
@@ -143,6 +144,26 @@ AttentionProfile read_profile(const json& object, AttentionProfile profile) {
   return profile;
 }
 
+// Reads 43, for any number of nodes, or [[2, 43], [8, 26]]: nodes and rate. [] and null: no limit.
+std::vector<FlowRate> read_flow_rates(const json& value) {
+  if (value.is_null()) return {};
+  if (value.is_number()) return {{.nodes = 2, .gbytes_per_s = value.get<double>()}};
+  const auto is_pair = [](const json& entry) {
+    return entry.is_array() && entry.size() == 2 &&
+           json_integer(entry[0], 1, std::numeric_limits<std::int32_t>::max()) &&
+           entry[1].is_number();
+  };
+  CONTEXTILE_CHECK(value.is_array() && std::all_of(value.begin(), value.end(), is_pair),
+                   "flow_gbytes_per_s: expected a rate or [[nodes, rate], …], found {}",
+                   quote(value.dump()));
+  std::vector<FlowRate> rates;
+  for (const json& entry : value) {
+    rates.push_back(
+        {.nodes = entry[0].get<std::int32_t>(), .gbytes_per_s = entry[1].get<double>()});
+  }
+  return rates;
+}
+
 // Reads the keys of one object into a cluster.
 class ClusterReader {
  public:
@@ -190,6 +211,9 @@ class ClusterReader {
       CONTEXTILE_CHECK(rails.is_boolean(), "rails: expected true or false, found {}",
                        quote(rails.dump()));
       cluster.rails = rails.get<bool>();
+    }
+    if (object_.contains("flow_gbytes_per_s")) {
+      cluster.flow_gbytes_per_s = read_flow_rates(object_["flow_gbytes_per_s"]);
     }
     if (object_.contains("launches")) {
       const std::string order = text("launches");
@@ -285,6 +309,13 @@ std::string to_json(const Cluster& cluster) {
   object["launch_us"] = cluster.launch_us;
   object["nics_per_node"] = cluster.nics_per_node;
   object["rails"] = cluster.rails;
+  if (!cluster.flow_gbytes_per_s.empty()) {
+    nlohmann::ordered_json rates = nlohmann::ordered_json::array();
+    for (const FlowRate& rate : cluster.flow_gbytes_per_s) {
+      rates.push_back({rate.nodes, rate.gbytes_per_s});
+    }
+    object["flow_gbytes_per_s"] = std::move(rates);
+  }
   object["launches"] = cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
   object["sms"] = cluster.sms;
   object["transfer_sms"] = cluster.transfer_sms;

@@ -100,6 +100,7 @@ class Changes {
     if (cluster_.nodes > 1) {
       scale("inter_gbytes_per_s_per_node", &Cluster::inter_gbytes_per_s_per_node);
       add_nics();
+      add_flows();
     }
     add_launch_order();
     add_stolen_compute();
@@ -188,6 +189,18 @@ class Changes {
     changed.nics_per_node = nics;
     add("nics_per_node", fmt::format("{}", cluster_.nics_per_node), fmt::format("{}", nics),
         changed);
+  }
+
+  void add_flows() {
+    if (cluster_.flow_gbytes_per_s.empty()) return;
+    const auto text = [](const Cluster& cluster) {
+      return number_text(*cluster.flow_limit_gbytes_per_s());
+    };
+    for (const double factor : kFactors) {
+      Cluster changed = cluster_;
+      for (FlowRate& rate : changed.flow_gbytes_per_s) rate.gbytes_per_s *= factor;
+      add("flow_gbytes_per_s", text(cluster_), text(changed), changed);
+    }
   }
 
   void add_launch_order() {

@@ -63,6 +63,7 @@ std::string_view doing(Activity activity) {
 }  // namespace
 
 std::string port_text(const Cluster& cluster, NetworkPort port) {
+  if (port.kind == PortKind::kFlow) return fmt::format("device {}'s flow, out", port.index);
   const bool is_out = port.kind == PortKind::kDeviceOut || port.kind == PortKind::kNicOut;
   const std::string_view way = is_out ? "out" : "in";
   if (port.kind == PortKind::kDeviceOut || port.kind == PortKind::kDeviceIn) {

@@ -137,6 +137,11 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
     case Cause::kNodeLinks:
     case Cause::kDeviceLinks:
       return link_text(cause, cluster);
+    case Cause::kFlows:
+      return {
+          fmt::format("a flow between nodes gets at most {:g} GB/s, which binds {}",
+                      cluster.flow_limit_gbytes_per_s().value(), counted(cause.steps, "message")),
+          "flows that only ports limit"};
     case Cause::kLaunchOrder:
       return {fmt::format("{} behind earlier launches", counted(cause.steps, "message")),
               "all launches of a device moving at once"};
@@ -150,7 +155,7 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
                           cluster.compute_slots_per_node),
               "full speed for every device"};
   }
-  fail_argument("cause: expected one of 12, found {}", static_cast<int>(cause.cause));
+  fail_argument("cause: expected one of 13, found {}", static_cast<int>(cause.cause));
 }
 
 std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation) {

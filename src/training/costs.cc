@@ -350,7 +350,8 @@ double StepCosts::transfer_us(std::int32_t boundary, const MicroBatchWork& micro
   // All devices of a node send at the same time.
   const double port = std::min(cluster.intra_gbytes_per_s,
                                cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node);
-  return cluster.inter_latency_us + bytes / (port * kBytesPerUsAtOneGbyte);
+  const double flow = std::min(port, cluster.flow_limit_gbytes_per_s().value_or(port));
+  return cluster.inter_latency_us + bytes / (flow * kBytesPerUsAtOneGbyte);
 }
 
 double StepCosts::optimizer_us(std::int32_t stage) const {

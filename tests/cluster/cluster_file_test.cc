@@ -37,6 +37,7 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
   EXPECT_EQ(a.launch_us, b.launch_us);
   EXPECT_EQ(a.nics_per_node, b.nics_per_node);
   EXPECT_EQ(a.rails, b.rails);
+  EXPECT_EQ(a.flow_gbytes_per_s, b.flow_gbytes_per_s);
   EXPECT_EQ(a.launches, b.launches);
   EXPECT_EQ(a.sms, b.sms);
   EXPECT_EQ(a.transfer_sms, b.transfer_sms);
@@ -49,6 +50,7 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
 TEST(CostModelKeys, AreReadOverThePresetsValues) {
   const Cluster cluster = with(R"("memory_gbytes_per_s": 1500.5, "intra_latency_us": 1,
       "inter_latency_us": 0, "launch_us": 0.25, "nics_per_node": 2, "rails": true,
+      "flow_gbytes_per_s": [[2, 43], [8, 26.5]],
       "launches": "grouped", "sms": 100, "transfer_sms": 8, "sm_fraction": 0.125, "compute_slots_per_node": 1.5,
       "transfer_compute_us_per_mb": 40.5,
       "attention": {"q_rows": [1, 2], "kv_rows": [3], "forward": [0.5, 1],
@@ -60,6 +62,7 @@ TEST(CostModelKeys, AreReadOverThePresetsValues) {
   expected.launch_us = 0.25;
   expected.nics_per_node = 2;
   expected.rails = true;
+  expected.flow_gbytes_per_s = {{2, 43}, {8, 26.5}};
   expected.launches = LaunchOrder::kGrouped;
   expected.sms = 100;
   expected.transfer_sms = 8;
@@ -108,6 +111,9 @@ TEST(CostModelKeys, ComeBackTheSame) {
     cluster.launch_us = positive();
     cluster.nics_per_node = static_cast<std::int32_t>(1 + rng.next() % 8);
     cluster.rails = rng.next() % 2 == 0;
+    for (std::int32_t nodes = 1; rng.next() % 3 != 0; nodes += 5) {
+      cluster.flow_gbytes_per_s.push_back({nodes, positive()});
+    }
     cluster.launches = rng.next() % 2 == 0 ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
     cluster.sms = static_cast<std::int32_t>(1 + rng.next() % 200);
     cluster.transfer_sms = static_cast<std::int32_t>(rng.next() % cluster.sms);
@@ -137,6 +143,41 @@ TEST(CostModelKeys, OfEveryPresetComeBackTheSame) {
     SCOPED_TRACE(preset.name);
     expect_same_costs(parse_cluster_json(to_json(preset.cluster), "c.json"), preset.cluster);
   }
+}
+
+TEST(FlowRates, AreOneForAllOrGoByTheNodes) {
+  EXPECT_EQ(load_cluster("dgx-h100:8x8").flow_limit_gbytes_per_s(), std::nullopt);
+  Cluster cluster = with(R"("flow_gbytes_per_s": 4.5)");
+  for (const std::int32_t nodes : {1, 2, 64}) {
+    cluster.nodes = nodes;
+    EXPECT_EQ(cluster.flow_limit_gbytes_per_s(), 4.5);
+  }
+  cluster = with(R"("flow_gbytes_per_s": [[2, 40], [8, 10]])");
+  const std::pair<std::int32_t, double> expected[] = {{1, 40}, {2, 40}, {4, 20}, {8, 10}, {99, 10}};
+  for (const auto& [nodes, rate] : expected) {
+    cluster.nodes = nodes;
+    EXPECT_DOUBLE_EQ(*cluster.flow_limit_gbytes_per_s(), rate) << nodes;
+  }
+  // A part of the cluster has fewer nodes.
+  cluster.nodes = 8;
+  EXPECT_EQ(cluster.consecutive(Rank{0}, 8).flow_limit_gbytes_per_s(), 40);
+  EXPECT_EQ(with(R"("flow_gbytes_per_s": null)").flow_limit_gbytes_per_s(), std::nullopt);
+  EXPECT_EQ(with(R"("flow_gbytes_per_s": [])").flow_limit_gbytes_per_s(), std::nullopt);
+}
+
+TEST(FlowRates, RefuseWrongLists) {
+  for (const char* value :
+       {"\"4\"", "true", "{}", "[4]", "[[2]]", "[[2, 4, 5]]", "[[2.5, 4]]", "[[0, 4]]", "[[-1, 4]]",
+        "[[18446744073709551615, 4]]", "[[2, null]]"}) {
+    EXPECT_THAT(refusal(fmt::format("\"flow_gbytes_per_s\": {}", value)),
+                AllOf(HasSubstr("c.json: "),
+                      HasSubstr("flow_gbytes_per_s: expected a rate or [[nodes, rate], …], found")))
+        << value;
+  }
+  EXPECT_THAT(refusal(R"("flow_gbytes_per_s": [[8, 4], [8, 3]])"),
+              HasSubstr("expected ascending numbers of nodes up to 65536, found 8 after 8"));
+  EXPECT_THAT(refusal(R"("flow_gbytes_per_s": 0)"), HasSubstr("expected 1e-09 to 1000000000000"));
+  EXPECT_THAT(refusal(R"("flow_gbytes_per_s": [[2, -4]])"), HasSubstr("found -4"));
 }
 
 TEST(CostModelKeys, RefuseWrongNumbers) {

@@ -63,6 +63,7 @@ void restore(const std::string& constant, const Cluster& was, Cluster& cluster) 
       {"inter_gbytes_per_s_per_node",
        [&] { cluster.inter_gbytes_per_s_per_node = was.inter_gbytes_per_s_per_node; }},
       {"nics_per_node", [&] { cluster.nics_per_node = was.nics_per_node; }},
+      {"flow_gbytes_per_s", [&] { cluster.flow_gbytes_per_s = was.flow_gbytes_per_s; }},
       {"launches", [&] { cluster.launches = was.launches; }},
       {"sm_fraction", [&] { cluster.sm_fraction = was.sm_fraction; }},
       {"transfer_compute_us_per_mb",
@@ -83,6 +84,7 @@ TEST(ChangedConstants, EachDiffersInNothingButItsConstant) {
   measured.transfer_compute_us_per_mb = 3;
   measured.compute_slots_per_node = 2;
   measured.nics_per_node = 2;
+  measured.flow_gbytes_per_s = {{2, 43}, {8, 26}};
   for (const Cluster& cluster : {load_cluster("p4de:2x4"), load_cluster("dgx-h100:1x8"),
                                  load_cluster("local:1x2"), measured}) {
     const std::vector<ChangedConstant> clusters = changed_constants(cluster);

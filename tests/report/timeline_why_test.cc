@@ -74,11 +74,13 @@ TEST(WaitTexts, NamePortsAfterWhatTheyBelongTo) {
   EXPECT_EQ(port_text(cluster, {PortKind::kNicOut, 1}), "node 1's uplink, out");
   cluster.nics_per_node = 4;
   EXPECT_EQ(port_text(cluster, {PortKind::kNicIn, 6}), "node 1's NIC 2, in");
+  EXPECT_EQ(port_text(cluster, {PortKind::kFlow, 3}), "device 3's flow, out");
 }
 
 TEST(CauseText, SaysWhatEveryCauseIsAndWithWhatItWouldBeGone) {
   const Plan plan = example_plan();
   Cluster cluster;
+  cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 4}};
   for (int c = 0; c <= static_cast<int>(Cause::kSharedSlots); ++c) {
     TimeCause cause;
     cause.cause = static_cast<Cause>(c);

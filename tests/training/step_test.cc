@@ -129,7 +129,10 @@ TEST(TrainingStep, StagesPayForTransfersOfActivationsAndGradients) {
   const double us = 1000 * 2000 * 2 / 100e3;  // 4 MB at 100 GB/s, there and back
   const double slow_us = predict_step(step).timelines.front().time_us;
   step.cluster.inter_gbytes_per_s_per_node = step.cluster.intra_gbytes_per_s = 1e12;
-  EXPECT_NEAR(slow_us - predict_step(step).timelines.front().time_us, 2 * us, 1e-3);
+  const double free_us = predict_step(step).timelines.front().time_us;
+  EXPECT_NEAR(slow_us - free_us, 2 * us, 1e-3);
+  step.cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 50}};
+  EXPECT_NEAR(predict_step(step).timelines.front().time_us - free_us, 2 * 2 * us, 1e-3);
 }
 
 TEST(TrainingStep, TensorParallelismDividesWorkAndAddsCollectives) {

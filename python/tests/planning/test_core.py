@@ -155,6 +155,12 @@ def test_clusters():
     slower = ct.plan([4096], cluster=copy, strategy="ring", **SMALL)
     faster = ct.plan([4096], cluster=preset, strategy="ring", **SMALL)
     assert slower.simulate().time_us > faster.simulate().time_us
+    flows = ct.Cluster(preset)
+    flows.flow_gbytes_per_s = [(2, 0.5), (8, 0.25)]
+    assert flows.flow_gbytes_per_s == [(2, 0.5), (8, 0.25)]
+    assert ct.Cluster.parse_json(flows.to_json()) == flows
+    limited = ct.plan([4096], cluster=flows, strategy="ring", **SMALL)
+    assert limited.simulate().time_us > faster.simulate().time_us
     copy.devices_per_node = 0
     for broken in (
         copy.check,

@@ -20,6 +20,7 @@ std::string binding_of(const Plan& plan, const Cluster& cluster) {
   reliefs[0].cluster.attention_tflops *= kFree;
   reliefs[1].name = "inter-node";
   reliefs[1].cluster.inter_gbytes_per_s_per_node *= kFree;
+  reliefs[1].cluster.flow_gbytes_per_s.clear();
   reliefs[2].name = "intra-node";
   reliefs[2].cluster.intra_gbytes_per_s *= kFree;
   reliefs[3].name = "latency";

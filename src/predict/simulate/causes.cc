@@ -46,6 +46,7 @@ KindSet kinds_of(Cause cause) {
       return kinds({StepKind::kLatency});
     case Cause::kNodeLinks:
     case Cause::kDeviceLinks:
+    case Cause::kFlows:
       return kinds({StepKind::kTransfer});
     case Cause::kLaunchOrder:
     case Cause::kBarriers:
@@ -54,11 +55,22 @@ KindSet kinds_of(Cause cause) {
     case Cause::kSharedSlots:
       return kinds({StepKind::kAttention, StepKind::kMerge, StepKind::kLaunch});
   }
-  fail_argument("cause: expected one of 12, found {}", static_cast<int>(cause));
+  fail_argument("cause: expected one of 13, found {}", static_cast<int>(cause));
 }
 
-bool is_nic(NetworkPort port) {
-  return port.kind == PortKind::kNicOut || port.kind == PortKind::kNicIn;
+// The cause that the rate of a port belongs to.
+Cause cause_of(NetworkPort port) {
+  switch (port.kind) {
+    case PortKind::kDeviceOut:
+    case PortKind::kDeviceIn:
+      return Cause::kDeviceLinks;
+    case PortKind::kNicOut:
+    case PortKind::kNicIn:
+      return Cause::kNodeLinks;
+    case PortKind::kFlow:
+      break;
+  }
+  return Cause::kFlows;
 }
 
 std::vector<double> attention_of_devices(const SimulatedProgram& program, std::size_t devices) {
@@ -170,6 +182,13 @@ class DirectionSteps {
     }
   }
 
+  // Messages of the path whose rate their flow's limit set.
+  [[nodiscard]] std::int64_t bound_by_flows() const {
+    return std::ranges::count_if(path_, [this](const PathStep& step) {
+      return step.kind == StepKind::kTransfer && message_of(step).bound_by.kind == PortKind::kFlow;
+    });
+  }
+
  private:
   // The duration of every instruction and message of a simulation.
   class Durations {
@@ -233,6 +252,9 @@ Cluster without(Cause cause, Cluster cluster) {
     case Cause::kLatency:
       cluster.intra_latency_us = cluster.inter_latency_us = 0;
       break;
+    case Cause::kFlows:
+      cluster.flow_gbytes_per_s.clear();
+      break;
     case Cause::kLaunchOrder:
       cluster.launches = LaunchOrder::kConcurrent;
       break;
@@ -268,6 +290,7 @@ class Causes {
       if (num_steps(cause) > 0) add_if_costly(measure(cause, {}));
     }
     for (const Cause cause : {Cause::kNodeLinks, Cause::kDeviceLinks}) add_links(cause);
+    if (!cluster_.flow_gbytes_per_s.empty()) add_flows();
     if (cluster_.launches == LaunchOrder::kGrouped) add_launch_order();
     if (plan_.rounds.size() > 1) add_barriers();
     if (cluster_.transfer_sms > 0 || cluster_.sm_fraction > 0 ||
@@ -340,7 +363,7 @@ class Causes {
     double most_us = 0;
     for (const auto& [key, us] : us_of_port) {
       const NetworkPort port{key.first, key.second};
-      if (is_nic(port) != (kind == Cause::kNodeLinks) || us <= most_us) continue;
+      if (cause_of(port) != kind || us <= most_us) continue;
       busiest = port;
       most_us = us;
     }
@@ -349,7 +372,7 @@ class Causes {
     const Ports ports(cluster_);
     for (std::int32_t p = 0; p < ports.num_ports(); ++p) {
       const NetworkPort port = ports.port(p);
-      if (is_nic(port) == is_nic(*busiest)) all.push_back(port);
+      if (cause_of(port) == kind) all.push_back(port);
     }
     const TimeCause of_all = measure(kind, {.unlimited = all});
     const TimeCause of_one = measure(kind, {.unlimited = {*busiest}});
@@ -358,6 +381,14 @@ class Causes {
     cause.port = busiest;
     cause.bytes = bytes_through(*busiest);
     cause.num_ports = is_alone ? 1 : static_cast<std::int32_t>(all.size());
+    add_if_costly(cause);
+  }
+
+  // Adds the limit of flows, with the messages of the path that it bound.
+  void add_flows() {
+    TimeCause cause = measure(Cause::kFlows, {});
+    cause.steps = 0;
+    for (const DirectionSteps& direction : directions_) cause.steps += direction.bound_by_flows();
     add_if_costly(cause);
   }
 
@@ -424,6 +455,8 @@ std::string_view to_string(Cause cause) {
       return "node_links";
     case Cause::kDeviceLinks:
       return "device_links";
+    case Cause::kFlows:
+      return "flows";
     case Cause::kLaunchOrder:
       return "launch_order";
     case Cause::kBarriers:
@@ -433,7 +466,7 @@ std::string_view to_string(Cause cause) {
     case Cause::kSharedSlots:
       return "shared_slots";
   }
-  fail_argument("cause: expected one of 12, found {}", static_cast<int>(cause));
+  fail_argument("cause: expected one of 13, found {}", static_cast<int>(cause));
 }
 
 std::vector<TimeCause> causes_of_time(const Plan& plan, const Cluster& cluster,

@@ -144,10 +144,14 @@ class PortMessages {
   // Messages that crossed the binding port of `m` while it flowed.
   [[nodiscard]] std::vector<std::int32_t> beside(std::int32_t m) const {
     const MessageSpan& message = at(m);
+    const bool is_flow = message.bound_by.kind == PortKind::kFlow;
+    // Messages of one flow all cross the same ports.
+    const std::int32_t port = is_flow ? ports_.path_between(message.src, message.dst).port[0]
+                                      : ports_.number(message.bound_by);
     std::vector<std::int32_t> others;
-    for (const std::int32_t other :
-         of_port_[static_cast<std::size_t>(ports_.number(message.bound_by))]) {
+    for (const std::int32_t other : of_port_[static_cast<std::size_t>(port)]) {
       if (at(other).flow_us >= message.end_us) break;
+      if (is_flow && (at(other).src != message.src || at(other).dst != message.dst)) continue;
       if (other != m && at(other).end_us > message.flow_us) others.push_back(other);
     }
     return others;

@@ -22,8 +22,32 @@ constexpr double kFlowsPerUs = 512;
 // The rate of a port without a limit, bytes per µs. Not infinite, because shares are differences.
 constexpr double kNoLimit = 1e18;
 
-std::vector<double> capacities(const Ports& ports, const std::vector<NetworkPort>& unlimited) {
+// Calls `use` for every pair of devices of two nodes between which messages go, by sender and then
+// in the order of its program.
+template <typename Use>
+void for_each_flow(const Cluster& cluster, const std::vector<TimedProgram>& programs,
+                   const Use& use) {
+  for (std::size_t d = 0; d < programs.size(); ++d) {
+    const Rank device(static_cast<std::int32_t>(d));
+    std::vector<bool> seen(programs.size());
+    for (const TimedStep& step : programs[d].steps) {
+      for (const MessageEnd& send : step.sends) {
+        if (seen[send.peer.index()] || cluster.same_node(device, send.peer)) continue;
+        seen[send.peer.index()] = true;
+        use(device, send.peer);
+      }
+    }
+  }
+}
+
+// Ports of the cluster, then one for every flow if these have a limit.
+std::vector<double> capacities(const Cluster& cluster, const Ports& ports,
+                               const std::vector<TimedProgram>& programs,
+                               const std::vector<NetworkPort>& unlimited) {
   std::vector<double> capacity = ports.capacities();
+  if (const std::optional<double> limit = cluster.flow_limit_gbytes_per_s()) {
+    for_each_flow(cluster, programs, [&](Rank, Rank) { capacity.push_back(1e3 * *limit); });
+  }
   for (const NetworkPort& port : unlimited) {
     capacity[static_cast<std::size_t>(ports.number(port))] = kNoLimit;
   }
@@ -44,7 +68,7 @@ Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std
       where_(std::move(where)),
       timeline_(options.timeline),
       resolution_us_(options.resolution_us),
-      network_(capacities(ports_, unlimited)),
+      network_(capacities(cluster, ports_, programs_, unlimited)),
       devices_(programs_.size()),
       computing_(static_cast<std::size_t>(cluster.nodes)),
       times_(programs_.size()),
@@ -84,6 +108,8 @@ void Machine::number_groups() {
 
 // Makes one message for each send; those of a pair of devices share a stream.
 void Machine::number_messages() {
+  const bool has_flow_limit = cluster_.flow_limit_gbytes_per_s().has_value();
+  std::int32_t flow_port = ports_.num_ports();  // of the next flow, as for_each_flow meets them
   for (std::size_t d = 0; d < programs_.size(); ++d) {
     const Rank device(static_cast<std::int32_t>(d));
     std::vector<std::int32_t> stream_to(programs_.size(), -1);
@@ -91,7 +117,9 @@ void Machine::number_messages() {
       for (const MessageEnd& send : step.sends) {
         std::int32_t& stream = stream_to[send.peer.index()];
         if (stream < 0) {
-          stream = network_.add_stream(ports_.path_between(device, send.peer));
+          FlowPath path = ports_.path_between(device, send.peer);
+          if (has_flow_limit && !cluster_.same_node(device, send.peer)) path.cross(flow_port++);
+          stream = network_.add_stream(path);
           streams_.push_back({device.value, send.peer.value});
         }
         groups_[static_cast<std::size_t>(step.group)].messages.push_back(
@@ -337,6 +365,7 @@ void Machine::end_message(std::int32_t m) {
   if (timeline_) {
     const Group& sent = groups_[static_cast<std::size_t>(message.src_group)];
     const Group& received = groups_[static_cast<std::size_t>(message.dst_group)];
+    const std::int32_t port = network_.ended_at_port();
     message_spans_.push_back({.src = Rank{message.src},
                               .dst = Rank{message.dst},
                               .src_launch = sent.launch_id,
@@ -346,7 +375,9 @@ void Machine::end_message(std::int32_t m) {
                               .end_us = now_,
                               .launched_us = std::max(sent.issued_us, received.issued_us),
                               .flow_us = message.flow_us,
-                              .bound_by = ports_.port(network_.ended_at_port()),
+                              .bound_by = port < ports_.num_ports()
+                                              ? ports_.port(port)
+                                              : NetworkPort{PortKind::kFlow, message.src},
                               .opener = Rank{message.opener},
                               .queued_after = message.queued_after});
   }

@@ -13,7 +13,7 @@
 
 namespace contextile {
 
-inline constexpr std::int32_t kMaxPortsOfFlow = 4;
+inline constexpr std::int32_t kMaxPortsOfFlow = 5;
 
 // Ports a flow crosses; each at most once.
 struct FlowPath {

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "base/check.h"
+
 namespace contextile {
 namespace {
 
@@ -61,6 +63,8 @@ std::int32_t Ports::number(NetworkPort port) const {
       return 2 * devices + port.index;
     case PortKind::kNicIn:
       break;
+    case PortKind::kFlow:
+      fail_argument("network: expected a port of a device or a NIC, found a flow");
   }
   return 2 * devices + num_nics() + port.index;
 }

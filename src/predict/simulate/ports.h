@@ -18,7 +18,8 @@ class Ports {
   [[nodiscard]] std::int32_t num_ports() const { return 2 * (cluster_.num_devices() + num_nics()); }
   // Bytes per µs, by number.
   [[nodiscard]] std::vector<double> capacities() const;
-  // The ports that a message from one device to another crosses.
+  // The ports that a message from one device to another crosses, without that of its flow: the
+  // event machine numbers those behind these ports, as many as pairs of devices need.
   [[nodiscard]] FlowPath path_between(Rank src, Rank dst) const;
 
   [[nodiscard]] NetworkPort port(std::int32_t number) const;

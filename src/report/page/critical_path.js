@@ -46,6 +46,7 @@ function readWaits(base64, devices) {
 
 function portText(plan, kind, index) {
   const way = kind % 2 ? 'in' : 'out';
+  if (kind === 4) return `device ${index}'s flow, out`;
   if (kind < 2) return `device ${index}'s port, ${way}`;
   const node = Math.floor(index / plan.nics_per_node);
   return plan.nics_per_node === 1 ? `node ${node}'s uplink, ${way}`

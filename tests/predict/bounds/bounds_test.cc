@@ -61,6 +61,9 @@ Cluster random_cluster(Rng& rng) {
   cluster.inter_gbytes_per_s_per_node = std::pow(10, 3.5 * rng.uniform());
   cluster.nics_per_node = random_chance(rng, 0.5) ? cluster.devices_per_node : 1;
   cluster.rails = random_chance(rng, 0.2);
+  if (random_chance(rng, 0.2)) {
+    cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = std::pow(10, 2 * rng.uniform())}};
+  }
   cluster.launches = random_chance(rng, 0.2) ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
   cluster.sm_fraction = random_chance(rng, 0.2) ? 0.3 * rng.uniform() : 0;
   cluster.transfer_compute_us_per_mb = random_chance(rng, 0.2) ? 100 * rng.uniform() : 0;

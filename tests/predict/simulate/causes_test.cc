@@ -69,6 +69,21 @@ TEST(Causes, ASlowUplinkIsNamedWithItsBytes) {
   EXPECT_NEAR(cause.without_us / simulate(plan, fast).time_us(), 1, 1e-3);
 }
 
+TEST(Causes, SlowFlowsAreNamed) {
+  Cluster cluster = cluster_of("dgx-h100", 2, 2);
+  cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 0.5}};
+  const Plan plan = plan_of("zigzag", default_batch_of({32768}), cluster);
+  const std::vector<TimeCause> causes = all_causes(plan, cluster);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(causes.front().cause, Cause::kFlows);
+  EXPECT_GT(causes.front().steps, 0);
+  EXPECT_EQ(find(causes, Cause::kNodeLinks), nullptr);
+  EXPECT_EQ(find(causes, Cause::kDeviceLinks), nullptr);
+  Cluster free = cluster;
+  free.flow_gbytes_per_s.clear();
+  EXPECT_EQ(causes.front().without_us, simulate(plan, free).time_us());
+}
+
 TEST(Causes, FixedCostsOfSmallWorkAreFound) {
   Cluster cluster = cluster_of("dgx-h100", 1, 4);
   cluster.intra_latency_us = 500;

@@ -255,6 +255,7 @@ Cluster varied(Cluster cluster, int i) {
   if (i % 4 == 3) cluster.intra_gbytes_per_s = cluster.inter_gbytes_per_s_per_node = 0.1;
   cluster.rails = i % 7 == 6;
   cluster.nics_per_node = i % 3 == 2 ? cluster.devices_per_node : 1;
+  if (i % 4 == 1) cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 0.05}};
   return cluster;
 }
 

@@ -106,6 +106,47 @@ TEST(Machine, AnotherRailIsReachedThroughTheSendersNode) {
   EXPECT_GT(time_us(2000), 2.5);
 }
 
+TEST(Machine, AFlowBetweenNodesHasALimitOfItsOwn) {
+  Cluster cluster = plain(3, 2);
+  cluster.inter_gbytes_per_s_per_node = 4;
+  cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 0.5}};
+  {
+    Programs one(cluster);
+    one.message(0, 2, 3000, 0).wait(2, 0);
+    EXPECT_DOUBLE_EQ(one.time_us(), 6);
+  }
+  {
+    // Two messages of one flow share its limit; another pair of devices has its own.
+    Programs two(cluster);
+    two.message(0, 2, 3000, 0).message(0, 2, 3000, 1).message(1, 2, 3000, 2);
+    two.wait(2, 0).wait(2, 1).wait(2, 2);
+    EXPECT_DOUBLE_EQ(two.time_us(), 12);
+  }
+  {
+    // Flows that share a slower uplink get less than their limit.
+    cluster.inter_gbytes_per_s_per_node = 0.5;
+    Programs shared(cluster);
+    shared.message(0, 2, 3000, 0).message(1, 4, 3000, 0).wait(2, 0).wait(4, 0);
+    EXPECT_DOUBLE_EQ(shared.time_us(), 12);
+  }
+  // Inside a node there is none.
+  Programs inside(cluster);
+  inside.message(0, 1, 3000, 0).wait(1, 0);
+  EXPECT_DOUBLE_EQ(inside.time_us(), 3);
+}
+
+TEST(Machine, AFlowsLimitAboveThatOfPortsChangesNothing) {
+  Cluster cluster = plain(2, 2);
+  const auto run = [&] {
+    Programs programs(cluster);
+    programs.message(0, 2, 3001, 0).message(1, 3, 1999, 0).message(0, 3, 777, 1);
+    return programs.wait(2, 0).wait(3, 0).wait(3, 1).time_us();
+  };
+  const double without_us = run();
+  cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 1e6}};
+  EXPECT_EQ(run(), without_us);
+}
+
 TEST(Machine, GroupedLaunchesMoveOneAfterAnother) {
   for (const LaunchOrder order : {LaunchOrder::kConcurrent, LaunchOrder::kGrouped}) {
     Cluster cluster = plain(1, 3);
