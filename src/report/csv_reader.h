@@ -34,8 +34,6 @@ class CsvReader {
 
   // Reads the next record into `record`; false at the end, where `record` keeps its value.
   bool next(CsvRecord& record);
-  // Number of the line that is read next, from 1.
-  [[nodiscard]] std::size_t line() const { return line_; }
 
  private:
   [[nodiscard]] std::string read_field(std::size_t number);

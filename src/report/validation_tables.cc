@@ -45,7 +45,6 @@ Table empty_rows_table() {
 
 void add_row(const HeldRow& held, Table& table) {
   const MeasuredRow& row = held.row;
-
   table.add_row({whole_number(row.line), row.source, split_text(row.split), row.method,
                  row.strategy_text, row.cluster_text, row.lengths_text, row.mask_text,
                  std::int64_t{row.shape.q_heads}, std::int64_t{row.shape.kv_heads},
