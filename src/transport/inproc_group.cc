@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "transport/failure_text.h"
 #include "transport/strided_copy.h"
 
 namespace contextile {
@@ -292,7 +293,7 @@ void InprocGroup::throw_failure(Lock& lock, Rank rank, const std::string& operat
 
 void InprocGroup::fail(Rank rank, std::string_view reason) {
   Lock lock(mutex_);
-  set_failure(rank, fmt::format("rank {} gave up: {}", rank.value, reason));
+  set_failure(rank, gave_up_text(rank, reason));
   drain(lock, rank);
 }
 
@@ -301,8 +302,8 @@ void InprocGroup::leave(Rank rank) {
   Lock lock(mutex_);
   RankState& mine = state(rank);
   if (!mine.launches.empty()) {
-    set_failure(rank, fmt::format("rank {} left the group without waiting for launch {}",
-                                  rank.value, mine.launches.begin()->first));
+    set_failure(rank, failure_text("rank {} left the group without waiting for launch {}",
+                                   rank.value, mine.launches.begin()->first));
   }
   drain(lock, rank);
   mine.left = true;

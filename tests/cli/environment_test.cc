@@ -81,8 +81,12 @@ TEST_F(Environment, LittleMemoryEndsInOneLine) {
       "plan -o x --dataset prolong --tokens 1M --block-size 64 --cluster local:1x8 --strategy "
       "zigzag";
   int num_refused = 0;
+  // Threads of a run end in some places only if their memory does: sizes near its border.
+  std::vector<int> of_run = {96, 112, 128};
+  for (int mib = 40; mib < 88; ++mib) of_run.push_back(mib);
   for (const std::string& line : {std::string("info"), std::string("run p.plan"), large}) {
-    for (const int mib : {40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 200}) {
+    const std::vector<int> of_all = {40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 200};
+    for (const int mib : line == "run p.plan" ? of_run : of_all) {
       const Outcome outcome =
           bash(fmt::format("taskset -cp $(taskset -cp $$ | sed 's/.*: //; s/[,-].*//') $$ > "
                            "/dev/null; ulimit -v {}; contextile {} > /dev/null",

@@ -19,6 +19,7 @@
 #include "transport/cuda/event_pool.h"
 #include "transport/cuda/nccl.h"
 #include "transport/cuda/run_copies.h"
+#include "transport/failure_text.h"
 #include "transport/posted_end.h"
 
 namespace contextile::cuda {
@@ -99,7 +100,7 @@ class DeviceGroup : public Transport {
   void abort(std::string_view reason) noexcept override {
     {
       const std::lock_guard lock(mutex_);
-      set_failure(fmt::format("rank {} gave up: {}", rank().value, reason));
+      set_failure(gave_up_text(rank(), reason));
     }
     control_.abort(reason);
   }

@@ -1,10 +1,12 @@
 #include "transport/gloo/group.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "transport/failure_text.h"
 #include "transport/gloo/rendezvous.h"
 
 namespace contextile {
@@ -314,7 +316,11 @@ void GlooGroup::throw_failure(Lock& lock, const std::string& operation) {
 
 void GlooGroup::fail(std::string_view reason) {
   Lock lock(mutex_);
-  set_failure(fmt::format("rank {} gave up: {}", rank().value, reason));
+  try {
+    set_failure(gave_up_text(rank(), reason));
+  } catch (const std::bad_alloc&) {  // other peers learn it when the connection closes
+    changed_.notify_all();
+  }
   drain(lock);
 }
 

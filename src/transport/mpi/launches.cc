@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "transport/failure_text.h"
 #include "transport/mpi/session.h"
 
 namespace contextile {
@@ -96,16 +97,19 @@ const PostedEnd* MpiLaunches::abandoned_end(const MpiLaunch& launch) const {
 void MpiLaunches::abort(std::string_view reason) {
   Lock lock(mutex_);
   if (failed_) return;
-  announcement_ = fmt::format("rank {} gave up: {}", rank_.value, reason);
-  set_failure(announcement_);
+  announcement_ = gave_up_text(rank_, reason);
+  set_failure(gave_up_text(rank_, reason));
 }
 
 void MpiLaunches::close() {
   Lock lock(mutex_);
   if (!launches_.empty() && !failed_) {
-    announcement_ = fmt::format("rank {} left the group without waiting for launch {}", rank_.value,
-                                launches_.begin()->first);
-    set_failure(announcement_);
+    const auto text = [&] {
+      return failure_text("rank {} left the group without waiting for launch {}", rank_.value,
+                          launches_.begin()->first);
+    };
+    announcement_ = text();
+    set_failure(text());
   }
   closing_ = true;
   has_orders_ = true;
