@@ -92,7 +92,8 @@ CONTEXTILE_HD void weights_of(Cta& cta, const Launch& launch, const float* stats
       for (int i = 0; i < 4; ++i) {
         const Place place = place_in_sum(lane, i);
         float& s = scores[lane].x[tile][i];
-        s = Cta::exp2(s * factor - stats[kKeysOwn ? tile * 8 + place.col : warp_row + place.row]);
+        const float lse = stats[kKeysOwn ? tile * 8 + place.col : warp_row + place.row];
+        s = Cta::exp2(std::fma(s, factor, -lse));
       }
     }
   });

@@ -48,15 +48,15 @@ CONTEXTILE_HD void weigh(Cta& cta, float factor, ForwardRows<Cta, kKeys, kValueD
       auto& row = warp.rows[lane];
       const float base = top[lane] == -INFINITY ? 0 : top[lane];  // an empty row weighs nothing
       const float offset = base * factor;
-      const float keep = Cta::exp2(row.top[half] * factor - offset);
+      const float keep = Cta::exp2(std::fma(row.top[half], factor, -offset));
       row.top[half] = top[lane];
       row.sum[half] *= keep;
       sum[lane] = 0;
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         float* pair = &warp.scores[lane].x[tile][half * 2];
-        pair[0] = Cta::exp2(pair[0] * factor - offset);  // one instruction each
-        pair[1] = Cta::exp2(pair[1] * factor - offset);
+        pair[0] = Cta::exp2(std::fma(pair[0], factor, -offset));
+        pair[1] = Cta::exp2(std::fma(pair[1], factor, -offset));
         sum[lane] += pair[0] + pair[1];
       }
       CONTEXTILE_UNROLL

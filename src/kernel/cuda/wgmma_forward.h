@@ -105,14 +105,14 @@ CONTEXTILE_HD void weigh_rows(Group& group, float factor,
       TopAndSum& row = rows[lane];
       const float base = top[lane] == -INFINITY ? 0 : top[lane];  // an empty row weighs nothing
       const float offset = base * factor;
-      keep[lane].x[half] = Group::exp2(row.top[half] * factor - offset);
+      keep[lane].x[half] = Group::exp2(std::fma(row.top[half], factor, -offset));
       row.top[half] = top[lane];
       float sum = 0;
       CONTEXTILE_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         float* pair = &scores[lane].x[tile][half * 2];
-        pair[0] = Group::exp2(pair[0] * factor - offset);  // one instruction each
-        pair[1] = Group::exp2(pair[1] * factor - offset);
+        pair[0] = Group::exp2(std::fma(pair[0], factor, -offset));
+        pair[1] = Group::exp2(std::fma(pair[1], factor, -offset));
         sum += pair[0] + pair[1];
       }
       row.sum[half] = row.sum[half] * keep[lane].x[half] + sum;
