@@ -2,9 +2,11 @@
 """Times other kernels on this GPU for gpu_bench: PyTorch's cuDNN, FlexAttention and bf16 matmul,
 and FlashAttention 2 and 3 where flash_attn and flash_attn_interface are installed.
 
-  bench/gpu_peers.py [--longest 16384] [--seconds 0.05] [--json FILE]
+  bench/gpu_peers.py [--longest 16384] [--shortest 1024] [--dims 64,96,128,256] [--seconds 0.05]
+                     [--json FILE]
 
-bf16, 32 query and 8 KV heads, head dims 64, 96, 128 and 256, lengths of 1024 and up. TFLOP/s of
+bf16, 32 query and 8 KV heads, lengths by powers of two. FlexAttention is compiled for each row,
+which takes ten seconds. TFLOP/s of
 attended pairs, backward at 2.5 times forward's FLOPs. Every figure is the fastest of three runs of
 at least --seconds. A peer that cannot do a mask, or is not installed, has no figure, but a reason.
 Backward is the libraries' own mode, which need not be deterministic.
@@ -23,6 +25,8 @@ def parsed():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--longest", type=int, default=16384)
+    parser.add_argument("--shortest", type=int, default=1024)
+    parser.add_argument("--dims", default="64,96,128,256")
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--json")
     return parser.parse_args()
@@ -145,9 +149,9 @@ def attention_of(torch, peer, mask, tokens, q, k, v):
     return call, pairs, None
 
 
-def rows_of(torch, clock, longest):
-    for dim in (64, 96, 128, 256):
-        tokens = 1024
+def rows_of(torch, clock, longest, shortest=1024, dims=(64, 96, 128, 256)):
+    for dim in dims:
+        tokens = shortest
         while tokens <= longest:
             q, k, v = (
                 torch.randn(
@@ -201,7 +205,8 @@ def main():
         f"{found['device']}, torch {torch.__version__}: bf16 matmul {matmul:.0f} TFLOP/s",
         flush=True,
     )
-    for row in rows_of(torch, clock, arguments.longest):
+    dims = [int(dim) for dim in arguments.dims.split(",")]
+    for row in rows_of(torch, clock, arguments.longest, arguments.shortest, dims):
         found["rows"].append(row)
         figures = row.get("reason") or f"{row['forward_tflops']:9.1f}{row['backward_tflops']:10.1f}"
         print(

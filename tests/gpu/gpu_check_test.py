@@ -152,7 +152,9 @@ class GpuCheck(unittest.TestCase):
             nvcc="nvcc",
             out=self.folder,
             build=self.folder / "build",
+            built=False,
             longest="1024",
+            seconds="0.05",
             skip_peers=False,
             skip_sanitizer=False,
         )
@@ -191,6 +193,12 @@ class GpuCheck(unittest.TestCase):
                 else None
             )
             self.assertEqual(asked, architecture)
+
+    def test_compiles_nothing_where_everything_was_built_elsewhere(self):
+        check = self.check()
+        check.arguments.built = True
+        self.assertTrue(check.build("sm_90a"))
+        self.assertEqual([title for title, *_ in check.report.steps], ["skipped building"])
 
     def test_times_although_the_sanitizer_reports_errors(self):
         check = self.check(failing=["compute-sanitizer"])
