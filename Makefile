@@ -92,7 +92,7 @@ bench: deps build/build.ninja  ## build and run the benchmarks
 format: deps-dev  ## format all C++ and Python in place
 	scripts/lint --fix-format
 
-lint: deps-dev build  ## format, include and import rules, ruff and mypy, clang-tidy
+lint: deps-dev  ## format, include and import rules, ruff and mypy, clang-tidy on every source
 	scripts/lint -j $(JOBS)
 
 sanitize: sanitize-build  ## a shorter selection of the tests under ASan and UBSan, in build-debug/
@@ -136,4 +136,4 @@ install: build  ## install program, libraries, headers and CMake package under P
 	cmake --install build --prefix $(PREFIX)
 
 clean:  ## remove all build folders
-	rm -rf build build-debug build-tsan build-fuzz
+	rm -rf build build-debug build-tsan build-fuzz build-tidy

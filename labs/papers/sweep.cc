@@ -187,6 +187,7 @@ PaperResult make(const TableOverrides& overrides) {
                      .table = table_of(choices, standings),
                      .plots = {{.x = "strategy", .y = {"of_fastest", "of_bound"}}}};
   std::vector<std::string> sizes;
+  sizes.reserve(settings.size());
   for (const PaperSetting& setting : settings) {
     sizes.push_back(fmt::format("{}", setting.input.cluster.num_devices()));
   }

@@ -2,7 +2,7 @@
 // includes it four seconds, so only those that parse, complete or print options do.
 #pragma once
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's name
 class App;
 class Option;
 }  // namespace CLI

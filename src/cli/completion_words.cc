@@ -47,11 +47,12 @@ void offer_keys(const std::string& strategy, const std::string& typed, const std
     if (known->name() != strategy) continue;
     for (const OptionSpec& option : known->options()) {
       const std::string key = option.name + '=';
+      const std::string begin = head + key;
       if (!typed.starts_with(key)) {
-        collector.offer(head + key, option.help);
+        collector.offer(begin, option.help);
         continue;
       }
-      for (const std::string& value : option.values) collector.offer(head + key + value, "");
+      for (const std::string& value : option.values) collector.offer(begin + value, "");
     }
   }
 }

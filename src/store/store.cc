@@ -82,8 +82,8 @@ bool Store::renew(std::string_view key, std::span<const std::uint8_t> value, mil
 }
 
 std::span<const StoreKind> store_kinds() {
-  static const std::array<StoreKind, 4> kinds = all_kinds();
-  return kinds;
+  static const std::array<StoreKind, 4> kKinds = all_kinds();
+  return kKinds;
 }
 
 std::unique_ptr<Store> open_store(std::string_view address, const StoreOptions& options) {

@@ -69,6 +69,7 @@ std::vector<RoundShares> round_shares(const Plan& plan, const Simulation& simula
   add(*simulation.forward, &DeviceShare::forward_idle_us);
   add(*simulation.backward, &DeviceShare::backward_idle_us);
   std::vector<RoundShares> result;
+  result.reserve(of_program.size());
   for (auto& [program, of] : of_program) result.push_back(std::move(of));
   return result;
 }

@@ -141,6 +141,7 @@ class StageMemoryCount {
 std::vector<StageMemory> step_memory(const TrainingStep& step) {
   const StepCosts costs(step);
   std::vector<StageMemory> memory;
+  memory.reserve(static_cast<std::size_t>(step.pipeline.stages));
   for (std::int32_t r = 0; r < step.pipeline.stages; ++r) {
     memory.push_back(StageMemoryCount(step, costs, r).count());
   }

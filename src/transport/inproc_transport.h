@@ -22,6 +22,7 @@ class InprocTransport : public Transport {
     if (!owner_.is_forked()) {
       group_->leave(rank_);
     } else {  // a thread of the parent may hold its locks
+      // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): without memory the child may end
       static_cast<void>(new std::shared_ptr<InprocGroup>(std::move(group_)));
     }
   }

@@ -80,7 +80,7 @@ void save_flight_record(const FlightRecord& record, const std::string& folder);
 [[nodiscard]] std::string to_json(const FlightRecord& record);
 // Parses a record. `where` names the source in messages. Throws InvalidArgument on text that is not
 // JSON, unknown or missing keys, and impossible values.
-[[nodiscard]] FlightRecord parse_flight_record(std::string_view json, std::string_view where);
+[[nodiscard]] FlightRecord parse_flight_record(std::string_view text, std::string_view where);
 
 // Removes the record of a rank that joins again, which has none yet. Never throws: a record that
 // cannot be removed is recognized by its time.

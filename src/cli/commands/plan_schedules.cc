@@ -69,6 +69,7 @@ void check_any_schedules(std::string_view option, const std::vector<StrategyChoi
   };
   if (std::ranges::any_of(choices, schedules)) return;
   std::vector<std::string> names;
+  names.reserve(choices.size());
   for (const StrategyChoice& choice : choices) names.push_back(choice.name);
   fail_argument("{}: expected a strategy that schedules micro-batches ({}), found {}", option,
                 scheduling_strategies(), quote(fmt::format("{}", fmt::join(names, ","))));

@@ -31,8 +31,8 @@ bool is_within(std::uintptr_t first, std::uintptr_t size, std::uint64_t address,
 
 Device& device() {
   // Never destroyed: a GPU that is a global variable may outlive other global variables.
-  static Device* const only = new Device;
-  return *only;
+  static Device* const kOnly = new Device;
+  return *kOnly;
 }
 
 void*& current_context() {

@@ -349,8 +349,8 @@ class ReferenceKernel : public AttentionKernel {
 }  // namespace
 
 const AttentionKernel& reference_kernel() {
-  static const ReferenceKernel kernel;
-  return kernel;
+  static const ReferenceKernel kReference;
+  return kReference;
 }
 
 }  // namespace contextile

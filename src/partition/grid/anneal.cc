@@ -62,8 +62,8 @@ class Annealer {
   void one_move() {
     const std::uint32_t bits = random_.next();
     const std::uint32_t type = bits & 31U;
-    static const std::array<float, 4096> exponential = exponential_table();
-    threshold_ = temperature_ * exponential[(bits >> 5) & 4095U];
+    static const std::array<float, 4096> kExponential = exponential_table();
+    threshold_ = temperature_ * kExponential[(bits >> 5) & 4095U];
     if (type < kTileMoves) {
       try_tile();
     } else if (type < kTileMoves + kTileSwaps) {

@@ -115,7 +115,7 @@ void Rebalance::find_targets(GridVertexId v, GridPartId from) {
   const auto append_part = [&](GridPartId part) {
     if (!has_room(part)) return;
     for (std::int32_t d = 0; d < parts_.devices; ++d) {
-      targets_.push_back(Rank{parts_.first_device.value + part.value * parts_.devices + d});
+      targets_.emplace_back(parts_.first_device.value + part.value * parts_.devices + d);
     }
   };
   if (parts_.count * parts_.devices <= kFewDevices) {
@@ -273,7 +273,7 @@ bool Rebalance::swap_if_cheaper(GridVertexId v, const TileLists& lists) {
   const std::int64_t weight = grid_.weight(v);
   targets_.clear();
   for (const GridPartId p : parts_.ids()) {
-    targets_.push_back(Rank{parts_.first_device.value + p.value * parts_.devices});
+    targets_.emplace_back(parts_.first_device.value + p.value * parts_.devices);
   }
   grid_.find_deltas(v, targets_, deltas_);
   for (const GridPartId p : parts_.ids()) {

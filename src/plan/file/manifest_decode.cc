@@ -263,7 +263,7 @@ class ManifestDecoder {
         ranges.push_back({begin, begin + sizes.Get(next)});
       }
       round.blocks.add(ranges, static_cast<Role>(roles.Get(b)));
-      round.owners.push_back(Rank{owners.Get(b)});
+      round.owners.emplace_back(owners.Get(b));
     }
     leave_list();
     if (next != begins.size()) {

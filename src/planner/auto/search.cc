@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,7 +26,7 @@ namespace {
 
 // The phase that found the best candidate.
 std::string last_improved(const std::vector<SearchPhase>& phases) {
-  const auto last = std::ranges::find_if(std::views::reverse(phases), &SearchPhase::improved);
+  const auto last = std::ranges::find_if(phases.rbegin(), phases.rend(), &SearchPhase::improved);
   return last == phases.rend() ? "" : last->name;
 }
 

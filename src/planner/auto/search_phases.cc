@@ -257,6 +257,7 @@ std::span<const PhaseRow> phase_table() { return kTable; }
 
 std::vector<SearchPhase> search_phases() {
   std::vector<SearchPhase> phases;
+  phases.reserve(kTable.size());
   for (const PhaseRow& row : kTable) phases.push_back(described(row));
   return phases;
 }

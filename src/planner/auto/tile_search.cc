@@ -21,7 +21,7 @@ std::int64_t TileSearch::steps_of(const PlacementChoice& choice, std::int64_t si
              steps_of_simulating(state_.num_devices(), most_tiles(state_.workload, choice));
 }
 
-void TileSearch::place_and_try(std::vector<PlacementChoice> choices, std::size_t most,
+void TileSearch::place_and_try(const std::vector<PlacementChoice>& choices, std::size_t most,
                                std::span<const SchedulePair> pairs, double share) {
   // Simulates every second choice, or more if there are few.
   const std::int64_t simulations = std::ssize(pairs) / 2;
@@ -63,7 +63,7 @@ void TileSearch::probe(double share) {
   std::erase_if(choices,
                 [&](const PlacementChoice& choice) { return choice.head_groups != groups; });
   for (PlacementChoice& choice : choices) choice.effort = tuning::kProbeEffort;
-  place_and_try(std::move(choices), tuning::kProbesSimulated,
+  place_and_try(choices, tuning::kProbesSimulated,
                 likely_schedules(PlacedUnit::kTiles, 0).first(tuning::kProbeSchedules), share);
 }
 
@@ -98,7 +98,7 @@ void TileSearch::improve() {
       choices.push_back(choice);
     }
   }
-  place_and_try(std::move(choices), tuning::kTilesImproved, kPairs, 1);
+  place_and_try(choices, tuning::kTilesImproved, kPairs, 1);
 }
 
 }  // namespace contextile

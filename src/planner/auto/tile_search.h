@@ -36,7 +36,7 @@ class TileSearch {
   // Steps of a choice with that many simulations.
   [[nodiscard]] std::int64_t steps_of(const PlacementChoice& choice,
                                       std::int64_t simulations) const;
-  void place_and_try(std::vector<PlacementChoice> choices, std::size_t most,
+  void place_and_try(const std::vector<PlacementChoice>& choices, std::size_t most,
                      std::span<const SchedulePair> pairs, double share);
   [[nodiscard]] bool is_near() const;
 

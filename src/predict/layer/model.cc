@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "base/names_file.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/suggest.h"
@@ -23,10 +24,10 @@ constexpr double kFlopsPerWeight = 2;
 // Keys of a model file. Any other key is an error, because a misspelled optional key would silently
 // leave its default.
 const std::vector<std::string>& file_keys() {
-  static const std::vector<std::string> keys = {"name",  "layers",     "hidden",
-                                                "heads", "kv_heads",   "head_dim",
-                                                "ffn",   "vocabulary", "gated_ffn"};
-  return keys;
+  static const std::vector<std::string> kKeys = {"name",  "layers",     "hidden",
+                                                 "heads", "kv_heads",   "head_dim",
+                                                 "ffn",   "vocabulary", "gated_ffn"};
+  return kKeys;
 }
 
 // Weights of the matrices of one layer. Values have head_dim elements as well, so the output
@@ -163,7 +164,7 @@ AttentionShape attention_shape_of(const ModelSpec& model, std::int32_t tp) {
 }
 
 const std::vector<ModelPreset>& model_presets() {
-  static const std::vector<ModelPreset> presets = {
+  static const std::vector<ModelPreset> kPresets = {
       {"Llama 3 8B (The Llama 3 Herd of Models, table 3)",
        {.name = "llama-3-8b",
         .layers = 32,
@@ -211,7 +212,7 @@ const std::vector<ModelPreset>& model_presets() {
         .ffn = 14336,
         .vocabulary = 128256}},
   };
-  return presets;
+  return kPresets;
 }
 
 ModelSpec parse_model_json(std::string_view text, std::string_view where) {
@@ -227,8 +228,7 @@ ModelSpec parse_model_json(std::string_view text, std::string_view where) {
 }
 
 ModelSpec load_model(std::string_view text) {
-  // A path is recognized by its form, so a misspelled preset is never looked up as a file.
-  if (text.ends_with(".json") || text.find('/') != std::string_view::npos) {
+  if (names_file(text)) {
     const std::string path(text);
     const FileBytes file(path, expect_text("a model as JSON"));
     return parse_model_json(file.text(), file.name());

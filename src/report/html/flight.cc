@@ -80,7 +80,7 @@ std::map<Rank, std::size_t> rows_of(Records records, const FlightVerdict& verdic
                                     const Detail& detail) {
   const std::int32_t size = records.front().num_ranks;
   std::vector<Rank> shown;
-  for (std::int32_t r = 0; r < size && std::cmp_less(r, detail.rows); ++r) shown.push_back(Rank{r});
+  for (std::int32_t r = 0; r < size && std::cmp_less(r, detail.rows); ++r) shown.emplace_back(r);
   for (std::size_t i = 0; i < verdict.culprits.size() && i < detail.rows / 4; ++i) {
     if (verdict.culprits[i].rank.index() >= detail.rows) shown.push_back(verdict.culprits[i].rank);
   }

@@ -424,30 +424,30 @@ RunReference make_run_reference(const Workload& workload, const RunOptions& opti
   return reference;
 }
 
-RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given) {
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options) {
   check_plan(plan);
-  const RunOptions options = own_options(given);
+  const RunOptions own = own_options(options);
   return with_memory_for(
       [&] { return size_text(plan->num_tokens(), plan->shape); },
       [&] {
-        RunReference reference = make_inputs(plan->sequences, plan->shape, options.seed);
-        reference.masks = true_results(*plan, options, reference.batch, Needed::kToRun);
-        return execute(plan, options, reference, [&] {
-          if (!options.compare) return;
+        RunReference reference = make_inputs(plan->sequences, plan->shape, own.seed);
+        reference.masks = true_results(*plan, own, reference.batch, Needed::kToRun);
+        return execute(plan, own, reference, [&] {
+          if (!own.compare) return;
           // Moved one by one, because the current work holds pointers to them.
-          std::ranges::move(true_results(*plan, options, reference.batch, Needed::kToCompare),
+          std::ranges::move(true_results(*plan, own, reference.batch, Needed::kToCompare),
                             reference.masks.begin());
         });
       });
 }
 
-RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& given,
+RunReport run_plan(std::shared_ptr<const Plan> plan, const RunOptions& options,
                    const RunReference& reference) {
   check_plan(plan);
   check_same_batch(*plan, reference);
-  const RunOptions options = own_options(given);
+  const RunOptions own = own_options(options);
   return with_memory_for([&] { return size_text(plan->num_tokens(), plan->shape); },
-                         [&] { return execute(plan, options, reference, [] {}); });
+                         [&] { return execute(plan, own, reference, [] {}); });
 }
 
 double oracle_flops(const Plan& plan) {

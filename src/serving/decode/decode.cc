@@ -220,6 +220,7 @@ class Step {
   void weigh_by_all() {
     std::vector<std::vector<std::byte>> everyone = all_gather(transport_, all_lse_.bytes());
     std::vector<TensorView> lse;
+    lse.reserve(everyone.size());
     for (std::vector<std::byte>& bytes : everyone) {
       lse.push_back(contiguous(bytes.data(), Dtype::kF32, rows_, heads_.all, 1));
     }
@@ -286,6 +287,7 @@ class Step {
                   exchange_->received(peer).data() + o_bytes(me_), lse.back().bytes().size());
     }
     std::vector<ShardResult<LseBase::kE>> shards;
+    shards.reserve(lse.size());
     for (std::int32_t peer = 0; peer < heads_.ranks; ++peer) {
       shards.push_back({outputs_of(peer), {lse[static_cast<std::size_t>(peer)].stats()}});
     }

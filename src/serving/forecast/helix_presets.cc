@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/names_file.h"
 #include "base/quote.h"
 #include "base/suggest.h"
 #include "contextile/serving/helix.h"
@@ -87,8 +88,7 @@ std::vector<std::string> helix_model_names() {
 HelixModel load_helix_model(std::string_view text) {
   const std::vector<std::string> names = helix_model_names();
   if (text == names.back()) return deepseek_r1();
-  const bool is_file = text.ends_with(".json") || text.find('/') != std::string_view::npos;
-  CONTEXTILE_CHECK(is_file || std::ranges::find(names, text) != names.end(),
+  CONTEXTILE_CHECK(names_file(text) || std::ranges::find(names, text) != names.end(),
                    "model: expected one of {} or a JSON file, found {}{}", fmt::join(names, ", "),
                    quote(text), did_you_mean(text, names));
   return {.shape = load_model(text)};
@@ -115,7 +115,7 @@ void check_helix_hardware(const HelixHardware& hardware) {
 }
 
 const std::vector<HelixHardware>& helix_hardware_presets() {
-  static const std::vector<HelixHardware> presets = {
+  static const std::vector<HelixHardware> kPresets = {
       {.name = "gb200",
        .description =
            "GB200 NVL72, a 72nd of it (NVIDIA's data sheet: 576 TB/s and 13.4 TB of "
@@ -136,7 +136,7 @@ const std::vector<HelixHardware>& helix_hardware_presets() {
        .memory_bytes = 80'000'000'000,
        .max_devices = 8},
   };
-  return presets;
+  return kPresets;
 }
 
 HelixHardware load_helix_hardware(std::string_view name) {

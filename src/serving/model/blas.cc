@@ -41,8 +41,8 @@ Blas load() {
 }  // namespace
 
 const Blas& blas() {
-  static const Blas loaded = load();
-  return loaded;
+  static const Blas kLoaded = load();
+  return kLoaded;
 }
 
 }  // namespace contextile

@@ -254,6 +254,7 @@ HostTensor DecoderCore::logits(const Floats& sampled) {
   // another, [rank, row, tokens of the rank], so that each is sent as one piece.
   const std::vector<std::int64_t> vocabulary = equal_splits(config_.vocab_size, world_.size());
   std::vector<std::int64_t> splits;
+  splits.reserve(vocabulary.size());
   for (const std::int64_t split : vocabulary) {
     splits.push_back(split * static_cast<std::int64_t>(count));
   }

@@ -89,7 +89,7 @@ class DecoderCore {
   void add_outputs(const DecoderWeights::Layer& layer, std::span<const float> o, Range heads,
                    Transport& ranks, Floats& x);
   // x += the output of the feed-forward, of which every rank computes a part.
-  void add_feed_forward(std::int32_t layer, RowsOf rows, Floats& x);
+  void add_feed_forward(std::int32_t index, RowsOf rows, Floats& x);
   // The logits of all tokens. Every rank computes those of its part of the vocabulary.
   [[nodiscard]] HostTensor logits(const Floats& sampled);
 

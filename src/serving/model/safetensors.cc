@@ -325,6 +325,7 @@ std::vector<std::string> files_of_index(const std::filesystem::path& index) {
   }
   CONTEXTILE_CHECK(!names.empty(), "{}: expected names of files, found none", file.name());
   std::vector<std::string> paths;
+  paths.reserve(names.size());
   for (const std::string& name : names) paths.push_back((index.parent_path() / name).string());
   return paths;
 }

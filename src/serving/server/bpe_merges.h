@@ -20,9 +20,9 @@ class BpeMerges {
             const std::vector<std::pair<std::string, std::string>>& merges);
 
   [[nodiscard]] std::optional<std::int32_t> token(const std::string& text) const;
-  // `pieces` are the smallest tokens of a word. O(n log n) in their number.
-  [[nodiscard]] std::vector<std::int32_t> join(const std::vector<std::int32_t>& pieces,
-                                               RareLook& look) const;
+  // `tokens` are the smallest tokens of a word. O(n log n) in their number.
+  [[nodiscard]] std::vector<std::int32_t> join(const std::vector<std::int32_t>& tokens,
+                                               RareLook& look_up) const;
 
  private:
   struct Merge {

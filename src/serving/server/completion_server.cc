@@ -324,7 +324,7 @@ class HttpServer final : public CompletionServer {
 
   void add_failures() {
     server_.set_exception_handler(
-        [this](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+        [this](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) {
           answer(response, {.status = 500, .type = "server_error", .message = "an internal error"});
         });
     server_.set_error_handler([this](const httplib::Request& request, httplib::Response& response) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
@@ -18,6 +19,10 @@ using nlohmann::json;
 
 constexpr const char* kGpt2Words =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+bool is_empty_text(const json& value) {
+  return value == "";  // NOLINT(readability-container-size-empty): of a text, empty() is false
+}
 
 class TokenizerReader {
  public:
@@ -72,7 +77,7 @@ class TokenizerReader {
     }
     falls_back_ = has(model, "byte_fallback") && model.at("byte_fallback").get<bool>();
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-      CONTEXTILE_CHECK(!has(model, key) || model.at(key) == "",
+      CONTEXTILE_CHECK(!has(model, key) || is_empty_text(model.at(key)),
                        "{}, model, {}: expected none, found {}", where_, key,
                        quote(model.at(key).dump()));
     }
@@ -108,7 +113,7 @@ class TokenizerReader {
     } else if (type == "Prepend") {
       file_.normalizers.push_back({Kind::kPrepend, "", entry.at("prepend").get<std::string>()});
     } else if (type == "Replace" && entry.at("pattern").contains("String") &&
-               entry.at("pattern").at("String") != "") {
+               !is_empty_text(entry.at("pattern").at("String"))) {
       file_.normalizers.push_back({Kind::kReplace,
                                    entry.at("pattern").at("String").get<std::string>(),
                                    entry.at("content").get<std::string>()});
@@ -216,7 +221,7 @@ std::string normalized(std::string_view text, const std::vector<Normalizer>& nor
     if (one.kind == Normalizer::Kind::kNfc) {
       result = to_nfc(result);
     } else if (one.kind == Normalizer::Kind::kPrepend) {
-      if (!result.empty()) result = one.after + result;
+      if (!result.empty()) result.insert(0, one.after);
     } else {
       std::string replaced;
       std::size_t at = 0;
@@ -225,7 +230,8 @@ std::string normalized(std::string_view text, const std::vector<Normalizer>& nor
         replaced += result.substr(at, next - at) + one.after;
         at = next + one.before.size();
       }
-      result = replaced + result.substr(at);
+      replaced.append(result, at);
+      result = std::move(replaced);
     }
   }
   return result;

@@ -1,6 +1,7 @@
 // A rendezvous at rank 0's address. The other ranks send their introductions there. They receive
 // the introductions of all ranks, or the reason why there is no group.
 
+#include <fmt/format.h>
 #include <netdb.h>
 
 #include <algorithm>

@@ -28,8 +28,8 @@ struct OpenSockets {
   std::vector<OpenSocket> sockets;
 };
 OpenSockets& open_sockets() {
-  static auto* const open = new OpenSockets;
-  return *open;
+  static auto* const kOpen = new OpenSockets;
+  return *kOpen;
 }
 
 void close_all() {
@@ -39,14 +39,14 @@ void close_all() {
 }
 
 void watch_forks() {
-  static const int watched =
+  static const int kWatched =
       ::pthread_atfork([] { open_sockets().mutex.lock(); }, [] { open_sockets().mutex.unlock(); },
                        [] {
                          close_all();
                          open_sockets().sockets.clear();
                          open_sockets().mutex.unlock();
                        });
-  static_cast<void>(watched);
+  static_cast<void>(kWatched);
 }
 
 }  // namespace

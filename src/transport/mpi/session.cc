@@ -97,8 +97,8 @@ class MpiThread {
   bool finalized_ = false;
 };
 MpiThread& mpi_thread() {
-  static auto* const thread = new MpiThread;
-  return *thread;
+  static auto* const kThread = new MpiThread;
+  return *kThread;
 }
 
 // Finalises MPI if it can: MPI_Finalize would wait forever for a lost peer, and a progress thread
