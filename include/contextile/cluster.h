@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,6 +82,50 @@ struct FlowRate {
   friend bool operator==(const FlowRate&, const FlowRate&) = default;
 };
 
+// An attention kernel of a GPU, with constants fitted to measurements.
+struct GpuKernel {
+  std::string_view name;
+  std::vector<std::string_view> presets;  // clusters of that GPU
+  std::string_view description;           // where the constants come from, and what is assumed
+  double attention_tflops = 0;
+  AttentionProfile attention;
+};
+[[nodiscard]] const std::vector<GpuKernel>& gpu_kernels();
+// Throws InvalidArgument, with the names, if the preset's GPU has no such kernel.
+[[nodiscard]] const GpuKernel& find_gpu_kernel(std::string_view preset, std::string_view name);
+
+// The costs of the implementation that runs a plan, next to attention and transfers. The default is
+// Contextile's own: attention adds to the output that a slot holds, and the host issues work faster
+// than a device does it.
+struct EngineCosts {
+  std::string name = "native";
+  // Memory traffic of merging a partial output into one that a slot holds, bytes per element of the
+  // output, at memory_gbytes_per_s. 0: the attention kernel does it.
+  double merge_bytes_per_element = 0;
+  // Time of the host, µs. It runs ahead of the device and waits for nothing, so it costs time only
+  // where the device has no work left.
+  double host_call_us = 0;     // of a direction of one layer
+  double host_stage_us = 0;    // of an attention call
+  double host_launch_us = 0;   // of starting a group of transfers
+  double host_message_us = 0;  // of each of its messages
+  double host_merge_us = 0;    // of a merge, sum or copy
+  friend bool operator==(const EngineCosts&, const EngineCosts&) = default;
+};
+// A cost by its name in cluster files and messages.
+struct EngineCost {
+  const char* key;
+  double EngineCosts::*member;
+};
+[[nodiscard]] std::span<const EngineCost> engine_costs();
+struct EnginePreset {
+  std::string_view name;
+  std::string_view description;  // what it is, and where its constants come from
+  EngineCosts costs;
+};
+[[nodiscard]] const std::vector<EnginePreset>& engine_presets();
+// Throws InvalidArgument, with the names, for another name than those of engine_presets().
+[[nodiscard]] EngineCosts find_engine(std::string_view name);
+
 // A cluster of the devices 0 … nodes·devices_per_node - 1. The node of a device is device /
 // devices_per_node. Bandwidths are per direction. GB/s are 1e9 bytes per second.
 struct Cluster {
@@ -123,6 +168,7 @@ struct Cluster {
   // the same time, they share that speed evenly (ranks that share processor cores). 0: one slot per
   // device.
   double compute_slots_per_node = 0;
+  EngineCosts engine = {};  // what runs the plan
 
   [[nodiscard]] std::int32_t num_devices() const { return nodes * devices_per_node; }
   // attention_tflops that the multiprocessors reach which are not kept for transfers.
@@ -178,7 +224,8 @@ struct ClusterPreset {
 [[nodiscard]] const std::vector<ClusterPreset>& cluster_presets();
 
 // Loads a preset, "NAME" or "NAME:NODESxDEVICES", or the path of a JSON file (any text that ends in
-// .json or contains a '/'). After a preset, ",transfer_sms=N" sets Cluster::transfer_sms, and the
+// .json or contains a '/'). After a preset, ",transfer_sms=N" sets Cluster::transfer_sms,
+// ",kernel=NAME" the constants of one of gpu_kernels() and ",engine=NAME" Cluster::engine, and the
 // cluster's name says so. Throws InvalidArgument (an unknown preset: the message lists the presets,
 // with a "did you mean") or IoError.
 [[nodiscard]] Cluster load_cluster(std::string_view text);

@@ -32,7 +32,7 @@ struct SimulateOptions {
 enum class Activity : std::uint8_t {
   kAttention,  // attention instructions
   kMerge,      // reduce and copy instructions, conversions to and from the wire
-  kLaunch,     // starting transfers
+  kLaunch,     // starting transfers, waiting until the host issues work
   kExposed,    // waiting for transfers
 };
 [[nodiscard]] std::string_view to_string(Activity activity);  // "attention", "merge", …
@@ -242,6 +242,7 @@ enum class Cause : std::uint8_t {
   kNodeLinks,      // bandwidth between nodes
   kDeviceLinks,    // bandwidth of devices' ports inside their nodes
   kFlows,          // the rate of one flow between nodes (Cluster::flow_gbytes_per_s)
+  kHost,           // the device waits until its host issues work (EngineCosts)
   kLaunchOrder,    // launches of a device move one after another
   kBarriers,       // rounds wait for the slowest device
   kStolenCompute,  // transfers take compute (Cluster::transfer_sms, sm_fraction,

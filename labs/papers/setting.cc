@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "base/names_file.h"
 
 namespace contextile {
 
@@ -80,8 +81,7 @@ void refuse_overrides(const TableOverrides& overrides, std::string_view table,
 
 void refuse_nodes(const TableOverrides& overrides, std::string_view table) {
   const std::string_view text = overrides.cluster;
-  const bool is_file = text.ends_with(".json") || text.find('/') != std::string_view::npos;
-  if (is_file || text.find(':') == std::string_view::npos) return;
+  if (names_file(text) || text.find(':') == std::string_view::npos) return;
   fail_argument(
       "{}: --cluster: expected a machine without a number of nodes, which the table sets, found "
       "'{}'",

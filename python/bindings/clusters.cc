@@ -72,6 +72,7 @@ void bind_constants(nb::class_<Cluster>& cluster) {
               "Compute that a device loses per 1e6 bytes that it sends or receives.")
       .def_rw("compute_slots_per_node", &Cluster::compute_slots_per_node,
               "Devices of a node that compute at full speed together; 0: all.")
+      .def_rw("engine", &Cluster::engine, "What runs the plan: an `EngineCosts`.")
       .def_prop_rw(
           "launches",
           [](const Cluster& cluster) {
@@ -93,6 +94,47 @@ void bind_presets(nb::module_& module) {
         return presets;
       },
       "Returns name and description (hardware, constants and their source) of every preset.");
+  module.def(
+      "engine_presets",
+      [] {
+        std::vector<std::pair<std::string, std::string>> presets;
+        for (const EnginePreset& preset : engine_presets()) {
+          presets.emplace_back(preset.name, preset.description);
+        }
+        return presets;
+      },
+      "Returns name and description (what it is, where its costs come from) of every engine.");
+}
+
+void bind_engine(nb::module_& module) {
+  nb::class_<EngineCosts>(
+      module, "EngineCosts",
+      "What the implementation that runs a plan costs beside attention and transfers. Those of "
+      "'native', Contextile's own, are 0; `engine_presets()` lists the others.")
+      .def(
+          "__init__",
+          [](EngineCosts* self, const std::string& name) {
+            new (self) EngineCosts(find_engine(name));
+          },
+          nb::arg("name") = "native")
+      .def_rw("name", &EngineCosts::name)
+      .def_rw("merge_bytes_per_element", &EngineCosts::merge_bytes_per_element,
+              "Memory traffic of merging a partial output into another, bytes per element; 0: "
+              "attention does it.")
+      .def_rw("host_call_us", &EngineCosts::host_call_us,
+              "Host time of a direction of one layer, µs.")
+      .def_rw("host_stage_us", &EngineCosts::host_stage_us, "Host time of an attention call, µs.")
+      .def_rw("host_launch_us", &EngineCosts::host_launch_us,
+              "Host time of starting a group of transfers, µs.")
+      .def_rw("host_message_us", &EngineCosts::host_message_us,
+              "Host time of each message of a group, µs.")
+      .def_rw("host_merge_us", &EngineCosts::host_merge_us,
+              "Host time of a merge, sum or copy, µs.")
+      .def(
+          "__eq__", [](const EngineCosts& a, const EngineCosts& b) { return a == b; },
+          nb::is_operator())
+      .def("__repr__",
+           [](const EngineCosts& costs) { return "EngineCosts('" + costs.name + "')"; });
 }
 
 void bind_text(nb::class_<Cluster>& cluster) {
@@ -114,6 +156,7 @@ void bind_text(nb::class_<Cluster>& cluster) {
 }  // namespace
 
 void bind_clusters(nb::module_& module) {
+  bind_engine(module);
   nb::class_<Cluster> cluster(
       module, "Cluster",
       R"(A cluster: topology, bandwidths, and the constants of the cost model.

@@ -44,6 +44,13 @@ void check_flow_rates(const Cluster& cluster, const std::string& name) {
   }
 }
 
+void check_engine(const EngineCosts& engine, const std::string& name) {
+  CONTEXTILE_CHECK(!engine.name.empty(), "cluster {}: engine: expected a name, found none", name);
+  for (const EngineCost& cost : engine_costs()) {
+    check_within(kDelay, engine.*cost.member, name, fmt::format("engine.{}", cost.key));
+  }
+}
+
 }  // namespace
 
 void check_cluster(const Cluster& cluster) {
@@ -92,6 +99,7 @@ void check_cluster(const Cluster& cluster) {
                    "to {}, found {}",
                    name, kLeastSlots, kMaxDevices, slots);
   check_profile(cluster.attention);
+  check_engine(cluster.engine, name);
 }
 
 std::optional<double> Cluster::flow_limit_gbytes_per_s() const {

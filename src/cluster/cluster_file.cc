@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "base/names_file.h"
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/suggest.h"
@@ -44,7 +45,9 @@ const std::vector<std::string>& file_keys() {
                                                  "sm_fraction",
                                                  "transfer_compute_us_per_mb",
                                                  "compute_slots_per_node",
-                                                 "attention"};
+                                                 "attention",
+                                                 "kernel",
+                                                 "engine"};
   return kKeys;
 }
 
@@ -60,21 +63,40 @@ void read_size(std::string_view text, std::string_view found, Cluster& cluster) 
                    quote(found), quote(text));
 }
 
-// "transfer_sms=6", which also becomes part of the name.
-void read_transfer_sms(std::string_view text, std::string_view found, Cluster& cluster) {
-  constexpr std::string_view kKey = "transfer_sms=";
-  const char* const end = text.data() + text.size();
-  const bool has_key = text.starts_with(kKey);
-  const auto [stop, error] =
-      std::from_chars(has_key ? text.data() + kKey.size() : end, end, cluster.transfer_sms);
-  CONTEXTILE_CHECK(has_key && error == std::errc{} && stop == end,
-                   "cluster {}: expected transfer_sms=N (as transfer_sms=6) after the comma, "
-                   "found {}",
+void use_kernel(std::string_view preset, std::string_view name, Cluster& cluster) {
+  const GpuKernel& kernel = find_gpu_kernel(preset, name);
+  cluster.attention_tflops = kernel.attention_tflops;
+  cluster.attention = kernel.attention;
+}
+
+// "transfer_sms=6", "kernel=fa2" or "engine=torch", which also becomes part of the name.
+void read_setting(std::string_view text, std::string_view found, std::string_view preset,
+                  Cluster& cluster) {
+  constexpr std::string_view kSms = "transfer_sms=";
+  constexpr std::string_view kKernel = "kernel=";
+  constexpr std::string_view kEngine = "engine=";
+  bool is_setting = false;
+  if (text.starts_with(kSms)) {
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] =
+        std::from_chars(text.data() + kSms.size(), end, cluster.transfer_sms);
+    is_setting = error == std::errc{} && stop == end;
+  } else if (text.starts_with(kKernel)) {
+    use_kernel(preset, text.substr(kKernel.size()), cluster);
+    is_setting = true;
+  } else if (text.starts_with(kEngine)) {
+    cluster.engine = find_engine(text.substr(kEngine.size()));
+    is_setting = true;
+  }
+  CONTEXTILE_CHECK(is_setting,
+                   "cluster {}: expected transfer_sms=N (as transfer_sms=6), kernel=NAME or "
+                   "engine=NAME after the comma, found {}",
                    quote(found), quote(text));
   cluster.name += fmt::format(",{}", text);
 }
 
-// "NAME" or "NAME:NODESxDEVICES", each perhaps with ",transfer_sms=N".
+// "NAME" or "NAME:NODESxDEVICES", each perhaps with ",transfer_sms=N", ",kernel=NAME" and
+// ",engine=NAME".
 Cluster find_preset(std::string_view text) {
   const std::size_t comma = text.find(',');
   const std::string_view machine = text.substr(0, comma);
@@ -91,7 +113,20 @@ Cluster find_preset(std::string_view text) {
   }
   Cluster cluster = preset->cluster;
   if (colon != std::string_view::npos) read_size(machine.substr(colon + 1), text, cluster);
-  if (comma != std::string_view::npos) read_transfer_sms(text.substr(comma + 1), text, cluster);
+  std::vector<std::string_view> keys;
+  for (std::size_t at = comma; at != std::string_view::npos;) {
+    const std::size_t next = text.find(',', at + 1);
+    const std::string_view setting =
+        text.substr(at + 1, next == std::string_view::npos ? next : next - at - 1);
+    const std::string_view key = setting.substr(0, setting.find('='));
+    CONTEXTILE_CHECK(std::ranges::find(keys, key) == keys.end(),
+                     "cluster {}: expected transfer_sms=N, kernel=NAME and engine=NAME once each, "
+                     "found {} twice",
+                     quote(text), quote(key));
+    keys.push_back(key);
+    read_setting(setting, text, name, cluster);
+    at = next;
+  }
   cluster.nics_per_node = std::min(cluster.nics_per_node, std::max(1, cluster.devices_per_node));
   check_cluster(cluster);
   return cluster;
@@ -164,6 +199,31 @@ std::vector<FlowRate> read_flow_rates(const json& value) {
   return rates;
 }
 
+// Reads the name of an engine, or an object with its name and other costs than the engine's own. A
+// name that no engine has needs an object, whose missing costs are 0.
+EngineCosts read_engine(const json& value) {
+  if (value.is_string()) return find_engine(value.get<std::string>());
+  CONTEXTILE_CHECK(value.is_object() && value.contains("name") && value["name"].is_string(),
+                   "engine: expected a name, or an object with a \"name\", found {}",
+                   quote(value.dump()));
+  EngineCosts costs{.name = value["name"].get<std::string>()};
+  const auto known = std::ranges::find(engine_presets(), costs.name, &EnginePreset::name);
+  if (known != engine_presets().end()) costs = known->costs;
+  std::vector<std::string> keys = {"name"};
+  for (const EngineCost& cost : engine_costs()) keys.emplace_back(cost.key);
+  for (const auto& [key, cost] : value.items()) {
+    if (key == "name") continue;
+    const auto member = std::ranges::find(
+        engine_costs(), key, [](const EngineCost& cost) { return std::string_view(cost.key); });
+    CONTEXTILE_CHECK(member != engine_costs().end(), "engine: expected the keys {}, found {}{}",
+                     fmt::join(keys, ", "), quote(key), did_you_mean(key, keys));
+    CONTEXTILE_CHECK(cost.is_number(), "engine: {}: expected a number, found {}", key,
+                     quote(cost.dump()));
+    costs.*member->member = cost.get<double>();
+  }
+  return costs;
+}
+
 // Reads the keys of one object into a cluster.
 class ClusterReader {
  public:
@@ -175,6 +235,12 @@ class ClusterReader {
     if (object_.contains("preset")) {
       cluster = find_preset(text("preset"));
       is_complete_ = true;
+    }
+    if (object_.contains("kernel")) {
+      CONTEXTILE_CHECK(is_complete_, "kernel: expected a \"preset\" that has it, found none");
+      const std::string preset = text("preset");
+      use_kernel(std::string_view(preset).substr(0, preset.find_first_of(":,")), text("kernel"),
+                 cluster);
     }
     if (object_.contains("name")) cluster.name = text("name");
     read_integer("nodes", cluster.nodes);
@@ -224,6 +290,7 @@ class ClusterReader {
     if (object_.contains("attention")) {
       cluster.attention = read_profile(object_["attention"], cluster.attention);
     }
+    if (object_.contains("engine")) cluster.engine = read_engine(object_["engine"]);
   }
 
   void check_keys() const {
@@ -285,9 +352,7 @@ Cluster parse_cluster_json(std::string_view text, std::string_view where) {
 }
 
 Cluster load_cluster(std::string_view text) {
-  if (!text.ends_with(".json") && text.find('/') == std::string_view::npos) {
-    return find_preset(text);
-  }
+  if (!names_file(text)) return find_preset(text);
   const std::string path(text);
   const FileBytes file(path, expect_text("a cluster as JSON"));
   return parse_cluster_json(file.text(), file.name());
@@ -327,6 +392,11 @@ std::string to_json(const Cluster& cluster) {
       {"q_rows", profile.q_rows},   {"kv_rows", profile.kv_rows},
       {"forward", profile.forward}, {"backward", profile.backward},
       {"call_us", profile.call_us}, {"kernel_tile_rows", profile.kernel_tile_rows}};
+  if (cluster.engine != EngineCosts{}) {
+    nlohmann::ordered_json engine = {{"name", cluster.engine.name}};
+    for (const EngineCost& cost : engine_costs()) engine[cost.key] = cluster.engine.*cost.member;
+    object["engine"] = std::move(engine);
+  }
   // A name that is no UTF-8 is repaired, not refused. Programs can set one; files cannot hold it.
   return with_escaped_controls(
       object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));

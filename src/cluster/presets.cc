@@ -166,9 +166,9 @@ ClusterPreset local() {
 }  // namespace
 
 const std::vector<ClusterPreset>& cluster_presets() {
-  static const std::vector<ClusterPreset> presets = {p4de(), dgx_h100(),    dgx_h200(),
-                                                     h20(),  gb200_nvl72(), local()};
-  return presets;
+  static const std::vector<ClusterPreset> kPresets = {p4de(), dgx_h100(),    dgx_h200(),
+                                                      h20(),  gb200_nvl72(), local()};
+  return kPresets;
 }
 
 }  // namespace contextile

@@ -102,6 +102,7 @@ class Changes {
       add_nics();
       add_flows();
     }
+    add_engine();
     add_launch_order();
     add_stolen_compute();
     scale("compute_slots_per_node", &Cluster::compute_slots_per_node);
@@ -200,6 +201,13 @@ class Changes {
       Cluster changed = cluster_;
       for (FlowRate& rate : changed.flow_gbytes_per_s) rate.gbytes_per_s *= factor;
       add("flow_gbytes_per_s", text(cluster_), text(changed), changed);
+    }
+  }
+
+  void add_engine() {
+    for (const EngineCost& cost : engine_costs()) {
+      scale(fmt::format("engine.{}", cost.key), cluster_.engine.*cost.member,
+            [&cost](Cluster& changed, double value) { changed.engine.*cost.member = value; });
     }
   }
 

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "base/names_file.h"
 #include "base/parse_number.h"
 #include "base/quote.h"
 #include "base/standard_stream.h"
@@ -53,6 +54,20 @@ class LoadedClusters {
  public:
   explicit LoadedClusters(std::string_view folder) : folder_(folder) {}
 
+  // The cluster with the kernel and the engine that are not empty.
+  std::shared_ptr<const Cluster> find(const std::string& text, const std::string& kernel,
+                                      const std::string& engine, std::string_view where) {
+    const std::string machine = kernel.empty() ? text : fmt::format("{},kernel={}", text, kernel);
+    if (engine.empty()) return find(machine, where);
+    std::shared_ptr<const Cluster>& cluster =
+        by_text_[fmt::format("{},engine={}", machine, engine)];
+    if (!cluster) {
+      Cluster changed = *find(machine, where);
+      changed.engine = find_engine(engine);
+      cluster = std::make_shared<const Cluster>(std::move(changed));
+    }
+    return cluster;
+  }
   std::shared_ptr<const Cluster> find(const std::string& text, std::string_view where) {
     std::shared_ptr<const Cluster>& cluster = by_text_[text];
     if (!cluster) {
@@ -65,8 +80,7 @@ class LoadedClusters {
  private:
   // A cluster file is in the folder of the rows that name it. Names of presets stay as they are.
   [[nodiscard]] std::string path_of(const std::string& text) const {
-    const bool is_file = text.ends_with(".json") || text.find('/') != std::string::npos;
-    return is_file ? (std::filesystem::path(folder_) / text).string() : text;
+    return names_file(text) ? (std::filesystem::path(folder_) / text).string() : text;
   }
 
   std::string folder_;
@@ -140,6 +154,12 @@ std::span<const ColumnReader> column_readers() {
       ColumnReader{"ms", true, false, read_ms},
       ColumnReader{"experiment", false, true, [](const Field& field, MeasuredRow& row) { row.experiment = field.text; }},
       ColumnReader{"note", false, true, [](const Field& field, MeasuredRow& row) { row.note = field.text; }},
+      ColumnReader{"kernel", false, true, [](const Field& field, MeasuredRow& row) { row.kernel_text = field.text; }},
+      ColumnReader{"engine", false, true, [](const Field& field, MeasuredRow& row) {
+        row.engine_text = field.text;
+        if (field.text.empty()) return;
+        with_place(field.where, [&] { static_cast<void>(find_engine(field.text)); });
+      }},
       ColumnReader{"value", false, true},
       ColumnReader{"unit", false, true},
       ColumnReader{"uncertainty", false, true},
@@ -187,7 +207,9 @@ MeasuredRow read_row(const CsvRecord& record, std::span<const ColumnReader* cons
                      where);
     if (columns[i]->read != nullptr) columns[i]->read({text, where, clusters}, row);
   }
-  with_place(fmt::format("{}: line {}", name, record.line), [&] { check_shape(row.shape); });
+  const std::string where = fmt::format("{}: line {}", name, record.line);
+  row.cluster = clusters.find(row.cluster_text, row.kernel_text, row.engine_text, where);
+  with_place(where, [&] { check_shape(row.shape); });
   return row;
 }
 

@@ -34,7 +34,9 @@ struct MeasuredRow {
   RowSplit split = RowSplit::kJudged;
   std::string cluster_text;  // as the row has it
   std::shared_ptr<const Cluster> cluster;
-  std::string method;  // as the source calls it
+  std::string method;       // as the source calls it
+  std::string kernel_text;  // its attention kernel, see gpu_kernels(); empty: the cluster's
+  std::string engine_text;  // what it runs on, see engine_presets(); empty: the cluster's
   std::string strategy_text;
   std::optional<StrategyChoice> strategy;  // none: no strategy here does the same
   std::string lengths_text;

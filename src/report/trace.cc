@@ -253,6 +253,14 @@ class TraceWriter {
                       const PlanRound& round, std::string_view more_args) {
     const Instruction& instruction =
         program.instructions[static_cast<std::size_t>(activity.instruction)];
+    const bool waits_for_host =
+        activity.activity == Activity::kLaunch && !std::holds_alternative<LaunchOp>(instruction);
+    if (waits_for_host) {
+      file_.span(span_of(activity.device.value, kComputeRow, activity.start_us, activity.end_us),
+                 to_string(activity.activity), "host",
+                 fmt::format(R"({{"instruction": {}{}}})", activity.instruction, more_args));
+      return;
+    }
     std::string name(op_name(instruction));
     std::string args = fmt::format(R"({{"instruction": {})", activity.instruction);
     const double seconds = (activity.end_us - activity.start_us) * 1e-6;

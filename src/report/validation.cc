@@ -28,12 +28,13 @@ struct SharedPlans {
   }
 };
 
-using SettingKey = std::tuple<std::string, std::string, std::string, std::string, std::int32_t,
-                              std::int32_t, std::int32_t, Dtype>;
+using SettingKey = std::tuple<std::string, std::string, std::string, std::string, std::string,
+                              std::string, std::int32_t, std::int32_t, std::int32_t, Dtype>;
 
 SettingKey setting_key(const MeasuredRow& row) {
-  return {row.cluster_text,  row.strategy_text,  row.lengths_text,   row.mask_text,
-          row.shape.q_heads, row.shape.kv_heads, row.shape.head_dim, row.shape.dtype};
+  return {row.cluster_text,   row.kernel_text, row.engine_text,   row.strategy_text,
+          row.lengths_text,   row.mask_text,   row.shape.q_heads, row.shape.kv_heads,
+          row.shape.head_dim, row.shape.dtype};
 }
 
 std::string place_of(const std::string& name, const MeasuredRow& row) {

@@ -123,7 +123,9 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
                           time_text(cluster.attention.call_us)),
               "calls that cost nothing (fewer, larger ones)"};
     case Cause::kMerging:
-      return {"merging and converting partial results",
+      return {cluster.engine.merge_bytes_per_element > 0
+                  ? "merging and converting partial results, some of it apart from attention"
+                  : "merging and converting partial results",
               "memory without a limit (fewer partial results)"};
     case Cause::kLaunches:
       return {fmt::format("{} cost {} each", counted(cause.steps, "launch"),
@@ -142,6 +144,10 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
           fmt::format("a flow between nodes gets at most {:g} GB/s, which binds {}",
                       cluster.flow_limit_gbytes_per_s().value(), counted(cause.steps, "message")),
           "flows that only ports limit"};
+    case Cause::kHost:
+      return {fmt::format("the host of engine {} issues work later than devices could begin it",
+                          printable(cluster.engine.name)),
+              "a host that takes no time (fewer calls and launches, CUDA graphs)"};
     case Cause::kLaunchOrder:
       return {fmt::format("{} behind earlier launches", counted(cause.steps, "message")),
               "all launches of a device moving at once"};
@@ -155,7 +161,7 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
                           cluster.compute_slots_per_node),
               "full speed for every device"};
   }
-  fail_argument("cause: expected one of 13, found {}", static_cast<int>(cause.cause));
+  fail_argument("cause: expected one of 14, found {}", static_cast<int>(cause.cause));
 }
 
 std::string why_text(const Plan& plan, const Cluster& cluster, const Simulation& simulation) {

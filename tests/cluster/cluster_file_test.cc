@@ -38,6 +38,7 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
   EXPECT_EQ(a.nics_per_node, b.nics_per_node);
   EXPECT_EQ(a.rails, b.rails);
   EXPECT_EQ(a.flow_gbytes_per_s, b.flow_gbytes_per_s);
+  EXPECT_EQ(a.engine, b.engine);
   EXPECT_EQ(a.launches, b.launches);
   EXPECT_EQ(a.sms, b.sms);
   EXPECT_EQ(a.transfer_sms, b.transfer_sms);
@@ -79,6 +80,43 @@ TEST(CostModelKeys, AreReadOverThePresetsValues) {
   EXPECT_EQ(with(R"("launches": "concurrent")").launches, LaunchOrder::kConcurrent);
 }
 
+TEST(CostModelKeys, NameAKernelOfThePreset) {
+  const GpuKernel& kernel = find_gpu_kernel("dgx-h100", "cudnn");
+  EXPECT_EQ(with(R"("kernel": "cudnn")").attention, kernel.attention);
+  EXPECT_EQ(with(R"("kernel": "cudnn", "attention_tflops": 5)").attention_tflops, 5);
+  EXPECT_THAT(refusal(R"("kernel": "cudn")"), HasSubstr("did you mean 'cudnn'"));
+  EXPECT_THAT(refusal(R"("kernel": 1)"), HasSubstr("kernel: expected text"));
+  try {
+    static_cast<void>(parse_cluster_json(R"({"kernel": "fa2"})", "c.json"));
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("kernel: expected a \"preset\" that has it"));
+  }
+}
+
+TEST(CostModelKeys, NameAnEngineOrGiveItsCosts) {
+  EXPECT_EQ(with(R"("name": "same")").engine, EngineCosts{});
+  EXPECT_EQ(with(R"("engine": "torch")").engine, find_engine("torch"));
+  EngineCosts expected = find_engine("torch");
+  expected.host_stage_us = 12.5;
+  EXPECT_EQ(with(R"("engine": {"name": "torch", "host_stage_us": 12.5})").engine, expected);
+  expected = {.name = "mine", .host_message_us = 2};
+  const Cluster mine = with(R"("engine": {"name": "mine", "host_message_us": 2})");
+  EXPECT_EQ(mine.engine, expected);
+  EXPECT_EQ(parse_cluster_json(to_json(mine), "again").engine, expected);
+  const auto message = [](const std::string& engine) { return refusal("\"engine\": " + engine); };
+  EXPECT_THAT(message(R"("troch")"), HasSubstr("engine: expected one of native, torch, ring, "));
+  EXPECT_THAT(message(R"("torchs")"), HasSubstr("did you mean 'torch'"));
+  EXPECT_THAT(message("3"), HasSubstr("engine: expected a name, or an object with a \"name\""));
+  EXPECT_THAT(message("{}"), HasSubstr("engine: expected a name, or an object"));
+  EXPECT_THAT(message(R"({"name": "mine", "host_us": 3})"),
+              HasSubstr("engine: expected the keys name, merge_bytes_per_element, host_call_us"));
+  EXPECT_THAT(message(R"({"name": "mine", "host_call_us": "3"})"),
+              HasSubstr("engine: host_call_us: expected a number"));
+  EXPECT_THAT(message(R"({"name": "mine", "host_call_us": -1})"),
+              HasSubstr("engine.host_call_us: expected 0 to"));
+}
+
 TEST(CostModelKeys, MayBeLeftOut) {
   expect_same_costs(with(R"("name": "same")"), load_cluster("dgx-h100:2x4"));
   const Cluster plain = parse_cluster_json(
@@ -115,6 +153,7 @@ TEST(CostModelKeys, ComeBackTheSame) {
       cluster.flow_gbytes_per_s.push_back({nodes, positive()});
     }
     cluster.launches = rng.next() % 2 == 0 ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
+    if (rng.next() % 2 == 0) cluster.engine = {"mine", positive(), 0, positive()};
     cluster.sms = static_cast<std::int32_t>(1 + rng.next() % 200);
     cluster.transfer_sms = static_cast<std::int32_t>(rng.next() % cluster.sms);
     cluster.sm_fraction = static_cast<double>(rng.next() % 1000) * 1e-3;

@@ -84,6 +84,40 @@ TEST(ClusterPresets, HaveTheRatiosOfFcpsMachines) {
   EXPECT_EQ(nvl72.num_devices(), 72);
 }
 
+TEST(LoadCluster, TakesAnEngineAfterTheComma) {
+  const Cluster cluster = load_cluster("h20:4x8,transfer_sms=6,engine=ring");
+  EXPECT_EQ(cluster.transfer_sms, 6);
+  EXPECT_EQ(cluster.engine, find_engine("ring"));
+  EXPECT_EQ(cluster.name, "h20,transfer_sms=6,engine=ring");
+  EXPECT_EQ(load_cluster("h20").engine, find_engine("native"));
+  EXPECT_THAT(load_message("h20,engine=rings"), HasSubstr("engine: expected one of native"));
+  EXPECT_THAT(load_message("h20,engine=ring,engine=ring"), HasSubstr("found 'engine' twice"));
+}
+
+TEST(LoadCluster, TakesAMeasuredKernelAfterTheComma) {
+  const Cluster preset = load_cluster("dgx-h100");
+  const Cluster cluster = load_cluster("dgx-h100:2x8,kernel=fa2,engine=ring");
+  const GpuKernel& kernel = find_gpu_kernel("dgx-h100", "fa2");
+  EXPECT_EQ(cluster.attention_tflops, kernel.attention_tflops);
+  EXPECT_EQ(cluster.attention, kernel.attention);
+  EXPECT_NE(cluster.attention, preset.attention);
+  EXPECT_EQ(cluster.engine, find_engine("ring"));
+  EXPECT_EQ(cluster.name, "dgx-h100,kernel=fa2,engine=ring");
+  EXPECT_EQ(load_cluster("dgx-h200,kernel=fa2").attention, kernel.attention);  // the same chip
+  EXPECT_NE(load_cluster("gb200-nvl72,kernel=trtllm").attention,
+            load_cluster("dgx-h100,kernel=trtllm").attention);
+  EXPECT_THAT(load_message("dgx-h100,kernel=fa9"),
+              HasSubstr("kernel: expected one of fa2, fa3, cudnn"));
+  EXPECT_THAT(load_message("p4de,kernel=fa3"), HasSubstr("expected one of vllm_fa2 on p4de"));
+  EXPECT_THAT(load_message("local,kernel=fa3"), HasSubstr("a preset with measured kernels"));
+  EXPECT_THAT(load_message("dgx-h100,kernel=fa2,kernel=fa3"), HasSubstr("twice"));
+  for (const GpuKernel& each : gpu_kernels()) {
+    for (const std::string_view name : each.presets) {
+      check_cluster(load_cluster(fmt::format("{},kernel={}", name, each.name)));
+    }
+  }
+}
+
 TEST(LoadCluster, TakesMultiprocessorsForTransfersAfterTheComma) {
   const Cluster cluster = load_cluster("h20:4x8,transfer_sms=6");
   EXPECT_EQ(cluster.num_devices(), 32);

@@ -89,6 +89,24 @@ TEST(MeasuredRows, HaveWhatTheirColumnsSay) {
   EXPECT_EQ(row.experiment, "second machine");
 }
 
+TEST(MeasuredRows, MayNameTheEngineOfTheirMethod) {
+  const MeasuredRow row = rows_with({{"engine", "ring"}}).rows.front();
+  EXPECT_EQ(row.engine_text, "ring");
+  EXPECT_EQ(row.cluster->engine, find_engine("ring"));
+  EXPECT_EQ(row.cluster->name, rows_with({{"engine", ""}}).rows.front().cluster->name);
+  EXPECT_EQ(rows_with({{"engine", ""}}).rows.front().cluster->engine, EngineCosts{});
+  EXPECT_THAT(rows_refusal({{"engine", "rings"}}),
+              HasSubstr("r.csv: line 2, engine: engine: expected one of native"));
+}
+
+TEST(MeasuredRows, MayNameTheKernelOfTheirMethod) {
+  const MeasuredRow row = rows_with({{"kernel", "fa2"}, {"engine", "ring"}}).rows.front();
+  EXPECT_EQ(row.cluster->attention, find_gpu_kernel("dgx-h100", "fa2").attention);
+  EXPECT_EQ(row.cluster->engine, find_engine("ring"));
+  EXPECT_EQ(row.cluster->devices_per_node, 2);
+  EXPECT_THAT(rows_refusal({{"kernel", "fa9"}}), HasSubstr("r.csv: line 2: kernel: expected one"));
+}
+
 TEST(MeasuredRows, MayHaveNoStrategy) {
   EXPECT_FALSE(rows_with({{"strategy", ""}}).rows.front().strategy);
 }

@@ -76,8 +76,9 @@ Validation validation_of(const std::string& rows, const ValidationOptions& optio
 }
 
 // The simulation of the plan that a row describes.
-Simulation simulated(const std::vector<std::int64_t>& lengths, const char* strategy) {
-  const Cluster cluster = load_cluster("dgx-h100:1x2");
+Simulation simulated(const std::vector<std::int64_t>& lengths, const char* strategy,
+                     const char* machine = "dgx-h100:1x2") {
+  const Cluster cluster = load_cluster(machine);
   const Workload batch = make_workload(lengths, {.q_heads = 8, .kv_heads = 2});
   PlanOptions options;
   options.max_roundings = kAnyRoundings;
@@ -101,6 +102,26 @@ TEST(Validation, PredictsWhatSimulateSaysOfEachDirection) {
   EXPECT_DOUBLE_EQ(validation.rows[3].predicted_ms.value(),
                    0.5 * (forward_ms + 1e-3 * other.forward->time_us))
       << "the mean over batches";
+}
+
+TEST(Validation, PredictsEachRowWithItsOwnKernelAndEngine) {
+  const std::string header =
+      "source,split,cluster,kernel,engine,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,"
+      "dtype,direction,ms\n";
+  const auto row = [](const std::string& kernel, const std::string& engine) {
+    return "me,judged,dgx-h100:1x2," + kernel + "," + engine +
+           ",a,zigzag,8K,causal,8,2,128,bf16,forward,2\n";
+  };
+  const Validation validation = validate_rows(
+      parse_measured_rows(header + row("", "") + row("fa2", "") + row("fa3", "ring"), "v.csv"), {});
+  ASSERT_EQ(validation.rows.size(), 3U);
+  std::size_t i = 0;
+  for (const char* cluster :
+       {"dgx-h100:1x2", "dgx-h100:1x2,kernel=fa2", "dgx-h100:1x2,kernel=fa3,engine=ring"}) {
+    EXPECT_DOUBLE_EQ(validation.rows[i++].predicted_ms.value(),
+                     1e-3 * simulated({8192}, "zigzag", cluster).forward->time_us)
+        << cluster;
+  }
 }
 
 TEST(Validation, SummarizesFittedAndJudgedRowsApart) {

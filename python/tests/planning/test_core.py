@@ -161,6 +161,16 @@ def test_clusters():
     assert ct.Cluster.parse_json(flows.to_json()) == flows
     limited = ct.plan([4096], cluster=flows, strategy="ring", **SMALL)
     assert limited.simulate().time_us > faster.simulate().time_us
+    hosted = ct.Cluster(preset)
+    assert hosted.engine == ct.EngineCosts()
+    hosted.engine = ct.EngineCosts("torch")
+    hosted.engine.host_stage_us = 5000
+    assert ct.Cluster.parse_json(hosted.to_json()).engine == hosted.engine
+    assert [name for name, _ in ct.engine_presets()][:2] == ["native", "torch"]
+    waiting = ct.plan([4096], cluster=hosted, strategy="ring", **SMALL)
+    assert waiting.simulate().time_us > faster.simulate().time_us + 5000
+    with pytest.raises(ct.InvalidArgument, match="engine: expected one of native"):
+        ct.EngineCosts("troch")
     copy.devices_per_node = 0
     for broken in (
         copy.check,

@@ -143,6 +143,16 @@ std::string named_text(const auto& items) {
   return table.text();
 }
 
+std::string gpu_kernels_text() {
+  Table table({{"name", "name"}, {"", "description"}}, kWidestName);
+  for (const GpuKernel& kernel : gpu_kernels()) {
+    table.add_row({std::string(kernel.name)},
+                  fmt::format("{}: {} TFLOP/s; {}", fmt::join(kernel.presets, ", "),
+                              kernel.attention_tflops, kernel.description));
+  }
+  return table.text();
+}
+
 std::string strategies_text() {
   Table table({{"name", "name"}, {"", "description"}}, kWidestName);
   for (const Strategy* strategy : strategies()) {
@@ -175,6 +185,17 @@ Json info_json() {
     presets.push_back(Json::parse(to_json(preset.cluster)));
     presets.back()["description"] = preset.description;
   }
+  Json engines = Json::array();
+  for (const EnginePreset& engine : engine_presets()) {
+    engines.push_back({{"name", engine.name}, {"description", engine.description}});
+  }
+  Json gpus = Json::array();
+  for (const GpuKernel& kernel : gpu_kernels()) {
+    gpus.push_back({{"name", kernel.name},
+                    {"presets", kernel.presets},
+                    {"attention_tflops", kernel.attention_tflops},
+                    {"description", kernel.description}});
+  }
   Json sets = Json::array();
   for (const Dataset& dataset : datasets()) {
     sets.push_back({{"name", dataset.name}, {"description", dataset.description}});
@@ -194,6 +215,8 @@ Json info_json() {
           {"preferred_kernel", preferred_kernel(Dtype::kBf16).name()},
           {"preferred_kernels", std::move(preferred)},
           {"clusters", std::move(presets)},
+          {"gpu_kernels", std::move(gpus)},
+          {"engines", std::move(engines)},
           {"strategies", strategies_json()},
           {"datasets", std::move(sets)},
           {"masks", mask_spec_help()}};
@@ -207,6 +230,8 @@ std::string info_text() {
   text += "\nSTORES\n" + parts_text(store_parts());
   text += "\nKERNELS\n" + parts_text(kernel_parts());
   text += "\nCLUSTERS\n" + named_text(cluster_presets());
+  text += "\nGPU KERNELS, for predictions\n" + gpu_kernels_text();
+  text += "\nENGINES, for predictions\n" + named_text(engine_presets());
   text += "\nSTRATEGIES\n" + strategies_text();
   text += "\nDATASETS\n" + named_text(datasets());
   text += "\nMASKS\n" + mask_spec_help();

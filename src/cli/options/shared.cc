@@ -18,6 +18,7 @@ namespace {
 
 std::vector<std::string> names_of(const auto& items) {
   std::vector<std::string> names;
+  names.reserve(items.size());
   for (const auto& item : items) names.emplace_back(item.name);
   return names;
 }
@@ -47,7 +48,7 @@ void add_cluster_option(CLI::App& app, std::string& cluster, const std::string& 
                         const std::string& unset) {
   const std::string subject = text.empty() ? "" : text + ": ";
   add_value(app, "--cluster",
-            {"NAME[:NODESxDEVICES][,transfer_sms=N]|FILE", subject + "{}, or a .json file",
+            {"NAME[:NODESxDEVICES][,KEY=VALUE]|FILE", subject + "{}, or a .json file",
              unset.empty() ? cluster : unset, names_of(cluster_presets())},
             [&cluster](const std::string& value) { cluster = value; });
 }

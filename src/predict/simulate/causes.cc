@@ -48,6 +48,8 @@ KindSet kinds_of(Cause cause) {
     case Cause::kDeviceLinks:
     case Cause::kFlows:
       return kinds({StepKind::kTransfer});
+    case Cause::kHost:
+      return kinds({StepKind::kLaunch});
     case Cause::kLaunchOrder:
     case Cause::kBarriers:
       return kinds({});
@@ -55,7 +57,7 @@ KindSet kinds_of(Cause cause) {
     case Cause::kSharedSlots:
       return kinds({StepKind::kAttention, StepKind::kMerge, StepKind::kLaunch});
   }
-  fail_argument("cause: expected one of 13, found {}", static_cast<int>(cause));
+  fail_argument("cause: expected one of 14, found {}", static_cast<int>(cause));
 }
 
 // The cause that the rate of a port belongs to.
@@ -196,7 +198,8 @@ class DirectionSteps {
     explicit Durations(const SimulatedDirection& simulated) {
       for (std::size_t p = 0; p < simulated.programs.size(); ++p) {
         for (const ActivitySpan& span : simulated.programs[p].activities) {
-          spans_[{p, span.device.value, span.instruction}] = span.end_us - span.start_us;
+          spans_[{p, span.device.value, span.instruction, span.activity}] =
+              span.end_us - span.start_us;
         }
         for (const MessageSpan& message : simulated.programs[p].messages) {
           messages_[{p, message.src.value, message.dst.value, message.src_launch}] = {
@@ -210,7 +213,8 @@ class DirectionSteps {
       if (step.message < 0) {
         const ActivitySpan& span =
             steps.program_of(step).activities[static_cast<std::size_t>(step.activity)];
-        const auto found = spans_.find({program, span.device.value, span.instruction});
+        const auto found =
+            spans_.find({program, span.device.value, span.instruction, span.activity});
         return found == spans_.end() ? 0 : found->second;  // spans without time are not recorded
       }
       const MessageSpan& message = steps.message_of(step);
@@ -220,7 +224,7 @@ class DirectionSteps {
     }
 
    private:
-    std::map<std::tuple<std::size_t, std::int32_t, std::int32_t>, double> spans_;
+    std::map<std::tuple<std::size_t, std::int32_t, std::int32_t, Activity>, double> spans_;
     std::map<std::tuple<std::size_t, std::int32_t, std::int32_t, std::int32_t>,
              std::pair<double, double>>
         messages_;
@@ -229,6 +233,12 @@ class DirectionSteps {
   const SimulatedDirection& simulated_;
   std::vector<PathStep> path_;
 };
+
+bool has_host_times(const EngineCosts& engine) {
+  return engine.host_call_us + engine.host_stage_us + engine.host_launch_us +
+             engine.host_message_us + engine.host_merge_us >
+         0;
+}
 
 // The cluster without a cause, for causes that are properties of the cluster.
 Cluster without(Cause cause, Cluster cluster) {
@@ -245,6 +255,7 @@ Cluster without(Cause cause, Cluster cluster) {
       break;
     case Cause::kMerging:
       cluster.memory_gbytes_per_s = kBoundlessGbytes;
+      cluster.engine.merge_bytes_per_element = 0;
       break;
     case Cause::kLaunches:
       cluster.launch_us = 0;
@@ -254,6 +265,10 @@ Cluster without(Cause cause, Cluster cluster) {
       break;
     case Cause::kFlows:
       cluster.flow_gbytes_per_s.clear();
+      break;
+    case Cause::kHost:
+      cluster.engine = {.name = cluster.engine.name,
+                        .merge_bytes_per_element = cluster.engine.merge_bytes_per_element};
       break;
     case Cause::kLaunchOrder:
       cluster.launches = LaunchOrder::kConcurrent;
@@ -291,6 +306,7 @@ class Causes {
     }
     for (const Cause cause : {Cause::kNodeLinks, Cause::kDeviceLinks}) add_links(cause);
     if (!cluster_.flow_gbytes_per_s.empty()) add_flows();
+    if (has_host_times(cluster_.engine)) add_if_costly(measure(Cause::kHost, {}));
     if (cluster_.launches == LaunchOrder::kGrouped) add_launch_order();
     if (plan_.rounds.size() > 1) add_barriers();
     if (cluster_.transfer_sms > 0 || cluster_.sm_fraction > 0 ||
@@ -457,6 +473,8 @@ std::string_view to_string(Cause cause) {
       return "device_links";
     case Cause::kFlows:
       return "flows";
+    case Cause::kHost:
+      return "host";
     case Cause::kLaunchOrder:
       return "launch_order";
     case Cause::kBarriers:
@@ -466,7 +484,7 @@ std::string_view to_string(Cause cause) {
     case Cause::kSharedSlots:
       return "shared_slots";
   }
-  fail_argument("cause: expected one of 13, found {}", static_cast<int>(cause));
+  fail_argument("cause: expected one of 14, found {}", static_cast<int>(cause));
 }
 
 std::vector<TimeCause> causes_of_time(const Plan& plan, const Cluster& cluster,

@@ -32,7 +32,7 @@ class Machine {
   [[nodiscard]] std::int64_t inter_bytes() const { return inter_bytes_; }
 
  private:
-  enum class EventType : std::uint8_t { kStepDone, kFlowStart, kShareOut };
+  enum class EventType : std::uint8_t { kStepDone, kIssued, kFlowStart, kShareOut };
   struct Event {
     double time_us = 0;
     std::int64_t order = 0;  // of creation: ties are served first come, first served
@@ -73,6 +73,7 @@ class Machine {
   struct Device {
     std::size_t step = 0;
     double step_start_us = 0;
+    double issued_us = 0;     // when the host has issued the step
     double work_left_us = 0;  // of a compute step, at `since_us`
     double since_us = 0;
     double speed = 1;  // of a compute step since then
@@ -97,6 +98,8 @@ class Machine {
 
   void push(double time_us, EventType type, std::int32_t index, std::int32_t version = 0);
   void proceed(std::int32_t d);
+  void begin_issued_step(std::int32_t d);
+  void record(std::int32_t d, Activity activity, std::int32_t launch_id);
   void end_step(std::int32_t d);
   void start_compute(std::int32_t d, double duration_us);
   void end_compute(std::int32_t d);

@@ -202,6 +202,7 @@ TimedStep ProgramCosts::merge_step(Kind kind, BlockId block, std::size_t sources
   TimedStep step;
   step.activity = Activity::kMerge;
   step.duration_us = memory_us(accumulator_bytes(kind, block) * static_cast<double>(sources + 1));
+  step.host_us = cluster_.engine.host_merge_us;
   return step;
 }
 
@@ -226,6 +227,24 @@ std::int64_t ProgramCosts::transfer_bytes(const TransferEnd& transfer) const {
                     round_.groups_of(transfer.block), transfer.wire);
 }
 
+double ProgramCosts::merged_bytes(const AttentionOp& attention, Direction direction) {
+  const double per_element = cluster_.engine.merge_bytes_per_element;
+  if (per_element == 0 || direction == Direction::kBackward) return 0;
+  // A slot is merged once per call, unless the call begins it.
+  ++merging_call_;
+  double elements = 0;
+  for (const TileOp& tile : attention.tiles) {
+    if (call_of_slot_.size() <= tile.result.index()) call_of_slot_.resize(tile.result.index() + 1);
+    if (call_of_slot_[tile.result.index()] == merging_call_) continue;
+    call_of_slot_[tile.result.index()] = merging_call_;
+    if (tile.init_result) continue;
+    const std::int32_t heads = plan_.shape.q_heads / round_.groups_of(tile.q_block);
+    elements +=
+        static_cast<double>(round_.blocks.num_tokens(tile.q_block)) * heads * plan_.shape.value_dim;
+  }
+  return per_element * elements;
+}
+
 TimedStep ProgramCosts::launch_step(const LaunchOp& launch) {
   TimedStep step;
   step.activity = Activity::kLaunch;
@@ -242,6 +261,9 @@ TimedStep ProgramCosts::launch_step(const LaunchOp& launch) {
     }
   }
   step.duration_us = cluster_.launch_us + memory_us(converted_bytes);
+  step.host_us = cluster_.engine.host_launch_us +
+                 cluster_.engine.host_message_us *
+                     static_cast<double>(step.sends.size() + step.receives.size());
   return step;
 }
 
@@ -257,7 +279,9 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
         timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)] *
                        round_.parts_of(tile.q_block);
       }
-      step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor;
+      step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor +
+                         memory_us(merged_bytes(*attention, direction));
+      step.host_us = cluster_.engine.host_stage_us;
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {
       timed.steps.push_back(merge_step(reduce->kind, reduce->block, reduce->srcs.size()));
     } else if (const auto* copy = std::get_if<CopyOp>(&instruction)) {
@@ -271,6 +295,7 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
       step.is_wait = true;
     }
   }
+  if (!timed.steps.empty()) timed.steps.front().host_us += cluster_.engine.host_call_us;
   return timed;
 }
 

@@ -23,6 +23,7 @@ struct MessageEnd {
 struct TimedStep {
   Activity activity = Activity::kAttention;
   double duration_us = 0;
+  double host_us = 0;           // that the host needs to issue it
   std::int32_t launch_id = -1;  // of launches and waits
   bool is_wait = false;
   std::int32_t group = -1;             // set by Machine: which launch of the device
@@ -71,6 +72,8 @@ class ProgramCosts {
   // Head groups of the query block of a run.
   [[nodiscard]] std::int32_t groups_of_run(std::size_t run) const;
   void add_to_run(std::size_t run, std::int64_t rows, double computed_pairs);
+  // Bytes that attention of that direction moves to merge with outputs that its slots hold.
+  [[nodiscard]] double merged_bytes(const AttentionOp& attention, Direction direction);
   [[nodiscard]] TimedStep launch_step(const LaunchOp& launch);
   [[nodiscard]] std::vector<MessageEnd> message_ends(const std::vector<TransferEnd>& transfers);
   [[nodiscard]] std::int64_t transfer_bytes(const TransferEnd& transfer) const;
@@ -95,6 +98,9 @@ class ProgramCosts {
   std::vector<TilePiece> pieces_;
   std::vector<KnownRun> known_runs_;       // by hash, the last one looked up
   std::vector<std::int32_t> end_of_peer_;  // scratch of message_ends, -1 between calls
+  // The call, numbered by merged_bytes, that added to a slot last.
+  std::vector<std::int64_t> call_of_slot_;
+  std::int64_t merging_call_ = 0;
 };
 
 }  // namespace contextile

@@ -125,8 +125,7 @@ class DirectionTimeline {
       for (const Placed& placed : spans) {
         const std::int64_t start_ns = timeline_ns(placed.offset_us + placed.span->start_us);
         const std::int64_t end_ns = timeline_ns(placed.offset_us + placed.span->end_us);
-        const SpanFacts facts =
-            facts_of(instruction_of(placed), direction_, plan_.shape, round_of(placed));
+        const SpanFacts facts = facts_of_span(placed);
         packed.add_signed(start_ns - last_ns);
         packed.add(end_ns - start_ns);
         packed.add(facts.what);
@@ -223,6 +222,15 @@ class DirectionTimeline {
     return plan_.rounds[static_cast<std::size_t>(placed.program->round)];
   }
 
+  [[nodiscard]] SpanFacts facts_of_span(const Placed& placed) const {
+    const Instruction& instruction = instruction_of(placed);
+    // A device that waits for its host is shown as if it launched nothing.
+    if (placed.span->activity == Activity::kLaunch &&
+        !std::holds_alternative<LaunchOp>(instruction)) {
+      return {.what = static_cast<std::int64_t>(Instruction(LaunchOp{}).index())};
+    }
+    return facts_of(instruction, direction_, plan_.shape, round_of(placed));
+  }
   [[nodiscard]] const Instruction& instruction_of(const Placed& placed) const {
     const DeviceProgram& device = round_of(placed).devices[placed.span->device.index()];
     const ProgramPair& programs = device.programs[static_cast<std::size_t>(placed.program->mask)];

@@ -84,6 +84,25 @@ TEST(Causes, SlowFlowsAreNamed) {
   EXPECT_EQ(causes.front().without_us, simulate(plan, free).time_us());
 }
 
+TEST(Causes, AnEnginesHostAndMergesAreNamed) {
+  Cluster cluster = cluster_of("dgx-h100", 1, 4);
+  const Plan plan = plan_of("zigzag", default_batch_of({8192}), cluster);
+  const double native_us = simulate(plan, cluster).time_us();
+  cluster.engine = {.name = "slow", .host_stage_us = 700};
+  std::vector<TimeCause> causes = all_causes(plan, cluster);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(causes.front().cause, Cause::kHost);
+  EXPECT_GT(causes.front().steps, 0);
+  EXPECT_GT(causes.front().path_us, 0);
+  EXPECT_EQ(causes.front().without_us, native_us);
+  cluster.engine = {.name = "apart", .merge_bytes_per_element = 3000};
+  causes = all_causes(plan, cluster);
+  ASSERT_FALSE(causes.empty());
+  EXPECT_EQ(find(causes, Cause::kHost), nullptr);
+  ASSERT_NE(find(causes, Cause::kMerging), nullptr);
+  EXPECT_GT(find(causes, Cause::kMerging)->gain_us, 0);
+}
+
 TEST(Causes, FixedCostsOfSmallWorkAreFound) {
   Cluster cluster = cluster_of("dgx-h100", 1, 4);
   cluster.intra_latency_us = 500;

@@ -147,6 +147,22 @@ TEST(Machine, AFlowsLimitAboveThatOfPortsChangesNothing) {
   EXPECT_EQ(run(), without_us);
 }
 
+TEST(Machine, ADeviceWaitsForItsHostOnlyIfItHasNothingLeftToDo) {
+  // Device 0's host issues at 3 and 6, that of device 1 at 0, 5 and 17.
+  Programs programs(plain(1, 2));
+  programs.attention(0, 10).host(0, 3);  // 3 to 13
+  programs.attention(0, 1).host(0, 3);   // 13 to 14
+  programs.message(0, 1, 2000, 0);       // 14 to 16
+  programs.wait(1, 0).host(1, 5);        // of a wait, the host's time delays what comes later
+  programs.attention(1, 1).host(1, 12);  // 17 to 18
+  const Machine machine = programs.run({.timeline = true});
+  EXPECT_DOUBLE_EQ(machine.time_us(), 18);
+  EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kLaunch), 3);
+  EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kAttention), 11);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kLaunch), 1);
+  EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kExposed), 16);
+}
+
 TEST(Machine, GroupedLaunchesMoveOneAfterAnother) {
   for (const LaunchOrder order : {LaunchOrder::kConcurrent, LaunchOrder::kGrouped}) {
     Cluster cluster = plain(1, 3);

@@ -40,6 +40,11 @@ class Programs {
                         .receives = std::move(receives)});
     return *this;
   }
+  // Host time of the device's last step.
+  Programs& host(std::int32_t d, double us) {
+    steps(d).back().host_us = us;
+    return *this;
+  }
   Programs& wait(std::int32_t d, std::int32_t id) {
     steps(d).push_back({.activity = Activity::kExposed, .launch_id = id, .is_wait = true});
     return *this;

@@ -36,6 +36,28 @@ TEST(TileCosts, AFullTileCostsItsFlopsAtTheProfilesShare) {
               costs.piece_us(Direction::kForward, 4096, 4096, 4096LL * 4096, 1), 1e-6);
 }
 
+TEST(Simulate, AnEngineMayMergeOutputsApartFromAttention) {
+  // Two devices of a ring attend 512 queries twice: once to their own keys, once to the other's,
+  // whose result is merged into the first. Under `full` both calls have the same size.
+  Cluster cluster = cluster_of("dgx-h100", 1, 2);
+  cluster.memory_gbytes_per_s = 1000;
+  const Plan plan = plan_of("ring", default_batch_of({1024}, "full"), cluster);
+  const Simulation native = simulate(plan, cluster);
+  cluster.engine.merge_bytes_per_element = 34;
+  const Simulation apart = simulate(plan, cluster);
+  const double elements = 512.0 * plan.shape.q_heads * plan.shape.value_dim;
+  for (std::size_t d = 0; d < 2; ++d) {
+    EXPECT_NEAR(apart.forward->devices[d].of(Activity::kAttention) -
+                    native.forward->devices[d].of(Activity::kAttention),
+                34 * elements / 1e6, 1e-6);
+    EXPECT_EQ(apart.backward->devices[d].of(Activity::kAttention),
+              native.backward->devices[d].of(Activity::kAttention));
+  }
+  // Host times are charged by call, stage, launch and message, and hide behind long stages.
+  cluster.engine = {.name = "host", .host_call_us = 1e6};
+  EXPECT_NEAR(simulate(plan, cluster).time_us(), native.time_us() + 2e6, 1e-6 * native.time_us());
+}
+
 TEST(TileCosts, FollowThePublishedCurveOfShortAndLongDocuments) {
   // FA2-class, 64 heads: TFLOP/s at L = 128, 512, 1K, 4K, 32K as measured with DistCA.
   Cluster cluster = load_cluster("p4de");

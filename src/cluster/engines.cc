@@ -1,0 +1,61 @@
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/quote.h"
+#include "base/suggest.h"
+#include "contextile/cluster.h"
+
+namespace contextile {
+
+std::span<const EngineCost> engine_costs() {
+  static constexpr std::array kCosts = {
+      EngineCost{"merge_bytes_per_element", &EngineCosts::merge_bytes_per_element},
+      EngineCost{"host_call_us", &EngineCosts::host_call_us},
+      EngineCost{"host_stage_us", &EngineCosts::host_stage_us},
+      EngineCost{"host_launch_us", &EngineCosts::host_launch_us},
+      EngineCost{"host_message_us", &EngineCosts::host_message_us},
+      EngineCost{"host_merge_us", &EngineCosts::host_merge_us}};
+  return kCosts;
+}
+
+// The descriptions contain the constants and their sources, so that a table of engines shows them.
+const std::vector<EnginePreset>& engine_presets() {
+  static const std::vector<EnginePreset> kEngines = {
+      {"native",
+       "Contextile's executor and kernels: attention adds to what a slot holds, and the host is "
+       "never waited for",
+       {}},
+      {"torch",
+       "operators of PyTorch, uncompiled: a merge passes over memory nine times; host times are "
+       "sums of those of single operators (PyTorch 2.11 on an H200: gather 17, FlashAttention 31, "
+       "merge 71, copy 10 us), those of launches and messages are assumed",
+       {.name = "torch",
+        .merge_bytes_per_element = 34,
+        .host_call_us = 270,
+        .host_stage_us = 230,
+        .host_launch_us = 50,
+        .host_message_us = 10,
+        .host_merge_us = 71}},
+      {"ring",
+       "rings in PyTorch that merge partial outputs apart from attention, as ring-flash-attention "
+       "and the rings of MagiAttention's benchmark do",
+       {.name = "ring", .merge_bytes_per_element = 34, .host_stage_us = 230}}};
+  return kEngines;
+}
+
+EngineCosts find_engine(std::string_view name) {
+  const std::vector<EnginePreset>& engines = engine_presets();
+  const auto found = std::ranges::find(engines, name, &EnginePreset::name);
+  if (found != engines.end()) return found->costs;
+  std::vector<std::string> names;
+  std::ranges::transform(engines, std::back_inserter(names),
+                         [](const EnginePreset& engine) { return std::string(engine.name); });
+  fail_argument("engine: expected one of {}, found {}{}", fmt::join(names, ", "), quote(name),
+                did_you_mean(name, names));
+}
+
+}  // namespace contextile
