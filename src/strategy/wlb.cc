@@ -59,7 +59,7 @@ class WlbStrategy : public TypedStrategy<WlbOptions> {
     config.context_parallel = cluster.num_devices();
     config.layout = options.sharding == Sharding::kPerDocument ? TokenLayout::kPerDocument
                                                                : TokenLayout::kPerSequence;
-    config.movement = movement_of(options.algorithm);
+    gather_by(options.algorithm, cluster, config);
     config.block_size = request.block_size;
     config.backward = request.backward;
     Arrangement arrangement = arrange_axp(workload, cluster, config);
@@ -74,9 +74,8 @@ class WlbStrategy : public TypedStrategy<WlbOptions> {
         .choice("sharding", &WlbOptions::sharding, {"adaptive", "per_document", "per_sequence"},
                 "how a micro-batch is cut: adaptive (the faster one by estimated attention "
                 "time), per_document, per_sequence")
-        .choice("algorithm", &WlbOptions::algorithm, {"ring", "direct"},
-                "how KV are gathered. ring: hop by hop, a node boundary crossed once per node; "
-                "direct: every owner to everybody");
+        .choice("algorithm", &WlbOptions::algorithm, {"ring", "direct", "nested"},
+                kGatherAlgorithmHelp);
   }
 };
 

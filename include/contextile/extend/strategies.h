@@ -103,6 +103,7 @@ struct DoubleRingOptions {
 enum class GatherAlgorithm : std::uint8_t {
   kRing,    // hop by hop; each node boundary is crossed once per node
   kDirect,  // every owner sends to every rank
+  kNested,  // round the rings of the nodes, and from node to node by every device, as over all NICs
 };
 
 // all_gather: all KV before any compute.

@@ -149,11 +149,6 @@ class AxpArranger {
     const std::int32_t inner = config_.inner_ring > 0 ? config_.inner_ring : p_;
     return {p_, inner, [this, g](std::int32_t p) { return rank_at(g, p); }};
   }
-  [[nodiscard]] RingUnit on_ring(Kind kind, BlockId b, std::int32_t g, std::int32_t start,
-                                 std::int32_t step) const {
-    return {
-        kind, b, GroupId{g}, start, p_, step, [this, g](std::int32_t p) { return rank_at(g, p); }};
-  }
 
   template <typename StageOf>
   void place_tiles(const StageOf& stage_of, std::vector<PlacedTile>& out) const {
@@ -175,7 +170,7 @@ class AxpArranger {
       for (std::int32_t g = 0; g < a_; ++g) {
         const std::int32_t home = position(b);
         if (config_.movement == KvMovement::kGatherRing) {
-          relay_input(on_ring(Kind::kKv, b, g, home, 1), p_ - 1, first_stage_, out);
+          ring_of(g).relay_forward(b, GroupId{g}, home, first_stage_, out);
           continue;
         }
         for (std::int32_t step = 1; step < p_; ++step) {
@@ -244,8 +239,8 @@ class AxpArranger {
       const std::int32_t home = position(b);
       for (std::int32_t g = 0; g < a_; ++g) {
         if (config_.movement == KvMovement::kGatherRing) {
-          gather_result(
-              on_ring(Kind::kDkv, b, g, ring_shift(home, 1, p_), 1), p_ - 1, compute + 1,
+          ring_of(g).collect(
+              b, GroupId{g}, home, compute + 1,
               [&](std::int32_t p) { return shares_[share_index(b, p)]; }, out.transfers);
           continue;
         }
@@ -257,7 +252,8 @@ class AxpArranger {
         }
       }
     });
-    return config_.movement == KvMovement::kGatherRing ? compute + p_ : compute + 2;
+    return compute + 1 +
+           (config_.movement == KvMovement::kGatherRing ? ring_of(0).collecting_stages() : 1);
   }
 
   // Retains for backward the units that the all-to-all brought.
@@ -289,6 +285,12 @@ class AxpArranger {
 };
 
 }  // namespace
+
+void gather_by(GatherAlgorithm algorithm, const Cluster& cluster, AxpConfig& config) {
+  config.movement =
+      algorithm == GatherAlgorithm::kDirect ? KvMovement::kGatherDirect : KvMovement::kGatherRing;
+  config.inner_ring = algorithm == GatherAlgorithm::kNested ? cluster.devices_per_node : 0;
+}
 
 Arrangement arrange_axp(const Workload& workload, const Cluster& cluster, const AxpConfig& config) {
   return AxpArranger(workload, cluster, config).run();

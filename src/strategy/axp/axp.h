@@ -22,19 +22,25 @@ enum class KvMovement : std::uint8_t {
   kReplicate,     // the all-to-all brings a head group's keys to all its ranks; dKV goes home
 };
 
-[[nodiscard]] constexpr KvMovement movement_of(GatherAlgorithm algorithm) {
-  return algorithm == GatherAlgorithm::kRing ? KvMovement::kGatherRing : KvMovement::kGatherDirect;
-}
-
 struct AxpConfig {
   std::int32_t head_parallel = 1;     // A: consecutive ranks; head groups = A, divides the KV heads
   std::int32_t context_parallel = 1;  // P: stride A; A·P = number of devices
   TokenLayout layout = TokenLayout::kZigzag;
   KvMovement movement = KvMovement::kRing;
-  std::int32_t inner_ring = 0;  // kRing: positions of an inner ring, divides P; 0: one ring
+  // kRing, kGatherRing: positions of an inner ring, divides P; 0: one ring.
+  std::int32_t inner_ring = 0;
   std::optional<std::int64_t> block_size;  // tokens; unset: one block per rank
   bool backward = true;
 };
+
+// Sets how all keys get to all positions before any compute. Needs A = 1.
+void gather_by(GatherAlgorithm algorithm, const Cluster& cluster, AxpConfig& config);
+inline constexpr const char* kGatherAlgorithmHelp =
+    "ring: hop by hop, a node boundary crossed once per node, by one device; direct: every owner "
+    "to "
+    "everybody; nested: rings inside nodes, and from node to node by every device, as NCCL uses "
+    "all "
+    "NICs";
 
 // Returns an arrangement of one round. Tiles run with their queries: rank p·A + a computes head
 // group a of all queries owned by position p. The caller fills in name, options and wire.

@@ -102,7 +102,8 @@ constexpr Preset<DoubleRingOptions> kDoubleRing = {
 
 // Source: TransformerEngine all_gather, Llama 3 (2024) §3.3.2, WLB-LLM (2025) per-document
 // sharding. Steps: all KV gathered before compute (R-1 ring hops, or from every owner straight to
-// all other ranks), then one attention; backward gathers again and reduce-scatters dKV. Bytes sent
+// all other ranks, or nested rings), then one attention; backward gathers again and reduce-scatters
+// dKV. Bytes sent
 // per rank are those of zigzag. Memory: KV (and in backward dKV) of the whole batch on every rank.
 // Loses by exposing all communication, and on memory.
 constexpr Preset<AllGatherOptions> kAllGather = {
@@ -150,9 +151,8 @@ OptionTable<Options> option_table() {
                   "node's devices");
   }
   if constexpr (HasAlgorithm<Options>) {
-    table.choice("algorithm", &Options::algorithm, {"ring", "direct"},
-                 "ring: hop by hop, a node boundary crossed once per node; direct: every owner to "
-                 "everybody");
+    table.choice("algorithm", &Options::algorithm, {"ring", "direct", "nested"},
+                 kGatherAlgorithmHelp);
   }
   if constexpr (HasLayout<Options>) {
     table.choice("layout", &Options::layout,
@@ -243,7 +243,7 @@ class PresetStrategy : public TypedStrategy<Options> {
       config.movement = KvMovement::kReplicate;
     }
     if constexpr (HasLayout<Options>) config.layout = options.layout;
-    if constexpr (HasAlgorithm<Options>) config.movement = movement_of(options.algorithm);
+    if constexpr (HasAlgorithm<Options>) gather_by(options.algorithm, cluster, config);
     if constexpr (HasHeads<Options>) options.head_parallel = config.head_parallel;
     if constexpr (HasInnerRing<Options>) {
       config.inner_ring = options.inner_ring = inner_ring(cluster, config.head_parallel, options);

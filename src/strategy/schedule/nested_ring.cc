@@ -76,4 +76,24 @@ void NestedRing::relay_backward(BlockId block, GroupId group, std::int32_t home,
   }
 }
 
+void NestedRing::collect(BlockId block, GroupId group, std::int32_t home, std::int32_t first_stage,
+                         const std::function<bool(std::int32_t)>& holds,
+                         std::vector<Transfer>& out) const {
+  const std::int32_t place = home % inner_;
+  for (std::int32_t outer = 0; outer < num_rings(); ++outer) {
+    gather_result(
+        {Kind::kDkv, block, group, ring_shift(place, 1, inner_), inner_, 1, ranks_of_inner(outer)},
+        inner_ - 1, first_stage, [&](std::int32_t i) { return holds(outer * inner_ + i); }, out);
+  }
+  const auto any_in_ring = [&](std::int32_t outer) {
+    for (std::int32_t i = 0; i < inner_; ++i) {
+      if (holds(outer * inner_ + i)) return true;
+    }
+    return false;
+  };
+  gather_result({Kind::kDkv, block, group, ring_shift(home / inner_, 1, num_rings()), num_rings(),
+                 1, [&](std::int32_t outer) { return rank_at_(outer * inner_ + place); }},
+                num_rings() - 1, first_stage + inner_ - 1, any_in_ring, out);
+}
+
 }  // namespace contextile

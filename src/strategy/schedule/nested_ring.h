@@ -44,6 +44,13 @@ class NestedRing {
                       const std::function<bool(std::int32_t)>& holds,
                       std::vector<Transfer>& out) const;
 
+  // Appends the hops of a gradient whose shares are all computed: round every inner ring to its
+  // home's place, then from inner ring to inner ring. holds(position) as above.
+  void collect(BlockId block, GroupId group, std::int32_t home, std::int32_t first_stage,
+               const std::function<bool(std::int32_t)>& holds, std::vector<Transfer>& out) const;
+  // Returns the number of stages after which it is home.
+  [[nodiscard]] std::int32_t collecting_stages() const { return inner_ - 1 + num_rings() - 1; }
+
  private:
   [[nodiscard]] std::int32_t num_rings() const { return size_ / inner_; }
   [[nodiscard]] std::function<Rank(std::int32_t)> ranks_of_inner(std::int32_t outer) const;

@@ -238,6 +238,33 @@ TEST(AllGather, RingCrossesANodeBoundaryOncePerNode) {
             2 * all_kv * 7 / 8);  // two edges, each all but one share
 }
 
+TEST(AllGather, NestedRingsLeaveNodesByEveryDevice) {
+  const AttentionShape shape;
+  StrategyRequest nested;
+  nested.options["algorithm"] = "nested";
+  for (const auto& [nodes, devices] : {std::pair{2, 4}, {4, 2}, {3, 3}, {1, 4}, {3, 1}}) {
+    SCOPED_TRACE(fmt::format("{} x {}", nodes, devices));
+    const Cluster cluster = cluster_of(nodes, devices);
+    const std::int64_t tokens = 128 * cluster.num_devices();  // as many for each rank
+    const MaskUse full = parse_mask_use("full");
+    const auto ring = plan_with("all_gather", {tokens}, full, cluster, shape);
+    const auto every = plan_with("all_gather", {tokens}, full, cluster, shape, nested);
+    const std::int64_t all_kv = tokens * shape.kv_heads * 2 * shape.head_dim * kElement;
+    EXPECT_EQ(every.stats.forward->inter_bytes, (nodes - 1) * all_kv);
+    EXPECT_EQ(every.stats.forward->total_bytes(), ring.stats.forward->total_bytes());
+    // Gradients are rounded on fewer hops, so that some may travel as bf16 instead of fp32.
+    EXPECT_LE(every.stats.backward->total_bytes(), ring.stats.backward->total_bytes());
+    for (const auto* direction : {&*every.stats.forward, &*every.stats.backward}) {
+      for (const DeviceStats& device : direction->devices) {
+        EXPECT_EQ(device.inter_sent_bytes * cluster.num_devices(), direction->inter_bytes);
+      }
+    }
+    // Hops are left out if no rank before them computes a share. The rest still gets home.
+    static_cast<void>(plan_with("all_gather", {tokens, 70, 9}, causal(), cluster, shape, nested));
+    static_cast<void>(plan_with("wlb", {tokens, 70, 9}, causal(), cluster, shape, nested));
+  }
+}
+
 TEST(AllGather, HoldsAllKeysOfTheBatch) {
   const AttentionShape shape;
   const auto planned = plan_with("all_gather", {kTokens}, causal(), cluster_of(1, 4), shape);
