@@ -293,7 +293,11 @@ void GlooGroup::set_failure(std::string text, bool while_gathering) {
   for (const auto& peer : peers_) {
     if (!peer) continue;
     std::erase_if(peer->controls, [](const Control& c) { return c.kind != FrameKind::kHello; });
-    peer->controls.push_back({FrameKind::kAbort, while_gathering ? 1 : 0, 0, failure_});
+    try {
+      peer->controls.push_back({FrameKind::kAbort, while_gathering ? 1 : 0, 0, failure_});
+    } catch (const std::bad_alloc&) {
+      // The peer learns it when the connection closes.
+    }
     peer->work.notify_all();
   }
   changed_.notify_all();
@@ -316,11 +320,7 @@ void GlooGroup::throw_failure(Lock& lock, const std::string& operation) {
 
 void GlooGroup::fail(std::string_view reason) {
   Lock lock(mutex_);
-  try {
-    set_failure(gave_up_text(rank(), reason));
-  } catch (const std::bad_alloc&) {  // other peers learn it when the connection closes
-    changed_.notify_all();
-  }
+  set_failure(gave_up_text(rank(), reason));
   drain(lock);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "transport/failure_text.h"
 #include "transport/gloo/group.h"
 
 namespace contextile {
@@ -191,8 +192,8 @@ void GlooGroup::lose(Peer& peer, std::string_view why) {
   // While this rank leaves the group, its peers disappear one by one; in a failed group they do,
   // too.
   if (!peer.left && !closing_) {
-    set_failure(fmt::format("rank {} died: its connection to rank {} broke: {}", peer.rank.value,
-                            rank().value, why));
+    set_failure(failure_text("rank {} died: its connection to rank {} broke: {}", peer.rank.value,
+                             rank().value, why));
   }
   peer.work.notify_all();
   changed_.notify_all();

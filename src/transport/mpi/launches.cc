@@ -181,7 +181,7 @@ void MpiLaunches::note_progress() {
 void MpiLaunches::fail(std::string text) {
   const Lock lock(mutex_);
   if (failed_) return;
-  announcement_ = text;
+  announcement_ = failure_text("{}", text);
   set_failure(std::move(text));
 }
 

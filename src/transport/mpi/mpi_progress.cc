@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/quote.h"
+#include "transport/failure_text.h"
 #include "transport/mpi/session.h"
 
 namespace contextile {
@@ -62,21 +63,20 @@ bool MpiProgress::has_ended() {
 
 void MpiProgress::run() noexcept {
   enter_progress_thread();
+  const auto fail = [this](const char* error) {
+    // An MPI that fails once may fail in every call, so from now on nothing depends on it.
+    deaf_ = true;
+    launches_->fail(failure_text("rank {}: {}", wire_->rank().value, error));
+    if (!stopped_) stop();
+  };
   while (!done_) {
     bool moved = false;
-    std::string error;
     try {
       moved = turn();
-    } catch (const std::exception& caught) {
-      error = caught.what();
+    } catch (const std::exception& error) {
+      fail(error.what());
     } catch (...) {
-      error = "an exception of unknown type";
-    }
-    if (!error.empty()) {
-      // An MPI that fails once may fail in every call, so from now on nothing depends on it.
-      deaf_ = true;
-      launches_->fail("rank " + std::to_string(wire_->rank().value) + ": " + error);
-      if (!stopped_) stop();
+      fail("an exception of unknown type");
     }
     pause(moved);
   }
