@@ -18,8 +18,10 @@ LaunchOrder launch_order(const std::string& name) {
 Cluster preset(const std::string& name, std::optional<std::int32_t> nodes,
                std::optional<std::int32_t> devices_per_node) {
   const Cluster alone = load_cluster(name);
-  return load_cluster(name + ":" + std::to_string(nodes.value_or(alone.nodes)) + "x" +
-                      std::to_string(devices_per_node.value_or(alone.devices_per_node)));
+  const std::size_t comma = std::min(name.find(','), name.size());  // settings follow the size
+  return load_cluster(name.substr(0, comma) + ":" + std::to_string(nodes.value_or(alone.nodes)) +
+                      "x" + std::to_string(devices_per_node.value_or(alone.devices_per_node)) +
+                      name.substr(comma));
 }
 
 nb::object from_torch(nb::object group, nb::kwargs options) {
@@ -106,6 +108,20 @@ void bind_presets(nb::module_& module) {
       "Returns name and description (what it is, where its costs come from) of every engine.");
 }
 
+// The name and the costs, in the order of engine_costs().
+std::pair<std::string, std::vector<double>> costs_of(const EngineCosts& engine) {
+  std::vector<double> costs;
+  for (const EngineCost& cost : engine_costs()) costs.push_back(engine.*cost.member);
+  return {engine.name, costs};
+}
+EngineCosts engine_of(const std::pair<std::string, std::vector<double>>& state) {
+  EngineCosts engine{.name = state.first};
+  for (std::size_t i = 0; i < std::min(state.second.size(), engine_costs().size()); ++i) {
+    engine.*engine_costs()[i].member = state.second[i];
+  }
+  return engine;
+}
+
 void bind_engine(nb::module_& module) {
   nb::class_<EngineCosts>(
       module, "EngineCosts",
@@ -133,6 +149,11 @@ void bind_engine(nb::module_& module) {
       .def(
           "__eq__", [](const EngineCosts& a, const EngineCosts& b) { return a == b; },
           nb::is_operator())
+      .def("__getstate__", &costs_of)
+      .def("__setstate__",
+           [](EngineCosts& self, const std::pair<std::string, std::vector<double>>& state) {
+             new (&self) EngineCosts(engine_of(state));
+           })
       .def("__repr__",
            [](const EngineCosts& costs) { return "EngineCosts('" + costs.name + "')"; });
 }
@@ -174,8 +195,9 @@ possible. Make one with Cluster.load, Cluster.preset, Cluster.from_torch or Clus
   cluster.def(nb::init<const Cluster&>(), "other"_a, "Copies a cluster.")
       .def_static(
           "load", [](const Path& text) { return load_cluster(text.string()); }, "text"_a,
-          "Loads 'NAME', 'NAME:NODESxDEVICES', or the JSON file at a path. Raises InvalidArgument "
-          "for an unknown preset, listing all, and IoError.")
+          "Loads 'NAME', 'NAME:NODESxDEVICES', each perhaps with ',transfer_sms=N', ',kernel=NAME' "
+          "and ',engine=NAME', or the JSON file at a path. Raises InvalidArgument for an unknown "
+          "preset, listing all, and IoError.")
       .def_static(
           "preset", &preset, "name"_a, nb::kw_only(), "nodes"_a = nb::none(),
           "devices_per_node"_a = nb::none(),

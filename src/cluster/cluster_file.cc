@@ -90,8 +90,10 @@ void read_setting(std::string_view text, std::string_view found, std::string_vie
   }
   CONTEXTILE_CHECK(is_setting,
                    "cluster {}: expected transfer_sms=N (as transfer_sms=6), kernel=NAME or "
-                   "engine=NAME after the comma, found {}",
-                   quote(found), quote(text));
+                   "engine=NAME after the comma, found {}{}",
+                   quote(found), quote(text),
+                   did_you_mean(text.substr(0, text.find('=')),
+                                std::vector<std::string>{"transfer_sms", "kernel", "engine"}));
   cluster.name += fmt::format(",{}", text);
 }
 
@@ -236,12 +238,7 @@ class ClusterReader {
       cluster = find_preset(text("preset"));
       is_complete_ = true;
     }
-    if (object_.contains("kernel")) {
-      CONTEXTILE_CHECK(is_complete_, "kernel: expected a \"preset\" that has it, found none");
-      const std::string preset = text("preset");
-      use_kernel(std::string_view(preset).substr(0, preset.find_first_of(":,")), text("kernel"),
-                 cluster);
-    }
+    read_choices(cluster);
     if (object_.contains("name")) cluster.name = text("name");
     read_integer("nodes", cluster.nodes);
     read_integer("devices_per_node", cluster.devices_per_node);
@@ -255,6 +252,37 @@ class ClusterReader {
   }
 
  private:
+  // Reads the preset's kernel, and the engine. They become part of its name, as behind a preset on
+  // the command line. No name says what an engine of other costs is, so the cluster is custom then.
+  void read_choices(Cluster& cluster) const {
+    if (object_.contains("kernel")) {
+      CONTEXTILE_CHECK(is_complete_, "kernel: expected a \"preset\" that has it, found none");
+      refuse_twice("kernel");
+      const std::string preset = text("preset");
+      use_kernel(std::string_view(preset).substr(0, preset.find_first_of(":,")), text("kernel"),
+                 cluster);
+      cluster.name += ",kernel=" + text("kernel");
+    }
+    if (object_.contains("engine")) {
+      refuse_twice("engine");
+      const json& engine = object_["engine"];
+      cluster.engine = read_engine(engine);
+      if (engine.is_object()) {
+        cluster.name = Cluster().name;
+      } else if (is_complete_) {
+        cluster.name += ",engine=" + cluster.engine.name;
+      }
+    }
+  }
+
+  // The text of the preset may have the setting, too.
+  void refuse_twice(std::string_view key) const {
+    if (!is_complete_) return;
+    const std::string preset = text("preset");
+    CONTEXTILE_CHECK(preset.find(fmt::format(",{}=", key)) == std::string::npos,
+                     "{}: expected it once, found it also in the preset {}", key, quote(preset));
+  }
+
   // Keys that may be left out even without a preset.
   void read_cost_model(Cluster& cluster) const {
     const auto number = [&](const char* key, double& result) {
@@ -290,7 +318,6 @@ class ClusterReader {
     if (object_.contains("attention")) {
       cluster.attention = read_profile(object_["attention"], cluster.attention);
     }
-    if (object_.contains("engine")) cluster.engine = read_engine(object_["engine"]);
   }
 
   void check_keys() const {

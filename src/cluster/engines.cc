@@ -22,7 +22,7 @@ std::span<const EngineCost> engine_costs() {
   return kCosts;
 }
 
-// The descriptions contain the constants and their sources, so that a table of engines shows them.
+// The descriptions say where the constants come from.
 const std::vector<EnginePreset>& engine_presets() {
   static const std::vector<EnginePreset> kEngines = {
       {"native",

@@ -49,6 +49,15 @@ Value parse_name(std::string_view text, std::string_view where, std::span<const 
                 did_you_mean(text, names));
 }
 
+// Takes the constants of a kernel of the preset that the row's cluster is.
+void use_gpu_kernel(std::string_view cluster_text, std::string_view name, Cluster& cluster) {
+  const GpuKernel& kernel =
+      find_gpu_kernel(cluster_text.substr(0, cluster_text.find_first_of(":,")), name);
+  cluster.attention_tflops = kernel.attention_tflops;
+  cluster.attention = kernel.attention;
+  cluster.name += fmt::format(",kernel={}", name);
+}
+
 // LoadedClusters by the text of their rows: each is loaded once.
 class LoadedClusters {
  public:
@@ -57,13 +66,13 @@ class LoadedClusters {
   // The cluster with the kernel and the engine that are not empty.
   std::shared_ptr<const Cluster> find(const std::string& text, const std::string& kernel,
                                       const std::string& engine, std::string_view where) {
-    const std::string machine = kernel.empty() ? text : fmt::format("{},kernel={}", text, kernel);
-    if (engine.empty()) return find(machine, where);
+    if (kernel.empty() && engine.empty()) return find(text, where);
     std::shared_ptr<const Cluster>& cluster =
-        by_text_[fmt::format("{},engine={}", machine, engine)];
+        by_text_[fmt::format("{}\n{}\n{}", text, kernel, engine)];
     if (!cluster) {
-      Cluster changed = *find(machine, where);
-      changed.engine = find_engine(engine);
+      Cluster changed = *find(text, where);
+      if (!kernel.empty()) with_place(where, [&] { use_gpu_kernel(text, kernel, changed); });
+      if (!engine.empty()) changed.engine = find_engine(engine);
       cluster = std::make_shared<const Cluster>(std::move(changed));
     }
     return cluster;

@@ -255,9 +255,11 @@ class TraceWriter {
         program.instructions[static_cast<std::size_t>(activity.instruction)];
     const bool waits_for_host =
         activity.activity == Activity::kLaunch && !std::holds_alternative<LaunchOp>(instruction);
-    if (waits_for_host) {
+    const bool merges =
+        activity.activity == Activity::kMerge && std::holds_alternative<AttentionOp>(instruction);
+    if (waits_for_host || merges) {
       file_.span(span_of(activity.device.value, kComputeRow, activity.start_us, activity.end_us),
-                 to_string(activity.activity), "host",
+                 to_string(activity.activity), merges ? "merge" : "host",
                  fmt::format(R"({{"instruction": {}{}}})", activity.instruction, more_args));
       return;
     }

@@ -123,9 +123,7 @@ CauseText cause_text(const TimeCause& cause, const Plan& plan, const Cluster& cl
                           time_text(cluster.attention.call_us)),
               "calls that cost nothing (fewer, larger ones)"};
     case Cause::kMerging:
-      return {cluster.engine.merge_bytes_per_element > 0
-                  ? "merging and converting partial results, some of it apart from attention"
-                  : "merging and converting partial results",
+      return {"merging and converting partial results",
               "memory without a limit (fewer partial results)"};
     case Cause::kLaunches:
       return {fmt::format("{} cost {} each", counted(cause.steps, "launch"),

@@ -94,6 +94,28 @@ TEST(CostModelKeys, NameAKernelOfThePreset) {
   }
 }
 
+TEST(CostModelKeys, AreInTheNameOfThePreset) {
+  const auto name = [](const std::string& json) { return parse_cluster_json(json, "c.json").name; };
+  EXPECT_EQ(name(R"({"preset": "dgx-h100:2x4"})"), "dgx-h100");
+  EXPECT_EQ(name(R"({"preset": "dgx-h100", "nodes": 3, "kernel": "fa2", "engine": "ring"})"),
+            "dgx-h100,kernel=fa2,engine=ring");
+  EXPECT_EQ(name(R"({"preset": "dgx-h100", "engine": {"name": "torch", "host_call_us": 1}})"),
+            "custom");
+  EXPECT_EQ(name(R"({"preset": "dgx-h100", "kernel": "fa2", "name": "mine"})"), "mine");
+  const auto twice = [](const std::string& json) {
+    try {
+      static_cast<void>(parse_cluster_json(json, "c.json"));
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(twice(R"({"preset": "dgx-h100,kernel=fa3", "kernel": "fa2"})"),
+              HasSubstr("kernel: expected it once, found it also in the preset"));
+  EXPECT_THAT(twice(R"({"preset": "dgx-h100,engine=torch", "engine": "native"})"),
+              HasSubstr("engine: expected it once"));
+}
+
 TEST(CostModelKeys, NameAnEngineOrGiveItsCosts) {
   EXPECT_EQ(with(R"("name": "same")").engine, EngineCosts{});
   EXPECT_EQ(with(R"("engine": "torch")").engine, find_engine("torch"));

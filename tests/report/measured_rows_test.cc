@@ -105,6 +105,8 @@ TEST(MeasuredRows, MayNameTheKernelOfTheirMethod) {
   EXPECT_EQ(row.cluster->engine, find_engine("ring"));
   EXPECT_EQ(row.cluster->devices_per_node, 2);
   EXPECT_THAT(rows_refusal({{"kernel", "fa9"}}), HasSubstr("r.csv: line 2: kernel: expected one"));
+  EXPECT_THAT(rows_refusal({{"kernel", "\"fa2,engine=torch\""}}),
+              HasSubstr("kernel: expected one"));
 }
 
 TEST(MeasuredRows, MayHaveNoStrategy) {

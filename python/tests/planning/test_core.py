@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -167,6 +168,10 @@ def test_clusters():
     hosted.engine.host_stage_us = 5000
     assert ct.Cluster.parse_json(hosted.to_json()).engine == hosted.engine
     assert [name for name, _ in ct.engine_presets()][:2] == ["native", "torch"]
+    assert pickle.loads(pickle.dumps(hosted.engine)) == hosted.engine
+    assert deepcopy(hosted.engine) == hosted.engine
+    sized = ct.Cluster.preset("dgx-h200,kernel=fa2,engine=ring", nodes=3)
+    assert (sized.nodes, sized.name) == (3, "dgx-h200,kernel=fa2,engine=ring")
     waiting = ct.plan([4096], cluster=hosted, strategy="ring", **SMALL)
     assert waiting.simulate().time_us > faster.simulate().time_us + 5000
     with pytest.raises(ct.InvalidArgument, match="engine: expected one of native"):

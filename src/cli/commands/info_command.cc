@@ -143,6 +143,19 @@ std::string named_text(const auto& items) {
   return table.text();
 }
 
+std::string engines_text() {
+  Table table({{"name", "name"}, {"", "description"}}, kWidestName);
+  for (const EnginePreset& engine : engine_presets()) {
+    std::string text(engine.description);
+    for (const EngineCost& cost : engine_costs()) {
+      const double value = engine.costs.*cost.member;
+      if (value > 0) text += fmt::format("; {} {:g}", cost.key, value);
+    }
+    table.add_row({std::string(engine.name)}, text);
+  }
+  return table.text();
+}
+
 std::string gpu_kernels_text() {
   Table table({{"name", "name"}, {"", "description"}}, kWidestName);
   for (const GpuKernel& kernel : gpu_kernels()) {
@@ -188,12 +201,16 @@ Json info_json() {
   Json engines = Json::array();
   for (const EnginePreset& engine : engine_presets()) {
     engines.push_back({{"name", engine.name}, {"description", engine.description}});
+    for (const EngineCost& cost : engine_costs()) {
+      engines.back()[cost.key] = engine.costs.*cost.member;
+    }
   }
   Json gpus = Json::array();
   for (const GpuKernel& kernel : gpu_kernels()) {
     gpus.push_back({{"name", kernel.name},
                     {"presets", kernel.presets},
                     {"attention_tflops", kernel.attention_tflops},
+                    {"call_us", kernel.attention.call_us},
                     {"description", kernel.description}});
   }
   Json sets = Json::array();
@@ -231,7 +248,7 @@ std::string info_text() {
   text += "\nKERNELS\n" + parts_text(kernel_parts());
   text += "\nCLUSTERS\n" + named_text(cluster_presets());
   text += "\nGPU KERNELS, for predictions\n" + gpu_kernels_text();
-  text += "\nENGINES, for predictions\n" + named_text(engine_presets());
+  text += "\nENGINES, for predictions\n" + engines_text();
   text += "\nSTRATEGIES\n" + strategies_text();
   text += "\nDATASETS\n" + named_text(datasets());
   text += "\nMASKS\n" + mask_spec_help();

@@ -66,8 +66,8 @@ Action add_validate_command(CLI::App& app) {
       {"", "CSV file of measured times, - for standard input; its columns: docs/predict.md", ""},
       [options](const std::string& path) { options->rows_path = path; });
   add_cluster_option(app, options->cluster,
-                     "the machine to predict on; rows of other numbers of nodes and devices are "
-                     "listed without a prediction",
+                     "the machine to predict on, instead of each row's cluster, kernel and engine; "
+                     "rows of other numbers of nodes and devices are listed without a prediction",
                      "each row's own");
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "all rows");

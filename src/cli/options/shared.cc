@@ -48,8 +48,9 @@ void add_cluster_option(CLI::App& app, std::string& cluster, const std::string& 
                         const std::string& unset) {
   const std::string subject = text.empty() ? "" : text + ": ";
   add_value(app, "--cluster",
-            {"NAME[:NODESxDEVICES][,KEY=VALUE]|FILE", subject + "{}, or a .json file",
-             unset.empty() ? cluster : unset, names_of(cluster_presets())},
+            {"NAME[:NODESxDEVICES][,transfer_sms=N][,kernel=K][,engine=E]|FILE",
+             subject + "{}, or a .json file", unset.empty() ? cluster : unset,
+             names_of(cluster_presets())},
             [&cluster](const std::string& value) { cluster = value; });
 }
 

@@ -12,6 +12,7 @@
 #include "contextile/simulate.h"
 #include "predict/simulate/ports.h"
 #include "predict/simulate/what_if.h"
+#include "predict/simulate/without_cause.h"
 
 namespace contextile {
 namespace {
@@ -20,8 +21,6 @@ namespace {
 constexpr double kLeastGain = 1e-3;
 // A single port is the cause if it alone gains this share of the gain of all of its kind.
 constexpr double kAloneOfAll = 0.9;
-// Used instead of an infinite rate, so that divisions stay finite.
-constexpr double kBoundlessGbytes = 1e12;  // the most that a cluster may have
 
 using KindSet = std::array<bool, 6>;  // by StepKind
 
@@ -184,6 +183,16 @@ class DirectionSteps {
     }
   }
 
+  // Steps that start transfers, or in which a device waits until its host issues other work.
+  [[nodiscard]] std::int64_t count_launching(bool for_host) const {
+    return std::ranges::count_if(path_, [&](const PathStep& step) {
+      if (step.kind != StepKind::kLaunch) return false;
+      const ActivitySpan& span =
+          program_of(step).activities[static_cast<std::size_t>(step.activity)];
+      return (span.launch < 0) == for_host;
+    });
+  }
+
   // Messages of the path whose rate their flow's limit set.
   [[nodiscard]] std::int64_t bound_by_flows() const {
     return std::ranges::count_if(path_, [this](const PathStep& step) {
@@ -234,61 +243,6 @@ class DirectionSteps {
   std::vector<PathStep> path_;
 };
 
-bool has_host_times(const EngineCosts& engine) {
-  return engine.host_call_us + engine.host_stage_us + engine.host_launch_us +
-             engine.host_message_us + engine.host_merge_us >
-         0;
-}
-
-// The cluster without a cause, for causes that are properties of the cluster.
-Cluster without(Cause cause, Cluster cluster) {
-  AttentionProfile& attention = cluster.attention;
-  switch (cause) {
-    case Cause::kTiles:
-      for (auto* shares : {&attention.forward, &attention.backward}) {
-        std::ranges::fill(*shares, *std::ranges::max_element(*shares));
-      }
-      attention.kernel_tile_rows = 0;
-      break;
-    case Cause::kCalls:
-      attention.call_us = 0;
-      break;
-    case Cause::kMerging:
-      cluster.memory_gbytes_per_s = kBoundlessGbytes;
-      cluster.engine.merge_bytes_per_element = 0;
-      break;
-    case Cause::kLaunches:
-      cluster.launch_us = 0;
-      break;
-    case Cause::kLatency:
-      cluster.intra_latency_us = cluster.inter_latency_us = 0;
-      break;
-    case Cause::kFlows:
-      cluster.flow_gbytes_per_s.clear();
-      break;
-    case Cause::kHost:
-      cluster.engine = {.name = cluster.engine.name,
-                        .merge_bytes_per_element = cluster.engine.merge_bytes_per_element};
-      break;
-    case Cause::kLaunchOrder:
-      cluster.launches = LaunchOrder::kConcurrent;
-      break;
-    case Cause::kStolenCompute:
-      cluster.transfer_sms = 0;
-      cluster.sm_fraction = cluster.transfer_compute_us_per_mb = 0;
-      break;
-    case Cause::kSharedSlots:
-      cluster.compute_slots_per_node = 0;
-      break;
-    case Cause::kImbalance:
-    case Cause::kNodeLinks:
-    case Cause::kDeviceLinks:
-    case Cause::kBarriers:
-      break;
-  }
-  return cluster;
-}
-
 class Causes {
  public:
   Causes(const Plan& plan, const Cluster& cluster, const Simulation& simulation)
@@ -321,7 +275,11 @@ class Causes {
  private:
   [[nodiscard]] std::int64_t num_steps(Cause cause) const {
     std::int64_t steps = 0;
-    for (const DirectionSteps& direction : directions_) steps += direction.count(kinds_of(cause));
+    for (const DirectionSteps& direction : directions_) {
+      steps += cause == Cause::kLaunches || cause == Cause::kHost
+                   ? direction.count_launching(cause == Cause::kHost)
+                   : direction.count(kinds_of(cause));
+    }
     return steps;
   }
 

@@ -128,6 +128,25 @@ void Machine::begin_issued_step(std::int32_t d) {
   start_compute(d, step.duration_us);
 }
 
+// Attention is over, and its results are merged apart from it.
+void Machine::begin_merge(std::int32_t d) {
+  Device& device = devices_[static_cast<std::size_t>(d)];
+  record(d, Activity::kAttention, -1);
+  device.step_start_us = now_;
+  device.merging = true;
+  start_compute(d, step_of(d).merge_us);
+}
+
+void Machine::set_hosts(const std::vector<double>& issued_us) {
+  for (std::size_t d = 0; d < issued_us.size(); ++d) devices_[d].issued_us = issued_us[d];
+}
+
+std::vector<double> Machine::hosts() const {
+  std::vector<double> issued_us;
+  for (const Device& device : devices_) issued_us.push_back(device.issued_us - now_);
+  return issued_us;
+}
+
 // Adds what the device did since the start of its step.
 void Machine::record(std::int32_t d, Activity activity, std::int32_t launch_id) {
   const Device& device = devices_[static_cast<std::size_t>(d)];
@@ -213,7 +232,8 @@ void Machine::share_slots() {
 void Machine::end_step(std::int32_t d) {
   Device& device = devices_[static_cast<std::size_t>(d)];
   const TimedStep& step = step_of(d);
-  record(d, step.activity, step.launch_id);
+  record(d, device.merging ? Activity::kMerge : step.activity, step.launch_id);
+  device.merging = false;
   const bool launches = !step.is_wait && step.launch_id >= 0;
   ++device.step;
   ++steps_over_;
@@ -240,7 +260,9 @@ void Machine::issue_group(std::int32_t d) {
 void Machine::activate(std::int32_t g, std::int32_t after) {
   Group& group = groups_[static_cast<std::size_t>(g)];
   for (const std::int32_t message : group.messages) open_end(message, group.device, after);
-  if (group.messages.empty()) group.done = true;
+  if (!group.messages.empty()) return;
+  group.done = true;
+  end_wait_for(g);
 }
 
 // For kGrouped: activates the next launched group with anything to move, if there is one.
@@ -306,12 +328,17 @@ void Machine::end_message_at(std::int32_t g) {
   Group& group = groups_[static_cast<std::size_t>(g)];
   if (--group.messages_left > 0) return;
   group.done = true;
-  Device& device = devices_[static_cast<std::size_t>(group.device)];
   if (cluster_.launches == LaunchOrder::kGrouped) activate_next(group.device, group.launch_id);
-  if (device.waiting && step_of(group.device).launch_id == group.launch_id) {
-    device.waiting = false;
-    end_step(group.device);
-  }
+  end_wait_for(g);
+}
+
+// The device of a launch that is over may wait for it.
+void Machine::end_wait_for(std::int32_t g) {
+  const Group& group = groups_[static_cast<std::size_t>(g)];
+  Device& device = devices_[static_cast<std::size_t>(group.device)];
+  if (!device.waiting || step_of(group.device).launch_id != group.launch_id) return;
+  device.waiting = false;
+  end_step(group.device);
 }
 
 // --------------------------------------------------------------------------------- main loop
@@ -323,7 +350,11 @@ void Machine::handle(const Event& event) {
       // A change of speed has queued another end of the step: this one is outdated.
       if (!device.computing || device.version != event.version) return;
       end_compute(event.index);
-      end_step(event.index);
+      if (step_of(event.index).merge_us > 0 && !device.merging) {
+        begin_merge(event.index);
+      } else {
+        end_step(event.index);
+      }
       return;
     }
     case EventType::kIssued:

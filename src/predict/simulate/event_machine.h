@@ -21,6 +21,12 @@ class Machine {
   Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
           const SimulateOptions& options, const std::vector<NetworkPort>& unlimited = {});
 
+  // Sets when the hosts of the devices are free to issue, by device; the default is the start. They
+  // may be ahead of it.
+  void set_hosts(const std::vector<double>& issued_us);
+  // When the hosts have issued everything, from the end of the program on.
+  [[nodiscard]] std::vector<double> hosts() const;
+
   // Throws InvalidPlan if devices wait for each other forever, or ends of messages do not match.
   void run();
 
@@ -74,6 +80,7 @@ class Machine {
     std::size_t step = 0;
     double step_start_us = 0;
     double issued_us = 0;     // when the host has issued the step
+    bool merging = false;     // its attention is over
     double work_left_us = 0;  // of a compute step, at `since_us`
     double since_us = 0;
     double speed = 1;  // of a compute step since then
@@ -99,6 +106,7 @@ class Machine {
   void push(double time_us, EventType type, std::int32_t index, std::int32_t version = 0);
   void proceed(std::int32_t d);
   void begin_issued_step(std::int32_t d);
+  void begin_merge(std::int32_t d);
   void record(std::int32_t d, Activity activity, std::int32_t launch_id);
   void end_step(std::int32_t d);
   void start_compute(std::int32_t d, double duration_us);
@@ -116,6 +124,7 @@ class Machine {
   void start_flow(std::int32_t message);
   void end_message(std::int32_t message);
   void end_message_at(std::int32_t group);
+  void end_wait_for(std::int32_t group);
   void handle(const Event& event);
   [[nodiscard]] double resolution_us() const;
   void share_out_if_due();

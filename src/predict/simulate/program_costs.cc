@@ -279,8 +279,8 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
         timed.flops += static_cast<double>(tile.pairs) * flops_per_pair_[index_of(direction)] *
                        round_.parts_of(tile.q_block);
       }
-      step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor +
-                         memory_us(merged_bytes(*attention, direction));
+      step.duration_us = cluster_.attention.call_us + work_us * plan_.padded_pairs_factor;
+      step.merge_us = memory_us(merged_bytes(*attention, direction));
       step.host_us = cluster_.engine.host_stage_us;
     } else if (const auto* reduce = std::get_if<ReduceOp>(&instruction)) {
       timed.steps.push_back(merge_step(reduce->kind, reduce->block, reduce->srcs.size()));
@@ -295,7 +295,6 @@ TimedProgram ProgramCosts::of(Rank rank, Direction direction) {
       step.is_wait = true;
     }
   }
-  if (!timed.steps.empty()) timed.steps.front().host_us += cluster_.engine.host_call_us;
   return timed;
 }
 

@@ -23,7 +23,8 @@ struct MessageEnd {
 struct TimedStep {
   Activity activity = Activity::kAttention;
   double duration_us = 0;
-  double host_us = 0;           // that the host needs to issue it
+  double merge_us = 0;  // of attention: merging its results afterwards, apart from the kernel
+  double host_us = 0;   // that the host needs to issue it
   std::int32_t launch_id = -1;  // of launches and waits
   bool is_wait = false;
   std::int32_t group = -1;             // set by Machine: which launch of the device

@@ -129,7 +129,9 @@ class Simulator {
         RoundCosts costs(plan_, cluster_, r, m);
         for (const Direction direction : kDirections) {
           if (plan_.rounds[r].has_direction(m, direction)) {
-            add_programs(timed_programs(costs, direction), r, m, direction);
+            std::vector<TimedProgram> programs = timed_programs(costs, direction);
+            charge_call(programs, m, direction);
+            add_programs(std::move(programs), r, m, direction);
           }
         }
       }
@@ -159,6 +161,16 @@ class Simulator {
     return programs;
   }
 
+  // The host of every device begins the call in the direction's first round.
+  void charge_call(std::vector<TimedProgram>& programs, std::size_t m, Direction direction) {
+    const bool is_first =
+        hosts_.try_emplace({direction, m}, std::vector<double>(programs.size())).second;
+    if (!is_first) return;
+    for (TimedProgram& program : programs) {
+      if (!program.steps.empty()) program.steps.front().host_us += cluster_.engine.host_call_us;
+    }
+  }
+
   // Runs the programs of a round, or collects them if rounds are joined.
   void add_programs(std::vector<TimedProgram> programs, std::size_t r, std::size_t m,
                     Direction direction) {
@@ -180,7 +192,10 @@ class Simulator {
                     fmt::format("round {}, mask {} ({}), {}", r, m, plan_.rounds[r].masks[m].name,
                                 to_string(direction)),
                     options_, what_if_.unlimited);
+    std::vector<double>& hosts = hosts_.at({direction, m});
+    machine.set_hosts(hosts);
     machine.run();
+    hosts = machine.hosts();
     SimulatedProgram& program = result.programs.emplace_back();
     program.round = static_cast<std::int32_t>(r);
     program.mask = static_cast<std::int32_t>(m);
@@ -220,6 +235,8 @@ class Simulator {
   const WhatIf& what_if_;
   // Without barriers: programs of every device, by direction and mask.
   std::map<std::pair<Direction, std::size_t>, std::vector<TimedProgram>> joined_;
+  // When hosts have issued the rounds before, from the start of the next one, likewise.
+  std::map<std::pair<Direction, std::size_t>, std::vector<double>> hosts_;
   Simulation simulation_;
 };
 

@@ -224,6 +224,11 @@ class DirectionTimeline {
 
   [[nodiscard]] SpanFacts facts_of_span(const Placed& placed) const {
     const Instruction& instruction = instruction_of(placed);
+    // A merge apart from attention has no block of its own.
+    if (placed.span->activity == Activity::kMerge &&
+        std::holds_alternative<AttentionOp>(instruction)) {
+      return {.what = static_cast<std::int64_t>(Instruction(ReduceOp{}).index())};
+    }
     // A device that waits for its host is shown as if it launched nothing.
     if (placed.span->activity == Activity::kLaunch &&
         !std::holds_alternative<LaunchOp>(instruction)) {

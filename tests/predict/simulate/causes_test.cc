@@ -101,6 +101,23 @@ TEST(Causes, AnEnginesHostAndMergesAreNamed) {
   EXPECT_EQ(find(causes, Cause::kHost), nullptr);
   ASSERT_NE(find(causes, Cause::kMerging), nullptr);
   EXPECT_GT(find(causes, Cause::kMerging)->gain_us, 0);
+  EXPECT_GT(find(causes, Cause::kMerging)->path_us, 0);
+  // Steps of the host are not counted as launches.
+  cluster.engine = {.name = "both", .host_stage_us = 300};
+  cluster.launch_us = 500;
+  causes = all_causes(plan, cluster);
+  ASSERT_NE(find(causes, Cause::kLaunches), nullptr);
+  std::int64_t launches = 0;
+  const Simulation shown = simulate(plan, cluster, {.timeline = true});
+  for (const auto& [direction, simulated] : shown.directions()) {
+    for (const PathStep& step : critical_path(*simulated)) {
+      if (step.kind != StepKind::kLaunch) continue;
+      launches +=
+          simulated->programs.front().activities[static_cast<std::size_t>(step.activity)].launch >=
+          0;
+    }
+  }
+  EXPECT_EQ(find(causes, Cause::kLaunches)->steps, launches);
 }
 
 TEST(Causes, FixedCostsOfSmallWorkAreFound) {

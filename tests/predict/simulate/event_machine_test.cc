@@ -163,6 +163,27 @@ TEST(Machine, ADeviceWaitsForItsHostOnlyIfItHasNothingLeftToDo) {
   EXPECT_DOUBLE_EQ(machine.devices()[1].of(Activity::kExposed), 16);
 }
 
+TEST(Machine, MergesFollowTheirAttention) {
+  Programs programs(plain(1, 1));
+  programs.attention(0, 10).merge(0, 4).attention(0, 1);
+  const Machine machine = programs.run();
+  EXPECT_DOUBLE_EQ(machine.time_us(), 15);
+  EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kAttention), 11);
+  EXPECT_DOUBLE_EQ(machine.devices()[0].of(Activity::kMerge), 4);
+}
+
+TEST(Machine, ALaunchWithoutMessagesIsOverWhenItsTurnComes) {
+  for (const LaunchOrder order : {LaunchOrder::kConcurrent, LaunchOrder::kGrouped}) {
+    Cluster cluster = plain(1, 2);
+    cluster.launches = order;
+    Programs programs(cluster);
+    programs.message(0, 1, 2000, 0).launch(0, 1, {}, {}).wait(0, 1).attention(0, 3).wait(0, 0);
+    programs.wait(1, 0);
+    // Grouped, the second launch waits for the first.
+    EXPECT_DOUBLE_EQ(programs.time_us(), order == LaunchOrder::kGrouped ? 5 : 3);
+  }
+}
+
 TEST(Machine, GroupedLaunchesMoveOneAfterAnother) {
   for (const LaunchOrder order : {LaunchOrder::kConcurrent, LaunchOrder::kGrouped}) {
     Cluster cluster = plain(1, 3);

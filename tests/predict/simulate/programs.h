@@ -40,6 +40,11 @@ class Programs {
                         .receives = std::move(receives)});
     return *this;
   }
+  // Time of merging the results of the device's last step, which is attention.
+  Programs& merge(std::int32_t d, double us) {
+    steps(d).back().merge_us = us;
+    return *this;
+  }
   // Host time of the device's last step.
   Programs& host(std::int32_t d, double us) {
     steps(d).back().host_us = us;
