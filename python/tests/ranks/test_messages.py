@@ -294,3 +294,13 @@ def test_tensors_of_any_shape_move_and_add_up(num_ranks):
         return "all"
 
     assert on_threads([body] * num_ranks) == ["all"] * num_ranks
+
+
+def test_a_rendezvous_is_at_no_port_that_connections_are_given():
+    from contextile.torch._ranks.group import free_port
+
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        first = int(file.read().split()[0])
+    ports = {free_port("127.0.0.1") for _ in range(20)}
+    assert len(ports) > 10  # groups that are made at once rarely draw the same
+    assert first <= 10_000 or all(10_000 <= port < first for port in ports)

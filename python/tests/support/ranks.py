@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -133,10 +134,15 @@ def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -
 
 
 def free_port() -> int:
-    """A port of this machine that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of this machine that is free at the moment, and that no connection is given soon."""
+    for port in [*(random.SystemRandom().randrange(10_000, 32_768) for _ in range(64)), 0]:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise OSError("no free port")
 
 
 def leave_together() -> None:

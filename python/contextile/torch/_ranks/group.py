@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ipaddress
 import os
+import random
 import re
 import socket
 import time
@@ -115,11 +116,30 @@ def _hosts(group: ProcessGroup | None) -> list[str]:
     return found
 
 
-def _free_port(address: str) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(address: str) -> int:
+    """Returns a port without a listener, for a socket that is made later.
+
+    The system gives its ephemeral ports to any connection in the meantime, so one below them is
+    tried first.
+    """
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first_ephemeral = int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        first_ephemeral = 0
+    draw = random.SystemRandom()
+    tried = [draw.randrange(10_000, first_ephemeral) for _ in range(64) if first_ephemeral > 10_000]
+    for port in [*tried, 0]:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                if port == 0:
+                    raise
+                continue
+            found: int = probe.getsockname()[1]
+            return found
+    raise AssertionError("port 0 is tried last")
 
 
 def _check_rendezvous(value: Any) -> tuple[str, int, str] | None:
@@ -159,7 +179,7 @@ def connect(
         address = "127.0.0.1" if len(set(hosts)) == 1 else _address_here()
         announced = {
             "address": address,
-            "port": _free_port(address),
+            "port": free_port(address),
             "run_id": uuid.uuid4().hex[:16],
         }
     rendezvous = messages.gather_over(group, "group, rendezvous", announced, _check_rendezvous)[0]
