@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -18,7 +19,13 @@
 namespace contextile {
 namespace {
 
-// The kind of a span, numbered in the order of Instruction, and its numbers.
+// Two of the kinds of spans, which are numbered in the order of Instruction.
+constexpr std::int64_t kReduce = 1;
+constexpr std::int64_t kLaunch = 3;
+static_assert(std::is_same_v<std::variant_alternative_t<kReduce, Instruction>, ReduceOp>);
+static_assert(std::is_same_v<std::variant_alternative_t<kLaunch, Instruction>, LaunchOp>);
+
+// The kind of a span and its numbers.
 struct SpanFacts {
   std::int64_t what = 0;
   std::array<std::int64_t, 3> numbers{};
@@ -227,12 +234,12 @@ class DirectionTimeline {
     // A merge apart from attention has no block of its own.
     if (placed.span->activity == Activity::kMerge &&
         std::holds_alternative<AttentionOp>(instruction)) {
-      return {.what = static_cast<std::int64_t>(Instruction(ReduceOp{}).index())};
+      return {.what = kReduce};
     }
     // A device that waits for its host is shown as if it launched nothing.
     if (placed.span->activity == Activity::kLaunch &&
         !std::holds_alternative<LaunchOp>(instruction)) {
-      return {.what = static_cast<std::int64_t>(Instruction(LaunchOp{}).index())};
+      return {.what = kLaunch};
     }
     return facts_of(instruction, direction_, plan_.shape, round_of(placed));
   }
