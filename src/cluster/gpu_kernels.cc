@@ -32,7 +32,7 @@ constexpr std::string_view kMagi =
     "fitted to charts of MagiAttention's benchmark, documents of 1K to 16K, 64 heads of 128";
 constexpr std::string_view kTables =
     "forward fitted to tables of aiconfigurator, documents of 128 to 16K, 16 to 64 heads of 128; "
-    "backward assumed as fa3's";
+    "backward assumed";
 constexpr std::string_view kOwn =
     "fitted to gpu_bench on an H200, documents of 1K to 8K, 32 heads of 128";
 
