@@ -103,17 +103,24 @@ class Clock:
         return statistics.median(times)
 
 
-class Flash:
-    """FlashAttention-2 over packed sequences: q [tokens, heads, dim], lse [heads, tokens]."""
-
-    name = "fa2"
+class Kernel:
+    """Attention of sequences of these lengths. `lay_out` makes what depends on the lengths."""
 
     def __init__(self, torch, q_lengths, k_lengths, causal, scale):
         self.torch = torch
         self.causal = causal
         self.scale = scale
+        self.lay_out(q_lengths, k_lengths)
+
+
+class Flash(Kernel):
+    """FlashAttention-2 over packed sequences: q [tokens, heads, dim], lse [heads, tokens]."""
+
+    name = "fa2"
+
+    def lay_out(self, q_lengths, k_lengths):
         self.starts = [
-            torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+            self.torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
             for lengths in (q_lengths, k_lengths)
         ]
         self.longest = (max(q_lengths), max(k_lengths))
@@ -142,15 +149,12 @@ class Flash:
         )[:3]
 
 
-class Cudnn:
+class Cudnn(Kernel):
     """cuDNN over sequences of one length: tensors [sequences, heads, tokens, dim]."""
 
     name = "cudnn"
 
-    def __init__(self, torch, q_lengths, k_lengths, causal, scale):
-        self.torch = torch
-        self.causal = causal
-        self.scale = scale
+    def lay_out(self, q_lengths, k_lengths):
         self.shape = (len(q_lengths), q_lengths[0], k_lengths[0])
 
     def _dense(self, x):

@@ -5,6 +5,7 @@
 //   if (cluster.same_node(Rank(7), Rank(8))) return 1;  // they are on different nodes
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -104,11 +105,18 @@ struct EngineCosts {
   double merge_bytes_per_element = 0;
   // Time of the host, µs. It runs ahead of the device and waits for nothing, so it costs time only
   // where the device has no work left.
-  double host_call_us = 0;     // of a direction of one layer
-  double host_stage_us = 0;    // of an attention call
-  double host_launch_us = 0;   // of starting a group of transfers
-  double host_message_us = 0;  // of each of its messages
-  double host_merge_us = 0;    // of a merge, sum or copy
+  double host_call_us = 0;      // of a direction of one layer
+  double host_sequence_us = 0;  // of each sequence of the batch, in a direction of one layer
+  double host_stage_us = 0;     // of an attention call
+  double host_launch_us = 0;    // of starting a group of transfers
+  double host_message_us = 0;   // of each of its messages
+  double host_merge_us = 0;     // of a merge, sum or copy
+
+  // Host time of beginning a direction of one layer.
+  [[nodiscard]] double host_begin_us(std::size_t sequences) const {
+    return host_call_us + host_sequence_us * static_cast<double>(sequences);
+  }
+  [[nodiscard]] EngineCosts without_host() const;
   friend bool operator==(const EngineCosts&, const EngineCosts&) = default;
 };
 // A cost by its name in cluster files and messages.
@@ -125,6 +133,30 @@ struct EnginePreset {
 [[nodiscard]] const std::vector<EnginePreset>& engine_presets();
 // Throws InvalidArgument, with the names, for another name than those of engine_presets().
 [[nodiscard]] EngineCosts find_engine(std::string_view name);
+
+// An operation in which all devices of a group take part.
+enum class Collective : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kAllToAll };
+inline constexpr Collective kCollectives[] = {Collective::kAllGather, Collective::kReduceScatter,
+                                              Collective::kAllReduce, Collective::kAllToAll};
+[[nodiscard]] std::string_view to_string(Collective op);  // as in cluster files: "all_gather"
+
+// The cost of a collective in a group of one size. Its bytes are those of a device's input or
+// result, whichever is larger: the size that nccl-tests prints.
+struct CollectiveCost {
+  Collective op = Collective::kAllGather;
+  // The group is `devices` of one node, or all devices of several `nodes`; the other number is 0.
+  std::int32_t devices = 0;
+  std::int32_t nodes = 0;
+  double start_us = 0;      // time of the smallest collective
+  double ramp_us = 0;       // for a square root of an MB (1e6 bytes)
+  double gbytes_per_s = 1;  // rate that large collectives approach
+
+  // start_us + ramp_us·√MB + 1000·MB / gbytes_per_s.
+  [[nodiscard]] double us(double bytes) const;
+  friend bool operator==(const CollectiveCost&, const CollectiveCost&) = default;
+};
+// Costs measured on the machine of a preset. Throws InvalidArgument if there are none.
+[[nodiscard]] const std::vector<CollectiveCost>& measured_collectives(std::string_view preset);
 
 // A cluster of the devices 0 … nodes·devices_per_node - 1. The node of a device is device /
 // devices_per_node. Bandwidths are per direction. GB/s are 1e9 bytes per second.
@@ -155,6 +187,9 @@ struct Cluster {
   // interpolated over that of the nodes; beyond them it stays. Empty: no limit but those of ports.
   std::vector<FlowRate> flow_gbytes_per_s = {};
   LaunchOrder launches = LaunchOrder::kConcurrent;
+  // Measured costs of collectives, which training steps use instead of the links' constants above.
+  // The transfers of attention plans are messages and do not use them.
+  std::vector<CollectiveCost> collectives = {};
   std::int32_t sms = 0;  // multiprocessors of a device; 0: unknown
   // Multiprocessors that a device keeps for its transfers for as long as it runs attention, so that
   // attention has sms - transfer_sms (FCP, section 5: a Green Context). Needs `sms`.
@@ -177,6 +212,14 @@ struct Cluster {
   }
   // The limit of a flow in this cluster, with its number of nodes, GB/s.
   [[nodiscard]] std::optional<double> flow_limit_gbytes_per_s() const;
+  // The cost of a collective in a group of `num_devices` in one node, or of several `num_nodes`.
+  // Between two measured sizes start_us follows a line over the size, and the other times follow
+  // one over its reciprocal. Inside a node these lines go on beyond the last size, but no time
+  // falls there. A group smaller than the first size costs as much as that. Empty if the op was not
+  // measured, or only on fewer nodes.
+  [[nodiscard]] std::optional<CollectiveCost> collective_cost(Collective op,
+                                                              std::int32_t num_devices,
+                                                              std::int32_t num_nodes = 1) const;
   // Compute slots of all nodes together: the cluster computes as fast as this many devices at full
   // speed.
   [[nodiscard]] double compute_slots() const {
@@ -208,6 +251,10 @@ struct Cluster {
 
 void check_cluster(const Cluster& cluster);  // throws InvalidArgument
 
+// Gives a cluster the constants of a kernel of the preset's GPU. `preset` may be followed by a size
+// and settings, as load_cluster takes them. The cluster's name stays. Throws as find_gpu_kernel.
+void use_gpu_kernel(std::string_view preset, std::string_view name, Cluster& cluster);
+
 // Limits that a plan must keep on every device. They are recorded in the plan and proved by verify.
 struct DeviceLimits {
   std::optional<std::int64_t> tokens = {};        // tokens that it may own; unset: any number
@@ -216,12 +263,23 @@ struct DeviceLimits {
   friend bool operator==(const DeviceLimits&, const DeviceLimits&) = default;
 };
 
+// The source of a constant of a preset.
+struct ConstantSource {
+  std::string_view key;     // its name in cluster files
+  std::string_view source;  // who measured or states it, and when
+  bool assumed = false;     // true: not measured on such a machine
+  friend bool operator==(const ConstantSource&, const ConstantSource&) = default;
+};
 struct ClusterPreset {
   std::string_view name;
-  std::string_view description;  // hardware, constants and their source
+  std::string_view description;  // the hardware
+  std::vector<ConstantSource> sources;
   Cluster cluster;
 };
 [[nodiscard]] const std::vector<ClusterPreset>& cluster_presets();
+// The sources of the constants of the preset that a cluster's name begins with. Empty for other
+// clusters.
+[[nodiscard]] std::span<const ConstantSource> constant_sources(const Cluster& cluster);
 
 // Loads a preset, "NAME" or "NAME:NODESxDEVICES", or the path of a JSON file (any text that ends in
 // .json or contains a '/'). After a preset, ",transfer_sms=N" sets Cluster::transfer_sms,
@@ -229,6 +287,9 @@ struct ClusterPreset {
 // cluster's name says so. Throws InvalidArgument (an unknown preset: the message lists the presets,
 // with a "did you mean") or IoError.
 [[nodiscard]] Cluster load_cluster(std::string_view text);
+// Returns the part of such a text, or of a cluster's name, that stands before the settings:
+// "dgx-h200" of "dgx-h200,kernel=fa2".
+[[nodiscard]] std::string_view without_settings(std::string_view name);
 // Parses one JSON object. `where` names the source in messages. Unknown keys are errors.
 [[nodiscard]] Cluster parse_cluster_json(std::string_view text, std::string_view where);
 [[nodiscard]] std::string to_json(const Cluster& cluster);

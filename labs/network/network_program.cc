@@ -142,11 +142,7 @@ double host_us(const NetworkStep& step, const EngineCosts& engine) {
 // The cluster with a host that takes no time: spans of a timeline are then the steps' own
 // durations.
 Cluster without_host(Cluster cluster) {
-  for (double EngineCosts::*time :
-       {&EngineCosts::host_call_us, &EngineCosts::host_stage_us, &EngineCosts::host_launch_us,
-        &EngineCosts::host_message_us, &EngineCosts::host_merge_us}) {
-    cluster.engine.*time = 0;
-  }
+  cluster.engine = cluster.engine.without_host();
   return cluster;
 }
 
@@ -194,7 +190,8 @@ double NetworkPrograms::set_times(const Plan& plan, const Cluster& cluster) {
     const bool begins_call = begun.insert(program.call).second;
     for (std::vector<NetworkStep>& steps : program.devices) {
       for (NetworkStep& step : steps) step.host_us = host_us(step, cluster.engine);
-      if (begins_call && !steps.empty()) steps.front().host_us += cluster.engine.host_call_us;
+      if (!begins_call || steps.empty()) continue;
+      steps.front().host_us += cluster.engine.host_begin_us(plan.sequences.size());
     }
   }
   return cluster.engine == quick.engine ? simulation.time_us() : simulate(plan, cluster).time_us();

@@ -26,7 +26,6 @@ void OrderChanges::add(std::span<const double> predicted_us, std::span<const dou
   }
   if (winner_us > drawn_best_us * kSame) ++other_winners;
   losses.push_back(winner_us / drawn_best_us - 1);
-  bool has_flip = false;
   for (std::size_t i = 0; i < predicted_us.size(); ++i) {
     for (std::size_t j = 0; j < predicted_us.size(); ++j) {
       const bool flips = drawn_us[i] > drawn_us[j];
@@ -34,11 +33,9 @@ void OrderChanges::add(std::span<const double> predicted_us, std::span<const dou
         if (predicted_us[j] <= predicted_us[i] * (1 + kPairGaps[g])) continue;
         ++flipped[g].pairs;
         flipped[g].flipped += flips ? 1 : 0;
-        has_flip = has_flip || flips;
       }
     }
   }
-  draws_with_flip += has_flip ? 1 : 0;
 }
 
 void OrderChanges::add(const OrderChanges& others) {
@@ -49,7 +46,6 @@ void OrderChanges::add(const OrderChanges& others) {
     flipped[g].pairs += others.flipped[g].pairs;
     flipped[g].flipped += others.flipped[g].flipped;
   }
-  draws_with_flip += others.draws_with_flip;
 }
 
 double OrderChanges::mean_loss() const {

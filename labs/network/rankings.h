@@ -29,7 +29,6 @@ struct OrderChanges {
   // How much longer than the fastest one the predicted winner takes: 0.1 is a tenth longer.
   std::vector<double> losses;
   std::array<FlippedPairs, kPairGaps.size()> flipped;  // by gap
-  std::int64_t draws_with_flip = 0;  // draws that flip a pair with more than the first gap
 
   // `predicted_us` and `drawn_us` are times of the same plans. Plans with equal predicted times,
   // up to a billionth, win together. Throws InvalidArgument unless both have as many times, at

@@ -15,12 +15,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "contextile/advanced/validation.h"
 #include "labs/papers/findings.h"
+#include "labs/papers/measured_collectives.h"
 #include "labs/papers/setting.h"
 #include "labs/papers/tables.h"
-#include "report/measured_rows.h"
+#include "report/held_rows.h"
 #include "report/table.h"
-#include "report/validation.h"
 
 namespace contextile {
 namespace {
@@ -42,33 +43,49 @@ std::string length_class(const MeasuredRow& row) {
   return longest < 1024 ? "below 1K" : longest <= 4096 ? "1K to 4K" : "above 4K";
 }
 
-// Kernels of one source, machine, name, direction, class of lengths and split.
-struct KernelGroup {
+// Ratios of rows with one name and split.
+struct RatioGroup {
   std::string name;
   RowSplit split = RowSplit::kJudged;
   std::vector<double> ratios;
 };
 
-std::vector<KernelGroup> kernel_groups(const Validation& kernels) {
-  std::vector<KernelGroup> groups;
-  std::map<std::tuple<std::string, RowSplit>, std::size_t> index;
+// Groups in the order in which they were first met, fitted ones before judged ones.
+class RatioGroups {
+ public:
+  void add(const std::string& name, RowSplit split, double ratio) {
+    const auto [place, is_new] = index_.try_emplace({name, split}, groups_.size());
+    if (is_new) groups_.push_back({.name = name, .split = split, .ratios = {}});
+    groups_[place->second].ratios.push_back(ratio);
+  }
+  [[nodiscard]] std::vector<RatioGroup> all() const {
+    std::vector<RatioGroup> groups = groups_;
+    std::ranges::stable_partition(
+        groups, [](const RatioGroup& group) { return group.split == RowSplit::kFitted; });
+    return groups;
+  }
+
+ private:
+  std::vector<RatioGroup> groups_;
+  std::map<std::tuple<std::string, RowSplit>, std::size_t> index_;
+};
+
+// Kernels of one machine, name, direction and class of lengths.
+RatioGroups kernel_groups(const Validation& kernels) {
+  RatioGroups groups;
   for (const HeldRow& held : kernels.rows) {
     if (!held.predicted_ms) continue;
     const MeasuredRow& row = held.row;
-    const std::string name = fmt::format("{}, {}, {}, {}", row.cluster->name, row.method,
-                                         to_string(row.direction), length_class(row));
-    const auto [place, is_new] = index.try_emplace({name, row.split}, groups.size());
-    if (is_new) groups.push_back({.name = name, .split = row.split, .ratios = {}});
-    groups[place->second].ratios.push_back(held.ratio());
+    groups.add(fmt::format("{}, {}, {}, {}", row.cluster->name, row.method,
+                           to_string(row.direction), length_class(row)),
+               row.split, held.ratio());
   }
-  std::stable_partition(groups.begin(), groups.end(),
-                        [](const KernelGroup& group) { return group.split == RowSplit::kFitted; });
   return groups;
 }
 
 Table empty_table() {
   return Table({{"part", ""},
-                {"name", "plans, orders and kernels"},
+                {"name", "plans, orders, kernels,\ncollectives"},
                 {"split", "split"},
                 {"rows", "rows"},
                 {"median_ratio", "median\nratio"},
@@ -150,21 +167,41 @@ void add_orders(const Validation& plans, Table& table, std::vector<Finding>& fin
       "experiments"));
 }
 
-void add_kernels(const Validation& kernels, Table& table, std::vector<Finding>& findings) {
+// `part` is what the groups are of, and `aim` the factor for their medians.
+void add_groups(std::string_view part, const RatioGroups& groups, double aim, Table& table,
+                std::vector<Finding>& findings) {
   AimCount medians;
-  for (const KernelGroup& group : kernel_groups(kernels)) {
+  for (const RatioGroup& group : groups.all()) {
     const RatioSummary ratios = summary_of(group.ratios);
     const double factor = factor_of(ratios.median);
     const bool is_judged = group.split == RowSplit::kJudged;
-    table.add_row({"kernels", group.name, std::string(to_string(group.split)),
+    table.add_row({std::string(part), group.name, std::string(to_string(group.split)),
                    static_cast<std::int64_t>(ratios.rows), ratios.median, ratios.furthest, Cell(),
-                   is_judged ? Cell(factor <= kKernelAim) : Cell()});
+                   is_judged ? Cell(factor <= aim) : Cell()});
     if (!is_judged) continue;
-    medians.add(factor <= kKernelAim, factor, fmt::format("{}, {:.2f}", group.name, ratios.median));
+    medians.add(factor <= aim, factor, fmt::format("{}, {:.2f}", group.name, ratios.median));
   }
   findings.push_back(medians.finding(
-      fmt::format("kernels: median ratio of each group within a factor of {}", kKernelAim),
-      "groups"));
+      fmt::format("{}: median ratio of each group within a factor of {}", part, aim), "groups"));
+}
+
+void add_collectives(const std::vector<HeldCollective>& rows, PaperResult& result,
+                     std::vector<std::string>& remarks) {
+  RatioGroups groups;
+  std::int64_t unpredicted = 0;
+  for (const HeldCollective& row : rows) {
+    if (row.ratio) {
+      groups.add(row.group, row.split, *row.ratio);
+    } else {
+      ++unpredicted;
+    }
+  }
+  add_groups("collectives", groups, kMedianAim, result.table, result.findings);
+  if (unpredicted > 0) {
+    remarks.push_back(
+        fmt::format("{} of collectives not predicted: the preset has no cost of such a group",
+                    count(unpredicted, "row")));
+  }
 }
 
 // One remark for each reason, with the number of its rows.
@@ -208,15 +245,16 @@ PaperResult make(const TableOverrides& overrides) {
       overrides.rows.empty() ? CONTEXTILE_MEASURED_ROWS : overrides.rows;
   const std::filesystem::path plans_path = folder / "plans.csv";
   const std::filesystem::path kernels_path = folder / "kernels.csv";
-  if (!exists(plans_path) && !exists(kernels_path)) {
-    fail_io("--rows: expected plans.csv or kernels.csv in {}, found neither", folder.string());
+  const std::filesystem::path collectives_path = folder / "collectives.csv";
+  if (!exists(plans_path) && !exists(kernels_path) && !exists(collectives_path)) {
+    fail_io("--rows: expected plans.csv, kernels.csv or collectives.csv in {}, found none",
+            folder.string());
   }
   PaperResult result{.setting = {}, .table = empty_table(), .against = Against::kAims};
   const ValidationOptions options{.cluster = std::nullopt, .progress = overrides.progress};
-  const auto setting = [&](const std::filesystem::path& path, const Validation& validation) {
-    result.setting.emplace_back("rows",
-                                fmt::format("{} of {}", count(std::ssize(validation.rows), "row"),
-                                            path.filename().string()));
+  const auto setting = [&](const std::filesystem::path& path, std::int64_t rows) {
+    result.setting.emplace_back(
+        "rows", fmt::format("{} of {}", count(rows, "row"), path.filename().string()));
   };
   std::vector<std::string> remarks = {
       "A ratio is predicted over measured time: above 1, the prediction is too slow.",
@@ -224,7 +262,7 @@ PaperResult make(const TableOverrides& overrides) {
       "(labs/measured/README.md)."};
   if (exists(plans_path)) {
     const Validation plans = validate_rows(read_measured_rows(plans_path.string()), options);
-    setting(plans_path, plans);
+    setting(plans_path, std::ssize(plans.rows));
     add_plans(plans, result.table, result.findings);
     add_orders(plans, result.table, result.findings);
     remark_unpredicted(plans, remarks);
@@ -232,9 +270,14 @@ PaperResult make(const TableOverrides& overrides) {
   }
   if (exists(kernels_path)) {
     const Validation kernels = validate_rows(read_measured_rows(kernels_path.string()), options);
-    setting(kernels_path, kernels);
-    add_kernels(kernels, result.table, result.findings);
+    setting(kernels_path, std::ssize(kernels.rows));
+    add_groups("kernels", kernel_groups(kernels), kKernelAim, result.table, result.findings);
     remark_unpredicted(kernels, remarks);
+  }
+  if (exists(collectives_path)) {
+    const std::vector<HeldCollective> rows = held_collectives(collectives_path.string());
+    setting(collectives_path, std::ssize(rows));
+    add_collectives(rows, result, remarks);
   }
   result.differences = std::move(remarks);
   result.plots = {{.x = "name", .y = {"median_ratio"}, .series = {"split"}, .panels = {"part"}}};
@@ -244,9 +287,10 @@ PaperResult make(const TableOverrides& overrides) {
 }  // namespace
 
 PaperTable measured() {
-  return {"measured", "measurements of others",
-          "predicted over measured time of plans and kernels, and the order of methods", make,
-          true};
+  return {
+      "measured", "measurements of others",
+      "predicted over measured time of plans, kernels and collectives, and the order of methods",
+      make, true};
 }
 
 }  // namespace contextile

@@ -40,7 +40,8 @@ struct Predicted {
 [[nodiscard]] std::vector<Column> time_columns(std::vector<Column> first);
 // One method of a table. If there are several ways to set it up, the fastest counts.
 struct TimedMethod {
-  std::vector<StrategyChoice> ways;     // at least one
+  std::vector<StrategyChoice> ways;  // at least one
+  std::string engine = "";           // what runs it; empty, or the cluster has one: the cluster's
   std::vector<Workload> own_batches{};  // if it pads them; empty: those of all methods
 };
 // A baseline's time over the method's.

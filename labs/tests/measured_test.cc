@@ -20,6 +20,8 @@ constexpr const char* kRowColumns =
     "source,split,cluster,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,dtype,"
     "direction,ms\n";
 
+constexpr const char* kCollectiveColumns = "source,split,cluster,op,devices,nodes,bytes,us\n";
+
 class MeasuredTable : public ProgramTest {
  protected:
   // A folder with these rows of plans and of kernels, those that are not empty.
@@ -67,9 +69,53 @@ TEST_F(MeasuredTable, ReadsOneFileAlone) {
   EXPECT_EQ(document["findings"].size(), 1U);
 }
 
+TEST_F(MeasuredTable, HoldsCollectivesAgainstPresets) {
+  std::filesystem::create_directory(path("rows"));
+  // dgx-h100, 8 devices, 1 MB: 10.5 + 5.3 + 1000 / 431 us.
+  static_cast<void>(
+      file("rows/collectives.csv", std::string(kCollectiveColumns) +
+                                       "me,judged,dgx-h100,all_gather,8,1,1000000,18.12\n"
+                                       "me,judged,dgx-h100,all_gather,8,1,1000000,9.06\n"
+                                       "me,judged,dgx-h100,all_gather,8,1,1000000,36.24\n"
+                                       "me,fitted,dgx-h100,all_gather,8,1,1000000,1\n"
+                                       "me,judged,p4de,all_reduce,16,2,1000000,1\n"
+                                       "me,judged,p4de,all_gather,16,2,1000000,1\n"));
+  const json document = this->document({"table", "measured", "--rows", path("rows"), "--json"});
+  ASSERT_EQ(document["rows"].size(), 3U);
+  EXPECT_EQ(document["rows"][0]["split"], "fitted");
+  const json& judged = document["rows"][1];
+  EXPECT_EQ(judged["name"], "dgx-h100, all_gather");
+  EXPECT_EQ(judged["rows"], 3);
+  EXPECT_NEAR(judged["median_ratio"].get<double>(), 1, 1e-3);
+  EXPECT_NEAR(judged["furthest_ratio"].get<double>(), 2, 1e-2);
+  EXPECT_EQ(judged["met"], true);
+  EXPECT_EQ(document["rows"][2]["name"], "p4de, all_reduce between nodes");
+  EXPECT_EQ(document["rows"][2]["met"], false);
+  EXPECT_THAT(output({"table", "measured", "--rows", path("rows")}),
+              AllOf(HasSubstr("within a factor of 1.15"), HasSubstr("1 of 2 groups"),
+                    HasSubstr("1 row of collectives not predicted")));
+}
+
+TEST_F(MeasuredTable, RefusesBadCollectives) {
+  std::filesystem::create_directory(path("rows"));
+  const auto expect = [&](const std::string& text, const std::vector<std::string>& parts) {
+    static_cast<void>(file("rows/collectives.csv", text));
+    expect_bad_input(contextile({"table", "measured", "--rows", path("rows")}), parts);
+  };
+  const std::string columns = kCollectiveColumns;
+  expect("", {"collectives.csv", "expected the columns source"});
+  expect("source,split\n", {"expected the columns source", "found source, split"});
+  expect(columns + "me,judged\n", {"line 2", "expected 8 fields, found 2"});
+  expect(columns + "me,unseen,p4de,all_gather,2,1,8,1\n", {"line 2, split", "unseen"});
+  expect(columns + "me,judged,local,all_gather,2,1,8,1\n", {"line 2", "local"});
+  expect(columns + "me,judged,p4de,gather,2,1,8,1\n", {"line 2, op", "gather"});
+  expect(columns + "me,judged,p4de,all_gather,0,1,8,1\n", {"line 2, devices"});
+  expect(columns + "me,judged,p4de,all_gather,2,1,8,0\n", {"line 2, us", "above 0"});
+}
+
 TEST_F(MeasuredTable, RefusesBadInput) {
   expect_bad_input(contextile({"table", "measured", "--rows", path("missing")}),
-                   {"plans.csv or kernels.csv", "missing"});
+                   {"plans.csv, kernels.csv or collectives.csv", "missing"});
   expect_bad_input(contextile({"table", "dcp-fig7", "--rows", path("")}), {"dcp-fig7", "--rows"});
   expect_bad_input(contextile({"table", "measured", "--tokens", "4K"}), {"measured", "--tokens"});
 }

@@ -147,7 +147,6 @@ TEST(OrderChanges, CountWinnersAndFlippedPairsByTheirGap) {
   EXPECT_EQ(changes.other_winners, 1);
   EXPECT_EQ(changes.flipped[0].flipped, 2);
   EXPECT_EQ(changes.flipped[1].flipped, 0);
-  EXPECT_EQ(changes.draws_with_flip, 1);
   EXPECT_NEAR(changes.worst_loss(), 0.1, 1e-12);
   EXPECT_NEAR(changes.mean_loss(), 0.05, 1e-12);
   // Plans with the same predicted time win together.

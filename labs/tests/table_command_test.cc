@@ -231,7 +231,7 @@ TEST_F(TableCommand, PadsLoongTrainsSequencesToTheLongest) {
     const double scale = row["scale"];
     if (row["strategy"] == "zigzag") zigzag_s[scale] = row["total_s"];
     if (row["strategy"].get<std::string>().starts_with("double_ring") && scale == 0.5) {
-      EXPECT_GT(row["total_s"].get<double>(), 1.5 * zigzag_s.at(scale)) << row;  // packed: 0.7x
+      EXPECT_GT(row["total_s"].get<double>(), 0.6 * zigzag_s.at(scale)) << row;  // packed: 0.2x
     }
   }
 }

@@ -113,6 +113,7 @@ void bind_strategies(nb::module_& module);
 void bind_arrangements(nb::module_& module);
 void bind_plans(nb::module_& module);
 void bind_planning(nb::module_& module);
+void bind_validation(nb::module_& module);
 void bind_schedules(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_transports(nb::module_& module);

@@ -18,10 +18,10 @@ LaunchOrder launch_order(const std::string& name) {
 Cluster preset(const std::string& name, std::optional<std::int32_t> nodes,
                std::optional<std::int32_t> devices_per_node) {
   const Cluster alone = load_cluster(name);
-  const std::size_t comma = std::min(name.find(','), name.size());  // settings follow the size
-  return load_cluster(name.substr(0, comma) + ":" + std::to_string(nodes.value_or(alone.nodes)) +
-                      "x" + std::to_string(devices_per_node.value_or(alone.devices_per_node)) +
-                      name.substr(comma));
+  const std::string machine(without_settings(name));  // the size follows it
+  return load_cluster(machine + ":" + std::to_string(nodes.value_or(alone.nodes)) + "x" +
+                      std::to_string(devices_per_node.value_or(alone.devices_per_node)) +
+                      name.substr(machine.size()));
 }
 
 nb::object from_torch(nb::object group, nb::kwargs options) {
@@ -85,26 +85,20 @@ void bind_constants(nb::class_<Cluster>& cluster) {
           "another, like NCCL on one stream).");
 }
 
+// Name and description of each preset of a cluster or an engine.
+template <typename Preset>
+std::vector<std::pair<std::string, std::string>> described(const std::vector<Preset>& presets) {
+  std::vector<std::pair<std::string, std::string>> names;
+  for (const Preset& preset : presets) names.emplace_back(preset.name, preset.description);
+  return names;
+}
+
 void bind_presets(nb::module_& module) {
   module.def(
-      "cluster_presets",
-      [] {
-        std::vector<std::pair<std::string, std::string>> presets;
-        for (const ClusterPreset& preset : cluster_presets()) {
-          presets.emplace_back(preset.name, preset.description);
-        }
-        return presets;
-      },
+      "cluster_presets", [] { return described(cluster_presets()); },
       "Returns name and description (hardware, constants and their source) of every preset.");
   module.def(
-      "engine_presets",
-      [] {
-        std::vector<std::pair<std::string, std::string>> presets;
-        for (const EnginePreset& preset : engine_presets()) {
-          presets.emplace_back(preset.name, preset.description);
-        }
-        return presets;
-      },
+      "engine_presets", [] { return described(engine_presets()); },
       "Returns name and description (what it is, where its costs come from) of every engine.");
 }
 
@@ -139,6 +133,8 @@ void bind_engine(nb::module_& module) {
               "attention does it.")
       .def_rw("host_call_us", &EngineCosts::host_call_us,
               "Host time of a direction of one layer, µs.")
+      .def_rw("host_sequence_us", &EngineCosts::host_sequence_us,
+              "Host time of each sequence of the batch in a direction of one layer, µs.")
       .def_rw("host_stage_us", &EngineCosts::host_stage_us, "Host time of an attention call, µs.")
       .def_rw("host_launch_us", &EngineCosts::host_launch_us,
               "Host time of starting a group of transfers, µs.")

@@ -20,6 +20,7 @@ NB_MODULE(_core, module) {
   bind_plans(module);
   bind_simulation(module);
   bind_planning(module);
+  bind_validation(module);
   bind_schedules(module);
   bind_data(module);
   bind_transports(module);

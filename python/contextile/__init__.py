@@ -39,6 +39,9 @@ from contextile._core import (
     EngineCosts,
     Error,
     Gpu,
+    HeldExperiment,
+    HeldMethod,
+    HeldRow,
     InvalidArgument,
     InvalidPlan,
     IoError,
@@ -56,6 +59,7 @@ from contextile._core import (
     Transfer,
     Transport,
     TransportError,
+    Validation,
     Workload,
     __version__,
     cluster_presets,
@@ -75,6 +79,7 @@ from contextile._heads import HeadGroup, HeadPlans
 from contextile._layer_plans import plans
 from contextile._numpy_executor import NumpyExecutor, kernels, run_inproc
 from contextile._planning import Comparisons, compare, lower_bound, make_workload, plan, schedule
+from contextile._validation import validate
 
 if TYPE_CHECKING:
     from contextile import plot
@@ -97,6 +102,9 @@ __all__ = [
     "Gpu",
     "HeadGroup",
     "HeadPlans",
+    "HeldExperiment",
+    "HeldMethod",
+    "HeldRow",
     "InvalidArgument",
     "InvalidPlan",
     "IoError",
@@ -115,6 +123,7 @@ __all__ = [
     "Transfer",
     "Transport",
     "TransportError",
+    "Validation",
     "Workload",
     "__version__",
     "cluster_presets",
@@ -140,6 +149,7 @@ __all__ = [
     "schedule",
     "strategies",
     "tiles",
+    "validate",
 ]
 
 

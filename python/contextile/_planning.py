@@ -302,7 +302,7 @@ class _ProgressBar:
 
 
 @contextlib.contextmanager
-def _hook_of(progress: Progress) -> Iterator[Any]:
+def progress_hook(progress: Progress) -> Iterator[Any]:
     """Gives the function to call with progress, or None, and closes a bar at the end."""
     if progress is not True:
         if progress is not False and not callable(progress):
@@ -442,7 +442,7 @@ def plan(
         "positions": positions,
     }
     workload = _workload_of("plan", lengths, the_cluster, batch)
-    with _hook_of(progress) as hook:
+    with progress_hook(progress) as hook:
         given = _Options(block_size, wire, backward, seed, token_limit, memory_limit_bytes, force)
         options = given.checked(hook)
         if callable(strategy):
@@ -512,7 +512,7 @@ def schedule(
     """
     the_cluster = cluster_of(cluster)
     workload = _workload_of("schedule", lengths, the_cluster, batch)
-    with _hook_of(progress) as hook:
+    with progress_hook(progress) as hook:
         given = _Options(block_size, wire, backward, seed, token_limit, memory_limit_bytes)
         options = given.checked(hook)
         inside = None if group_strategy is None else choice_of(group_strategy)

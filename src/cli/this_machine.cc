@@ -38,7 +38,7 @@ Cluster machine_of_runs(const Cluster& cluster, const AttentionShape& shape,
                         const std::string& kernel) {
   const std::vector<ClusterPreset>& presets = cluster_presets();
   // A name like "dgx-h100,kernel=fa2" is the preset's with what was set behind it.
-  const std::string_view name = std::string_view(cluster.name).substr(0, cluster.name.find(','));
+  const std::string_view name = without_settings(cluster.name);
   const bool measured = std::ranges::find(presets, name, &ClusterPreset::name) == presets.end();
   if (measured) return cluster;
   return measured_machine(cluster.nodes, cluster.devices_per_node, shape, kernel);

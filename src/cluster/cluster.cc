@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <iterator>
 #include <numeric>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <vector>
 
 #include "base/check.h"
 #include "base/quote.h"
@@ -41,6 +44,34 @@ void check_flow_rates(const Cluster& cluster, const std::string& name) {
                      name, kMaxDevices, rate.nodes, nodes);
     nodes = rate.nodes;
     check_within(kRate, rate.gbytes_per_s, name, "flow_gbytes_per_s");
+  }
+}
+
+void check_collectives(const Cluster& cluster, const std::string& name) {
+  std::set<std::tuple<Collective, std::int32_t, std::int32_t>> measured;
+  for (const CollectiveCost& cost : cluster.collectives) {
+    const std::string_view op = to_string(cost.op);
+    const bool one_node = cost.nodes == 0;
+    const std::int32_t size = one_node ? cost.devices : cost.nodes;
+    CONTEXTILE_CHECK((one_node || cost.devices == 0) && size >= 2 && size <= kMaxDevices,
+                     "cluster {}: collectives, {}: expected 2 to {} devices of a node, or as many "
+                     "nodes, found {} devices and {} nodes",
+                     name, op, kMaxDevices, cost.devices, cost.nodes);
+    CONTEXTILE_CHECK(measured.emplace(cost.op, cost.devices, cost.nodes).second,
+                     "cluster {}: collectives: expected {} of {} {} once, found it twice", name, op,
+                     size, one_node ? "devices" : "nodes");
+    check_within(kDelay, cost.start_us, name, "collectives.start_us");
+    check_within(kDelay, cost.ramp_us, name, "collectives.ramp_us");
+    check_within(kRate, cost.gbytes_per_s, name, "collectives.gbytes_per_s");
+  }
+}
+
+// Gives the devices that take part in collectives between nodes so much of their nodes' NICs.
+void share_nics(double share, std::vector<CollectiveCost>& costs) {
+  for (CollectiveCost& cost : costs) {
+    if (cost.nodes == 0) continue;
+    cost.ramp_us /= std::sqrt(share);
+    cost.gbytes_per_s *= share;
   }
 }
 
@@ -99,6 +130,7 @@ void check_cluster(const Cluster& cluster) {
                    "to {}, found {}",
                    name, kLeastSlots, kMaxDevices, slots);
   check_profile(cluster.attention);
+  check_collectives(cluster, name);
   check_engine(cluster.engine, name);
 }
 
@@ -137,6 +169,7 @@ Cluster Cluster::group(std::int32_t tp, std::int32_t pp) const {
   result.devices_per_node = stage_ranks / result.nodes;
   result.inter_gbytes_per_s_per_node = inter_gbytes_per_s_per_node / tp;
   result.nics_per_node = std::clamp(nics_per_node / tp, 1, result.devices_per_node);
+  share_nics(1.0 / tp, result.collectives);
   // The other devices of the node compute at the same time.
   result.compute_slots_per_node =
       compute_slots_per_node * result.devices_per_node / devices_per_node;
@@ -162,6 +195,7 @@ Cluster Cluster::consecutive(Rank first, std::int32_t count) const {
   result.devices_per_node = part;
   const double share = static_cast<double>(part) / devices_per_node;
   result.inter_gbytes_per_s_per_node *= share;
+  share_nics(share, result.collectives);
   result.nics_per_node = std::clamp(static_cast<std::int32_t>(nics_per_node * share), 1, part);
   result.compute_slots_per_node = compute_slots_per_node * part / devices_per_node;
   return result;

@@ -14,6 +14,7 @@
 #include "base/parse_json.h"
 #include "base/quote.h"
 #include "base/suggest.h"
+#include "cluster/collectives_json.h"
 #include "contextile/cluster.h"
 
 namespace contextile {
@@ -40,6 +41,7 @@ const std::vector<std::string>& file_keys() {
                                                  "rails",
                                                  "flow_gbytes_per_s",
                                                  "launches",
+                                                 "collectives",
                                                  "sms",
                                                  "transfer_sms",
                                                  "sm_fraction",
@@ -63,12 +65,6 @@ void read_size(std::string_view text, std::string_view found, Cluster& cluster) 
                    quote(found), quote(text));
 }
 
-void use_kernel(std::string_view preset, std::string_view name, Cluster& cluster) {
-  const GpuKernel& kernel = find_gpu_kernel(preset, name);
-  cluster.attention_tflops = kernel.attention_tflops;
-  cluster.attention = kernel.attention;
-}
-
 // "transfer_sms=6", "kernel=fa2" or "engine=torch", which also becomes part of the name.
 void read_setting(std::string_view text, std::string_view found, std::string_view preset,
                   Cluster& cluster) {
@@ -82,7 +78,7 @@ void read_setting(std::string_view text, std::string_view found, std::string_vie
         std::from_chars(text.data() + kSms.size(), end, cluster.transfer_sms);
     is_setting = error == std::errc{} && stop == end;
   } else if (text.starts_with(kKernel)) {
-    use_kernel(preset, text.substr(kKernel.size()), cluster);
+    use_gpu_kernel(preset, text.substr(kKernel.size()), cluster);
     is_setting = true;
   } else if (text.starts_with(kEngine)) {
     cluster.engine = find_engine(text.substr(kEngine.size()));
@@ -100,8 +96,7 @@ void read_setting(std::string_view text, std::string_view found, std::string_vie
 // "NAME" or "NAME:NODESxDEVICES", each perhaps with ",transfer_sms=N", ",kernel=NAME" and
 // ",engine=NAME".
 Cluster find_preset(std::string_view text) {
-  const std::size_t comma = text.find(',');
-  const std::string_view machine = text.substr(0, comma);
+  const std::string_view machine = without_settings(text);
   const std::size_t colon = machine.find(':');
   const std::string_view name = machine.substr(0, colon);
   const std::vector<ClusterPreset>& presets = cluster_presets();
@@ -116,7 +111,7 @@ Cluster find_preset(std::string_view text) {
   Cluster cluster = preset->cluster;
   if (colon != std::string_view::npos) read_size(machine.substr(colon + 1), text, cluster);
   std::vector<std::string_view> keys;
-  for (std::size_t at = comma; at != std::string_view::npos;) {
+  for (std::size_t at = text.find(','); at != std::string_view::npos;) {
     const std::size_t next = text.find(',', at + 1);
     const std::string_view setting =
         text.substr(at + 1, next == std::string_view::npos ? next : next - at - 1);
@@ -239,6 +234,7 @@ class ClusterReader {
       is_complete_ = true;
     }
     read_choices(cluster);
+    if (has_own_values()) cluster.name = Cluster().name;
     if (object_.contains("name")) cluster.name = text("name");
     read_integer("nodes", cluster.nodes);
     read_integer("devices_per_node", cluster.devices_per_node);
@@ -258,9 +254,7 @@ class ClusterReader {
     if (object_.contains("kernel")) {
       CONTEXTILE_CHECK(is_complete_, "kernel: expected a \"preset\" that has it, found none");
       refuse_twice("kernel");
-      const std::string preset = text("preset");
-      use_kernel(std::string_view(preset).substr(0, preset.find_first_of(":,")), text("kernel"),
-                 cluster);
+      use_gpu_kernel(text("preset"), text("kernel"), cluster);
       cluster.name += ",kernel=" + text("kernel");
     }
     if (object_.contains("engine")) {
@@ -273,6 +267,16 @@ class ClusterReader {
         cluster.name += ",engine=" + cluster.engine.name;
       }
     }
+  }
+
+  // True if a value differs from the preset's. No preset's name says what the cluster is then: a
+  // plan for it would be predicted on the preset.
+  [[nodiscard]] bool has_own_values() const {
+    static const std::vector<std::string_view> kNamed = {
+        "preset", "name", "nodes", "devices_per_node", "kernel", "engine"};
+    return std::any_of(object_.items().begin(), object_.items().end(), [](const auto& item) {
+      return std::ranges::find(kNamed, item.key()) == kNamed.end();
+    });
   }
 
   // The text of the preset may have the setting, too.
@@ -315,8 +319,22 @@ class ClusterReader {
                        "launches: expected \"concurrent\" or \"grouped\", found {}", quote(order));
       cluster.launches = order == "grouped" ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
     }
+    read_collective_costs(cluster);
     if (object_.contains("attention")) {
       cluster.attention = read_profile(object_["attention"], cluster.attention);
+    }
+  }
+
+  // Costs measured on a preset's links do not hold for links with other constants.
+  void read_collective_costs(Cluster& cluster) const {
+    const bool intra =
+        object_.contains("intra_gbytes_per_s") || object_.contains("intra_latency_us");
+    const bool inter =
+        object_.contains("inter_gbytes_per_s_per_node") || object_.contains("inter_latency_us");
+    std::erase_if(cluster.collectives,
+                  [&](const CollectiveCost& cost) { return cost.nodes == 0 ? intra : inter; });
+    if (object_.contains("collectives")) {
+      cluster.collectives = read_collectives(object_["collectives"]);
     }
   }
 
@@ -378,6 +396,14 @@ Cluster parse_cluster_json(std::string_view text, std::string_view where) {
   }
 }
 
+std::string_view without_settings(std::string_view name) { return name.substr(0, name.find(',')); }
+
+void use_gpu_kernel(std::string_view preset, std::string_view name, Cluster& cluster) {
+  const GpuKernel& kernel = find_gpu_kernel(preset.substr(0, preset.find_first_of(":,")), name);
+  cluster.attention_tflops = kernel.attention_tflops;
+  cluster.attention = kernel.attention;
+}
+
 Cluster load_cluster(std::string_view text) {
   if (!names_file(text)) return find_preset(text);
   const std::string path(text);
@@ -409,6 +435,9 @@ std::string to_json(const Cluster& cluster) {
     object["flow_gbytes_per_s"] = std::move(rates);
   }
   object["launches"] = cluster.launches == LaunchOrder::kGrouped ? "grouped" : "concurrent";
+  if (!cluster.collectives.empty()) {
+    object["collectives"] = collectives_json(cluster.collectives);
+  }
   object["sms"] = cluster.sms;
   object["transfer_sms"] = cluster.transfer_sms;
   object["sm_fraction"] = cluster.sm_fraction;

@@ -15,11 +15,18 @@ std::span<const EngineCost> engine_costs() {
   static constexpr std::array kCosts = {
       EngineCost{"merge_bytes_per_element", &EngineCosts::merge_bytes_per_element},
       EngineCost{"host_call_us", &EngineCosts::host_call_us},
+      EngineCost{"host_sequence_us", &EngineCosts::host_sequence_us},
       EngineCost{"host_stage_us", &EngineCosts::host_stage_us},
       EngineCost{"host_launch_us", &EngineCosts::host_launch_us},
       EngineCost{"host_message_us", &EngineCosts::host_message_us},
       EngineCost{"host_merge_us", &EngineCosts::host_merge_us}};
   return kCosts;
+}
+
+EngineCosts EngineCosts::without_host() const {
+  EngineCosts costs{.name = name};
+  costs.merge_bytes_per_element = merge_bytes_per_element;
+  return costs;
 }
 
 // The descriptions say where the constants come from.
@@ -40,6 +47,14 @@ const std::vector<EnginePreset>& engine_presets() {
         .host_launch_us = 50,
         .host_message_us = 10,
         .host_merge_us = 71}},
+      {"dcp",
+       "the executor of DCP, kernels that add to what a slot holds; host time of a sequence fitted "
+       "to DCP's causal bars (docs/results/measured.md, 2026-11-29)",
+       {.name = "dcp", .host_sequence_us = 150}},
+      {"te",
+       "rings of TransformerEngine; host time of a sequence fitted to DCP's causal bars "
+       "(docs/results/measured.md, 2026-11-29), compiled merges of three passes assumed",
+       {.name = "te", .merge_bytes_per_element = 12, .host_sequence_us = 100}},
       {"ring",
        "rings in PyTorch that merge partial outputs apart from attention, as ring-flash-attention "
        "and the rings of MagiAttention's benchmark do; costs assumed as torch's",

@@ -33,6 +33,13 @@ constexpr std::string_view kMagi =
 constexpr std::string_view kTables =
     "forward fitted to tables of aiconfigurator, documents of 128 to 16K, 16 to 64 heads of 128; "
     "backward assumed";
+constexpr std::string_view kNode =
+    "FlashAttention-3 where all GPUs of a node compute: row costs of its own charts (head dim 128, "
+    "documents of 512 to 16384), rate fitted to plans of 8 and 16 GPUs in MagiAttention's "
+    "benchmark";
+constexpr std::string_view kFlash4 =
+    "FlashAttention-4, forward fitted to its own benchmark (pull request 2605, head dim 128, "
+    "documents of 1K to 4K); backward assumed";
 constexpr std::string_view kOwn =
     "fitted to gpu_bench on an H200, documents of 1K to 8K, 32 heads of 128";
 
@@ -44,9 +51,11 @@ constexpr std::string_view kOwn =
 // assumed one.
 const std::vector<GpuKernel>& gpu_kernels() {
   const std::vector<std::string_view> hopper = {"dgx-h100", "dgx-h200"};
+  const std::vector<std::string_view> blackwell = {"b200", "gb200-nvl72", "gb300-nvl72"};
   static const std::vector<GpuKernel> kKernels = {
       {"fa2", hopper, kMagi, 387, profile_of({236, 9503}, 0.904, {566, 10013}, 16.4)},
       {"fa3", hopper, kMagi, 703, profile_of({41, 9082}, 0.881, {722, 11963}, 16.8)},
+      {"fa3_node", hopper, kNode, 650, profile_of({218, 9600}, 0.9, {722, 11963}, 20)},
       {"cudnn", hopper, kMagi, 586, profile_of({72, 9382}, 0.874, {689, 10661}, 61.5)},
       {"sdpa", hopper, kMagi, 627, profile_of({108, 9240}, 0.892, {744, 10748}, 13.5)},
       {"ffa", hopper, kMagi, 656, profile_of({42, 9742}, 0.883, {452, 9383}, 95.6)},
@@ -57,11 +66,8 @@ const std::vector<GpuKernel>& gpu_kernels() {
       {"cuda:wgmma", hopper, kOwn, 730, profile_of({628, 9505}, 0.682, {1000, 10077}, 18.8)},
       {"cuda:mma", hopper, kOwn, 234, profile_of({316, 9714}, 0.568, {930, 9638}, 23.9)},
       {"vllm_fa2", {"p4de"}, kTables, 181, profile_of({256, 1211}, 0.881, {722, 11963}, 10.9)},
-      {"trtllm",
-       {"gb200-nvl72"},
-       kTables,
-       1380,
-       profile_of({1112, 27869}, 0.881, {1112, 27869}, 16.1)}};
+      {"trtllm", blackwell, kTables, 1380, profile_of({1112, 27869}, 0.881, {1112, 27869}, 16.1)},
+      {"fa4", blackwell, kFlash4, 1663, AttentionProfile::from_overheads(380, 9600, 0.86, 256)}};
   return kKernels;
 }
 

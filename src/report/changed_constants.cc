@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,49 +28,85 @@ std::string_view name_of(LaunchOrder order) {
   return order == LaunchOrder::kGrouped ? "grouped" : "concurrent";
 }
 
-// The arguments that AttentionProfile::from_overheads received.
-struct Overheads {
+// The costs of a rectangle beyond its pairs in one direction.
+struct Losses {
   double row_keys = 0;
   double call_pairs = 0;
+};
+
+// The arguments that AttentionProfile::from_overheads received for each direction.
+struct Overheads {
+  Losses forward;
+  Losses backward;
   double backward_share = 0;
   std::int64_t kernel_tile_rows = 0;
 
   [[nodiscard]] AttentionProfile profile(double call_us) const {
-    AttentionProfile profile =
-        AttentionProfile::from_overheads(row_keys, call_pairs, backward_share, kernel_tile_rows);
+    AttentionProfile profile = with(forward);
+    profile.backward = with(backward).backward;
     profile.call_us = call_us;
     return profile;
   }
+
+ private:
+  [[nodiscard]] AttentionProfile with(const Losses& losses) const {
+    return AttentionProfile::from_overheads(losses.row_keys, losses.call_pairs, backward_share,
+                                            kernel_tile_rows);
+  }
 };
+
+double rounded(double value) { return std::round(value * kOverheadDigits) / kOverheadDigits; }
 
 bool same_shares(const std::vector<double>& a, const std::vector<double>& b) {
   return std::ranges::equal(a, b,
                             [](double x, double y) { return std::abs(x - y) <= kSameShare * x; });
 }
 
-// Solves two points of the grid for the costs of a row and of a call, and checks that these make
-// the whole grid. Both points have so many rows and keys that whole kernel tiles do not matter.
-std::optional<Overheads> overheads_of(const AttentionProfile& profile) {
-  const std::size_t last = profile.q_rows.size() - 1;
-  const auto few = static_cast<std::size_t>(
-      std::ranges::lower_bound(profile.q_rows, profile.kernel_tile_rows) - profile.q_rows.begin());
-  if (few >= last) return std::nullopt;
-  const auto keys = static_cast<double>(profile.kv_rows.back());
-  const auto beyond_pairs = [&](std::size_t i) {
-    const double pairs = static_cast<double>(profile.q_rows[i]) * keys;
-    return pairs / profile.forward[(i + 1) * profile.kv_rows.size() - 1] - pairs;
-  };
-  const auto rounded = [](double value) {
-    return std::round(value * kOverheadDigits) / kOverheadDigits;
+// Solves points of a grid of shares for its peak and for the costs of a row and of a call. All have
+// so many rows and keys that whole kernel tiles do not matter.
+struct Solved {
+  double peak = 0;
+  Losses losses;
+};
+Solved solved(const AttentionProfile& profile, const std::vector<double>& shares, std::size_t few) {
+  const std::size_t row = profile.q_rows.size() - 1;
+  const std::size_t key = profile.kv_rows.size() - 1;
+  // Pairs that the rectangle's time is worth at a share of 1: the pairs and losses over the peak.
+  const auto worth = [&](std::size_t i, std::size_t k) {
+    return static_cast<double>(profile.q_rows[i]) * static_cast<double>(profile.kv_rows[k]) /
+           shares[i * profile.kv_rows.size() + k];
   };
   const auto few_rows = static_cast<double>(profile.q_rows[few]);
-  const auto most_rows = static_cast<double>(profile.q_rows[last]);
-  Overheads found;
-  found.row_keys = rounded((beyond_pairs(last) - beyond_pairs(few)) / (most_rows - few_rows));
-  found.call_pairs = rounded(beyond_pairs(few) - found.row_keys * few_rows);
-  found.backward_share = profile.backward.back() / profile.forward.back();
-  found.kernel_tile_rows = profile.kernel_tile_rows;
-  if (found.row_keys < 0 || found.call_pairs < 0) return std::nullopt;
+  const auto most_rows = static_cast<double>(profile.q_rows[row]);
+  const auto keys = static_cast<double>(profile.kv_rows[key]);
+  Solved found;
+  found.peak = rounded(few_rows * (keys - static_cast<double>(profile.kv_rows[key - 1])) /
+                       (worth(few, key) - worth(few, key - 1)));
+  const auto beyond_pairs = [&](std::size_t i, double rows) {
+    return found.peak * worth(i, key) - rows * keys;
+  };
+  const double few_beyond = beyond_pairs(few, few_rows);
+  found.losses.row_keys =
+      rounded((beyond_pairs(row, most_rows) - few_beyond) / (most_rows - few_rows));
+  found.losses.call_pairs = rounded(few_beyond - found.losses.row_keys * few_rows);
+  return found;
+}
+
+// Returns the overheads, unless they do not make the whole grid.
+std::optional<Overheads> overheads_of(const AttentionProfile& profile) {
+  const auto few = static_cast<std::size_t>(
+      std::ranges::lower_bound(profile.q_rows, profile.kernel_tile_rows) - profile.q_rows.begin());
+  if (few + 1 >= profile.q_rows.size() || profile.kv_rows.size() < 2) return std::nullopt;
+  if (profile.kv_rows[profile.kv_rows.size() - 2] < profile.kernel_tile_rows) return std::nullopt;
+  const Solved forward = solved(profile, profile.forward, few);
+  const Solved backward = solved(profile, profile.backward, few);
+  for (const Losses& losses : {forward.losses, backward.losses}) {
+    if (losses.row_keys < 0 || losses.call_pairs < 0) return std::nullopt;
+  }
+  const Overheads found = {.forward = forward.losses,
+                           .backward = backward.losses,
+                           .backward_share = backward.peak,
+                           .kernel_tile_rows = profile.kernel_tile_rows};
   const AttentionProfile made = found.profile(profile.call_us);
   const bool same = made.q_rows == profile.q_rows && made.kv_rows == profile.kv_rows &&
                     same_shares(made.forward, profile.forward) &&
@@ -136,21 +175,18 @@ class Changes {
   void add_attention() {
     const AttentionProfile& profile = cluster_.attention;
     if (const std::optional<Overheads> found = overheads_of(profile)) {
-      const auto scale_overhead = [&](std::string_view constant, double Overheads::*member) {
-        scale(constant, (*found).*member, [&](Cluster& changed, double value) {
-          Overheads overheads = *found;
-          overheads.*member = value;
-          changed.attention = overheads.profile(profile.call_us);
-        });
+      scale_losses("row_keys", *found, &Losses::row_keys);
+      scale_losses("call_pairs", *found, &Losses::call_pairs);
+      const auto scale_overhead = [&](std::string_view constant, auto Overheads::*member) {
+        scale(constant, static_cast<double>((*found).*member),
+              [&, member](Cluster& changed, double value) {
+                Overheads overheads = *found;
+                overheads.*member =
+                    static_cast<std::remove_cvref_t<decltype(overheads.*member)>>(value);
+                changed.attention = overheads.profile(profile.call_us);
+              });
       };
-      scale_overhead("row_keys", &Overheads::row_keys);
-      scale_overhead("call_pairs", &Overheads::call_pairs);
-      scale("kernel_tile_rows", static_cast<double>(found->kernel_tile_rows),
-            [&](Cluster& changed, double value) {
-              Overheads overheads = *found;
-              overheads.kernel_tile_rows = static_cast<std::int64_t>(value);
-              changed.attention = overheads.profile(profile.call_us);
-            });
+      scale_overhead("kernel_tile_rows", &Overheads::kernel_tile_rows);
       scale_overhead("backward_share", &Overheads::backward_share);
       return;
     }
@@ -164,6 +200,24 @@ class Changes {
       Cluster changed = cluster_;
       for (double& share : changed.attention.backward) share *= factor;
       add("backward_share", "", factor_text(factor), std::move(changed));
+    }
+  }
+
+  // Changes a loss of both directions by the same factor. It has a number if both have the same.
+  void scale_losses(std::string_view constant, const Overheads& found, double Losses::*member) {
+    const auto text = [member](const Overheads& overheads) {
+      return number_text(overheads.forward.*member);
+    };
+    const bool is_one = text(found) == number_text(found.backward.*member);
+    if (found.forward.*member == 0 && found.backward.*member == 0) return;
+    for (const double factor : kFactors) {
+      Overheads overheads = found;
+      overheads.forward.*member *= factor;
+      overheads.backward.*member *= factor;
+      Cluster changed = cluster_;
+      changed.attention = overheads.profile(cluster_.attention.call_us);
+      add(constant, is_one ? text(found) : "", is_one ? text(overheads) : factor_text(factor),
+          std::move(changed));
     }
   }
 

@@ -5,17 +5,11 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/advanced/validation.h"
+
 namespace contextile {
 
 inline constexpr std::int64_t kMaxRowDocuments = std::int64_t{1} << 20;  // of one batch
-
-// `count` documents of `tokens` tokens each.
-struct DocumentRun {
-  std::int64_t count = 1;
-  std::int64_t tokens = 0;
-  friend bool operator==(const DocumentRun&, const DocumentRun&) = default;
-};
-using DocumentBatch = std::vector<DocumentRun>;
 
 // Parses "64K", "256+7392+544", "8*8192", and several batches between '|'. `where` names the source
 // in messages. Throws InvalidArgument, also above kMaxRowDocuments and kMaxTokens. O(bytes).

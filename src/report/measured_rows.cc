@@ -1,5 +1,3 @@
-#include "report/measured_rows.h"
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -9,13 +7,16 @@
 
 #include "base/check.h"
 #include "base/file_bytes.h"
+#include "base/interrupt.h"
 #include "base/names_file.h"
 #include "base/parse_number.h"
 #include "base/quote.h"
 #include "base/standard_stream.h"
 #include "base/suggest.h"
+#include "contextile/advanced/validation.h"
 #include "contextile/planner.h"
 #include "report/csv_reader.h"
+#include "report/document_batches.h"
 
 namespace contextile {
 namespace {
@@ -49,16 +50,7 @@ Value parse_name(std::string_view text, std::string_view where, std::span<const 
                 did_you_mean(text, names));
 }
 
-// Takes the constants of a kernel of the preset that the row's cluster is.
-void use_gpu_kernel(std::string_view cluster_text, std::string_view name, Cluster& cluster) {
-  const GpuKernel& kernel =
-      find_gpu_kernel(cluster_text.substr(0, cluster_text.find_first_of(":,")), name);
-  cluster.attention_tflops = kernel.attention_tflops;
-  cluster.attention = kernel.attention;
-  cluster.name += fmt::format(",kernel={}", name);
-}
-
-// LoadedClusters by the text of their rows: each is loaded once.
+// Clusters by the text of their rows: each is loaded once.
 class LoadedClusters {
  public:
   explicit LoadedClusters(std::string_view folder) : folder_(folder) {}
@@ -71,7 +63,10 @@ class LoadedClusters {
         by_text_[fmt::format("{}\n{}\n{}", text, kernel, engine)];
     if (!cluster) {
       Cluster changed = *find(text, where);
-      if (!kernel.empty()) with_place(where, [&] { use_gpu_kernel(text, kernel, changed); });
+      if (!kernel.empty()) {
+        with_place(where, [&] { use_gpu_kernel(text, kernel, changed); });
+        changed.name += fmt::format(",kernel={}", kernel);
+      }
       if (!engine.empty()) changed.engine = find_engine(engine);
       cluster = std::make_shared<const Cluster>(std::move(changed));
     }
@@ -250,6 +245,7 @@ MeasuredRows parse_measured_rows(std::string_view text, std::string where,
   const std::vector<const ColumnReader*> columns = read_header(record, name);
   LoadedClusters clusters(folder);
   while (reader.next(record)) {
+    check_interrupt();
     CONTEXTILE_CHECK(result.rows.size() < kMaxMeasuredRows,
                      "{}: line {}: expected at most {} rows, found more", name, record.line,
                      kMaxMeasuredRows);

@@ -37,8 +37,28 @@ Cell seconds_of(const std::optional<double>& time_us) {
   return time_us ? Cell(1e-6 * *time_us) : Cell();
 }
 
-std::string change_text(const ChangedConstant& changed) {
-  return fmt::format("{} {}", changed.constant, changed.is);
+// The constants of a cluster file that a changed constant stands for.
+std::vector<std::string_view> file_keys(std::string_view constant) {
+  if (constant == "latencies_us") return {"intra_latency_us", "inter_latency_us"};
+  for (const std::string_view part : {"call_us", "row_keys", "call_pairs", "kernel_tile_rows",
+                                      "backward_share", "kernel_overheads"}) {
+    if (constant == part) return {"attention"};
+  }
+  return {constant};
+}
+
+// True if the cluster's preset says that the constant is assumed.
+bool is_assumed(const Sensitivity& sensitivity, const ChangedConstant& changed) {
+  const std::vector<std::string_view> keys = file_keys(changed.constant);
+  return std::ranges::any_of(
+      constant_sources(sensitivity.clusters.front().cluster), [&](const ConstantSource& source) {
+        return source.assumed && std::ranges::find(keys, source.key) != keys.end();
+      });
+}
+
+std::string change_text(const Sensitivity& sensitivity, const ChangedConstant& changed) {
+  return fmt::format("{} {}{}", changed.constant, changed.is,
+                     is_assumed(sensitivity, changed) ? " (assumed)" : "");
 }
 
 std::string heading_text(const Sensitivity& sensitivity) {
@@ -61,7 +81,7 @@ std::string turned_text(const Sensitivity& sensitivity) {
   std::vector<std::string> turning;
   for (std::size_t i = 1; i < sensitivity.clusters.size(); ++i) {
     const Standing here = standing(sensitivity, i);
-    if (!here.same_fastest) turning.push_back(change_text(sensitivity.clusters[i]));
+    if (!here.same_fastest) turning.push_back(change_text(sensitivity, sensitivity.clusters[i]));
   }
   const std::size_t changes = sensitivity.clusters.size() - 1;
   if (turning.empty())
@@ -84,7 +104,8 @@ Table sensitivity_table(const Sensitivity& sensitivity) {
                {"auto_slower_by", "auto\nbehind", Format::kPercent},
                {"same_fastest", ""},
                {"turned_pairs", ""},
-               {"pairs", ""}},
+               {"pairs", ""},
+               {"assumed", ""}},
               kWidestConstant);
   for (std::size_t i = 0; i < sensitivity.clusters.size(); ++i) {
     const ChangedConstant& changed = sensitivity.clusters[i];
@@ -104,7 +125,8 @@ Table sensitivity_table(const Sensitivity& sensitivity) {
         optional_cell(here.auto_slower_by),
         here.same_fastest,
         here.turned_pairs,
-        here.pairs};
+        here.pairs,
+        is_assumed(sensitivity, changed)};
     table.add_row(std::move(cells),
                   here.fastest.empty() ? "no strategy has a plan that ends here" : "");
   }

@@ -5,6 +5,8 @@
 #include <optional>
 #include <span>
 
+#include "contextile/advanced/validation.h"
+
 namespace contextile {
 
 // Spearman's rank correlation, ties sharing their mean rank: 1 when both order the items alike, -1
@@ -22,19 +24,8 @@ struct PairOrder {
 [[nodiscard]] PairOrder pair_order(std::span<const double> predicted,
                                    std::span<const double> measured);
 
-// Kendall's tau over the pairs whose measured times are apart. A pair that is predicted equal is
-// neither in order nor turned.
-struct KendallOrder {
-  std::int64_t pairs = 0;     // whose measured times are apart
-  std::int64_t in_order = 0;  // predicted in the measured order
-  std::int64_t turned = 0;    // predicted in the opposite order
-
-  // (in_order - turned) / pairs: 1 if all pairs are in order, -1 if all are turned. None without
-  // pairs.
-  [[nodiscard]] std::optional<double> tau() const;
-};
-// Counts the pairs. Two measured times are tied, and their pair is dropped, when the longer exceeds
-// the shorter by less than the share `tie`. All times must be positive. O(n²).
+// Counts the pairs of Kendall's tau. Two measured times are tied, and their pair is dropped, when
+// the longer exceeds the shorter by less than the share `tie`. All times must be positive. O(n²).
 [[nodiscard]] KendallOrder kendall_order(std::span<const double> predicted,
                                          std::span<const double> measured, double tie);
 

@@ -1,4 +1,4 @@
-#include "report/validation.h"
+#include "contextile/advanced/validation.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,9 +7,13 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/interrupt.h"
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
 #include "contextile/workload.h"
+#include "report/document_batches.h"
+#include "report/held_rows.h"
+#include "report/time_order.h"
 
 namespace contextile {
 namespace {
@@ -52,7 +56,7 @@ Workload batch_workload(const MeasuredRow& row, const DocumentBatch& batch) {
 }
 
 std::string shape_reason(const Cluster& own, const Cluster& given) {
-  return fmt::format("measured on {} x {} devices, --cluster has {} x {}", own.nodes,
+  return fmt::format("measured on {} x {} devices, the given cluster has {} x {}", own.nodes,
                      own.devices_per_node, given.nodes, given.devices_per_node);
 }
 
@@ -95,6 +99,7 @@ std::map<SettingKey, SharedPlans> plans_of(const MeasuredRows& measured,
                                            const ValidationOptions& options) {
   std::map<SettingKey, SharedPlans> all;
   for (const MeasuredRow& row : measured.rows) {
+    check_interrupt();
     if (!row.strategy) continue;
     SharedPlans& plans = all[setting_key(row)];
     if (plans.row != nullptr) continue;
@@ -114,6 +119,7 @@ void predict_all(const std::string& name, const ValidationOptions& options,
   const auto total = static_cast<std::int64_t>(all.size());
   std::int64_t done = 0;
   for (auto& [key, plans] : all) {
+    check_interrupt();
     if (options.progress) options.progress(choice_text(*plans.row->strategy), done, total);
     ++done;
     if (!plans.reason.empty()) continue;
@@ -206,23 +212,6 @@ std::vector<HeldExperiment> experiments_of(const std::vector<HeldRow>& rows) {
   return experiments;
 }
 
-// The documents of a row, in a few characters.
-std::string documents_text(const MeasuredRow& row) {
-  constexpr std::size_t kWidest = 24;
-  if (row.lengths_text.size() <= kWidest) return row.lengths_text;
-  std::int64_t documents = 0;
-  std::int64_t tokens = 0;
-  for (const DocumentBatch& batch : row.batches) {
-    for (const DocumentRun& run : batch) {
-      documents += run.count;
-      tokens += run.count * run.tokens;
-    }
-  }
-  const auto batches = static_cast<std::int64_t>(row.batches.size());
-  return batches == 1 ? fmt::format("{} documents, {}", documents, tokens)
-                      : fmt::format("{} batches of {}", batches, tokens / batches);
-}
-
 // Fitted rows first, so that the two splits do not alternate.
 template <typename Group>
 void sort_by_split(std::vector<Group>& groups) {
@@ -231,36 +220,6 @@ void sort_by_split(std::vector<Group>& groups) {
 }
 
 }  // namespace
-
-double factor_of(double ratio) { return std::max(ratio, 1 / ratio); }
-
-RatioSummary summary_of(std::vector<double> ratios) {
-  RatioSummary summary{.rows = ratios.size()};
-  if (ratios.empty()) return summary;
-  std::ranges::sort(ratios);
-  const std::size_t middle = ratios.size() / 2;
-  summary.median =
-      ratios.size() % 2 == 1 ? ratios[middle] : 0.5 * (ratios[middle - 1] + ratios[middle]);
-  summary.furthest =
-      factor_of(ratios.front()) > factor_of(ratios.back()) ? ratios.front() : ratios.back();
-  return summary;
-}
-
-std::string batch_text(const MeasuredRow& row) {
-  std::string text = fmt::format("{}, {} {}, {}", row.cluster_text, documents_text(row),
-                                 row.mask_text, to_string(row.direction));
-  if (!row.experiment.empty()) text += ", " + row.experiment;
-  return text;
-}
-
-std::string shape_text(const MeasuredRow& row) {
-  return fmt::format("{}/{} heads of {}, {}", row.shape.q_heads, row.shape.kv_heads,
-                     row.shape.head_dim, to_string(row.shape.dtype));
-}
-
-std::string setting_text(const MeasuredRow& row) {
-  return fmt::format("{}, {}", batch_text(row), shape_text(row));
-}
 
 Validation validate_rows(const MeasuredRows& measured, const ValidationOptions& options) {
   std::map<SettingKey, SharedPlans> plans = plans_of(measured, options);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/quote.h"
+#include "report/held_rows.h"
 #include "report/json.h"
 
 namespace contextile {
@@ -197,6 +198,10 @@ std::string validation_text(const Validation& validation, bool colour) {
         percent(kMeasuredTie), experiments_text(validation, colour));
   }
   return text + unpredicted_text(validation);
+}
+
+std::string validation_text(const Validation& validation) {
+  return validation_text(validation, false);
 }
 
 Json validation_json(const Validation& validation) {

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "contextile/advanced/validation.h"
 #include "report/table.h"
-#include "report/validation.h"
 
 namespace contextile {
 
@@ -16,8 +16,7 @@ namespace contextile {
 // Kendall's tau of each experiment.
 [[nodiscard]] Table held_experiments_table(const Validation& validation);
 
-// All three: rows under a heading for each source and split, then the summaries, then the rows that
-// cannot be predicted.
+// All three, as text: validation_text without a bool has no colours.
 [[nodiscard]] std::string validation_text(const Validation& validation, bool colour);
 // {"rows": […], "methods": […], "experiments": […], "unpredicted": […]}.
 [[nodiscard]] Json validation_json(const Validation& validation);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/quote.h"
 #include "contextile/report.h"
 #include "report/html/text.h"
 #include "report/json.h"

@@ -15,10 +15,6 @@ namespace {
 
 constexpr double kBytesPerUsAtOneGbyte = 1e3;  // 1 GB/s
 constexpr double kBackwardLinear = 2;          // times forward's FLOPs
-// Sequence parallel TP (Korthikanti et al., 2022): an all-gather before and a reduce-scatter after
-// each of the two blocks of a layer; one of the four comes before attention.
-constexpr double kCollectivesBefore = 1;
-constexpr double kCollectivesAfter = 3;
 
 // Two parts that alternate, for `layers` layers. Ticks with barriers overlap compute with
 // transfers, by part: L0 with the results of the layer before, L1 with inputs of 0, attention of 0
@@ -57,6 +53,23 @@ double RingCost::us(double bytes) const {
   return (ranks - 1) * (latency_us + bytes / ranks / (gbytes_per_s * kBytesPerUsAtOneGbyte));
 }
 
+GroupCollectives::GroupCollectives(const Cluster& cluster, const RingCost& ring, std::int32_t nodes,
+                                   std::int32_t groups_per_node)
+    : ring_(ring), groups_(nodes > 1 ? groups_per_node : 1) {
+  for (const Collective op : kCollectives) {
+    if (const auto cost = cluster.collective_cost(op, ring.ranks, nodes))
+      measured_.push_back(*cost);
+  }
+}
+
+double GroupCollectives::us(Collective op, double bytes) const {
+  if (ring_.ranks <= 1) return 0;
+  const auto found = std::ranges::find(measured_, op, &CollectiveCost::op);
+  if (found != measured_.end()) return found->us(groups_ * bytes);
+  if (op != Collective::kAllReduce) return ring_.us(bytes);
+  return us(Collective::kReduceScatter, bytes) + us(Collective::kAllGather, bytes);
+}
+
 StepCosts::StepCosts(const TrainingStep& step)
     : step_(step), weights_(weights_of(step.model)), flops_(linear_flops_of(step.model)) {
   check();
@@ -70,17 +83,20 @@ StepCosts::StepCosts(const TrainingStep& step)
   }
   const Cluster& cluster = step.cluster;
   const double share = step.options.collective_share;
-  tensor_ring_ = {step.sizes.tp, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
-  const std::int32_t ranks = step.sizes.cp * step.sizes.dp;
-  gradient_ring_ = {ranks, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
+  const std::int32_t tp = step.sizes.tp;
+  RingCost ring = {tp, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
+  tensor_group_ = GroupCollectives(cluster, ring);
+  ring.ranks = step.sizes.cp * step.sizes.dp;
+  const std::int32_t ranks_per_node = cluster.devices_per_node / tp;
+  const std::int32_t nodes = (ring.ranks + ranks_per_node - 1) / ranks_per_node;
   // Ranks with the same weights do not fit one node.
-  if (ranks > cluster.devices_per_node / step.sizes.tp) {
+  if (nodes > 1) {
     // A ring for each TP rank crosses every node's NICs once.
-    gradient_ring_.latency_us = cluster.inter_latency_us;
-    gradient_ring_.gbytes_per_s =
-        share *
-        std::min(cluster.intra_gbytes_per_s, cluster.inter_gbytes_per_s_per_node / step.sizes.tp);
+    ring.latency_us = cluster.inter_latency_us;
+    ring.gbytes_per_s =
+        share * std::min(cluster.intra_gbytes_per_s, cluster.inter_gbytes_per_s_per_node / tp);
   }
+  gradient_group_ = GroupCollectives(cluster, ring, nodes, tp);
 }
 
 void StepCosts::check() const {
@@ -158,9 +174,9 @@ double StepCosts::elementwise_us(double elements_per_token, std::int64_t tokens)
          (step_.cluster.memory_gbytes_per_s * kBytesPerUsAtOneGbyte);
 }
 
-double StepCosts::tensor_parallel_us(std::int64_t tokens) const {
+double StepCosts::tensor_parallel_us(Collective op, std::int64_t tokens) const {
   return (1 - step_.options.tensor_parallel_overlap) *
-         tensor_ring_.us(static_cast<double>(tokens) * step_.model.hidden * kActivationBytes);
+         tensor_group_.us(op, static_cast<double>(tokens) * step_.model.hidden * kActivationBytes);
 }
 
 StepCosts::OutsideCost& StepCosts::OutsideCost::add(const OutsideCost& other, double times) {
@@ -181,14 +197,18 @@ bool StepCosts::has_head(const Place& place) const {
 
 StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tokens) const {
   const double hidden = step_.model.hidden;
-  const double collective_us = tensor_parallel_us(tokens);
   const bool forward = direction == Direction::kForward;
   const double factor = forward ? 1 : kBackwardLinear;
+  // Sequence parallel TP (Korthikanti et al., 2022): an all-gather before and a reduce-scatter
+  // after each of the two blocks of a layer; one of the four comes before attention. In backward
+  // each is the other.
+  const double gather_us = tensor_parallel_us(Collective::kAllGather, tokens);
+  const double scatter_us = tensor_parallel_us(Collective::kReduceScatter, tokens);
+  const double first_us = forward ? gather_us : scatter_us;
+  const double second_us = forward ? scatter_us : gather_us;
   LayerCost cost;
-  cost.before = {factor * linear_us(flops_.before_attention, tokens),
-                 kCollectivesBefore * collective_us, 0};
-  cost.after = {factor * linear_us(flops_.after_attention, tokens),
-                kCollectivesAfter * collective_us, 0};
+  cost.before = {factor * linear_us(flops_.before_attention, tokens), first_us, 0};
+  cost.after = {factor * linear_us(flops_.after_attention, tokens), 2 * second_us + first_us, 0};
   if (forward) return cost;
   if (step_.options.recompute == Recompute::kSelective) {
     // A norm reads and writes `hidden`. The activation reads the outputs of all matrices except
@@ -203,8 +223,10 @@ StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tok
 }
 
 StepCosts::OutsideCost StepCosts::head_cost(Direction direction, std::int64_t tokens) const {
-  const double factor = direction == Direction::kForward ? 1 : kBackwardLinear;
-  return {factor * linear_us(flops_.head, tokens), tensor_parallel_us(tokens), 0};
+  const bool forward = direction == Direction::kForward;
+  return {(forward ? 1 : kBackwardLinear) * linear_us(flops_.head, tokens),
+          tensor_parallel_us(forward ? Collective::kAllGather : Collective::kReduceScatter, tokens),
+          0};
 }
 
 StepCosts::GapCost StepCosts::gaps_cost(Direction direction, const RoundShares& round,
@@ -358,7 +380,7 @@ double StepCosts::optimizer_us(std::int32_t stage) const {
   // Reads the gradient, reads and writes master weight and moments, writes the weight.
   constexpr double kBytes = kGradientBytes + 2 * kOptimizerBytes + kWeightBytes;
   const double shards = step_.options.optimizer == OptimizerShards::kZero1
-                            ? static_cast<double>(gradient_ring_.ranks)
+                            ? static_cast<double>(gradient_group_.ranks())
                             : 1;
   return static_cast<double>(weights_of_stage(stage)) / shards * kBytes /
          (step_.cluster.memory_gbytes_per_s * kBytesPerUsAtOneGbyte);

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "contextile/advanced/training.h"
+#include "contextile/cluster.h"
 
 namespace contextile {
 
@@ -36,6 +38,27 @@ struct RingCost {
   [[nodiscard]] double us(double bytes) const;
 };
 
+// Collectives of one of the groups into which a cluster's devices are split. An operation whose
+// cost Cluster::collectives has takes that time, another one that of the ring.
+class GroupCollectives {
+ public:
+  GroupCollectives() = default;
+  // The group is on so many nodes. `groups_per_node` groups have devices on the same nodes and run
+  // their collectives at the same time, so that they share the NICs.
+  GroupCollectives(const Cluster& cluster, const RingCost& ring, std::int32_t nodes = 1,
+                   std::int32_t groups_per_node = 1);
+
+  [[nodiscard]] std::int32_t ranks() const { return ring_.ranks; }
+  // Time of all-gathers, reduce-scatters and all-reduces, for the bytes of CollectiveCost. An
+  // all-reduce without a cost is a reduce-scatter and an all-gather.
+  [[nodiscard]] double us(Collective op, double bytes) const;
+
+ private:
+  RingCost ring_;
+  std::vector<CollectiveCost> measured_;
+  double groups_ = 1;  // that share links with this one
+};
+
 class StepCosts {
  public:
   // Checks that the parts of the step fit each other.
@@ -63,8 +86,8 @@ class StepCosts {
                                                         std::int32_t micro_batch,
                                                         std::size_t part) const;
 
-  // The ring over the ranks that hold the same weights.
-  [[nodiscard]] const RingCost& gradient_ring() const { return gradient_ring_; }
+  // The group of the ranks that hold the same weights.
+  [[nodiscard]] const GroupCollectives& gradient_group() const { return gradient_group_; }
   [[nodiscard]] double optimizer_us(std::int32_t stage) const;
   [[nodiscard]] const ModelWeights& weights() const { return weights_; }
 
@@ -113,7 +136,7 @@ class StepCosts {
   [[nodiscard]] double ping_pong_us(Direction direction, const Place& place) const;
   [[nodiscard]] double linear_us(double flops_per_token, std::int64_t tokens) const;
   // Exposed time of one collective over the TP group.
-  [[nodiscard]] double tensor_parallel_us(std::int64_t tokens) const;
+  [[nodiscard]] double tensor_parallel_us(Collective op, std::int64_t tokens) const;
   [[nodiscard]] double elementwise_us(double elements_per_token, std::int64_t tokens) const;
 
   // Index of a chunk of a micro-batch among the forwards of a stage.
@@ -126,8 +149,8 @@ class StepCosts {
   std::vector<std::int32_t> tick_of_stage_0_;
   ModelWeights weights_;
   LinearFlops flops_;
-  RingCost tensor_ring_;
-  RingCost gradient_ring_;
+  GroupCollectives tensor_group_;
+  GroupCollectives gradient_group_;
 };
 
 }  // namespace contextile

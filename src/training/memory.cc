@@ -55,7 +55,7 @@ class StageMemoryCount {
   void add_weights() {
     const auto weights = static_cast<double>(costs_.weights_of_stage(stage_));
     const double shards =
-        step_.options.optimizer == OptimizerShards::kZero1 ? costs_.gradient_ring().ranks : 1;
+        step_.options.optimizer == OptimizerShards::kZero1 ? costs_.gradient_group().ranks() : 1;
     memory_.weights_bytes = rounded(kWeightBytes * weights);
     memory_.gradients_bytes = rounded(kGradientBytes * weights);
     memory_.optimizer_bytes = rounded(kOptimizerBytes * weights / shards);

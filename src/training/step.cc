@@ -99,17 +99,19 @@ class Prediction {
 
   void synchronise(std::int32_t stage) {
     StageTimes& times = result_.stages[static_cast<std::size_t>(stage)];
-    const RingCost& ring = costs_.gradient_ring();
+    const GroupCollectives& group = costs_.gradient_group();
     const auto weights = static_cast<double>(costs_.weights_of_stage(stage));
     const double backward_us =
         hiding_us(stage, Direction::kBackward, step_.pipeline.micro_batches - 1);
-    const double reduce_us = ring.us(kGradientBytes * weights);
     if (step_.options.optimizer == OptimizerShards::kZero1) {
       const double forward_us = hiding_us(stage, Direction::kForward, 0);
-      times.gradients_us = seen_us(reduce_us, backward_us, stage) +
-                           seen_us(ring.us(kWeightBytes * weights), forward_us, stage);
+      const double reduce_us = group.us(Collective::kReduceScatter, kGradientBytes * weights);
+      const double gather_us = group.us(Collective::kAllGather, kWeightBytes * weights);
+      times.gradients_us =
+          seen_us(reduce_us, backward_us, stage) + seen_us(gather_us, forward_us, stage);
     } else {
-      times.gradients_us = seen_us(2 * reduce_us, backward_us, stage);
+      const double reduce_us = group.us(Collective::kAllReduce, kGradientBytes * weights);
+      times.gradients_us = seen_us(reduce_us, backward_us, stage);
     }
     times.optimizer_us = costs_.optimizer_us(stage);
     double end_us = 0;

@@ -77,7 +77,8 @@ TEST_F(ValidateCommand, PredictsOnAnotherMachine) {
   const json document = this->document(
       {"validate", file("rows.csv", kMeasuredRows), "--cluster", "p4de:1x4", "--json"});
   EXPECT_EQ(document["unpredicted"].size(), 4U);
-  EXPECT_THAT(document["unpredicted"][0]["reason"].get<std::string>(), HasSubstr("--cluster"));
+  EXPECT_THAT(document["unpredicted"][0]["reason"].get<std::string>(),
+              HasSubstr("the given cluster has 1 x 4"));
 }
 
 TEST_F(ValidateCommand, RefusesBadRows) {

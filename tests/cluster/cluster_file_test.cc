@@ -38,6 +38,7 @@ void expect_same_costs(const Cluster& a, const Cluster& b) {
   EXPECT_EQ(a.nics_per_node, b.nics_per_node);
   EXPECT_EQ(a.rails, b.rails);
   EXPECT_EQ(a.flow_gbytes_per_s, b.flow_gbytes_per_s);
+  EXPECT_EQ(a.collectives, b.collectives);
   EXPECT_EQ(a.engine, b.engine);
   EXPECT_EQ(a.launches, b.launches);
   EXPECT_EQ(a.sms, b.sms);
@@ -65,6 +66,7 @@ TEST(CostModelKeys, AreReadOverThePresetsValues) {
   expected.rails = true;
   expected.flow_gbytes_per_s = {{2, 43}, {8, 26.5}};
   expected.launches = LaunchOrder::kGrouped;
+  expected.collectives.clear();  // measured on links of other latencies
   expected.sms = 100;
   expected.transfer_sms = 8;
   expected.sm_fraction = 0.125;
@@ -127,7 +129,7 @@ TEST(CostModelKeys, NameAnEngineOrGiveItsCosts) {
   EXPECT_EQ(mine.engine, expected);
   EXPECT_EQ(parse_cluster_json(to_json(mine), "again").engine, expected);
   const auto message = [](const std::string& engine) { return refusal("\"engine\": " + engine); };
-  EXPECT_THAT(message(R"("troch")"), HasSubstr("engine: expected one of native, torch, ring, "));
+  EXPECT_THAT(message(R"("troch")"), HasSubstr("engine: expected one of native, torch, dcp, te, ring, "));
   EXPECT_THAT(message(R"("torchs")"), HasSubstr("did you mean 'torch'"));
   EXPECT_THAT(message("3"), HasSubstr("engine: expected a name, or an object with a \"name\""));
   EXPECT_THAT(message("{}"), HasSubstr("engine: expected a name, or an object"));
@@ -175,6 +177,11 @@ TEST(CostModelKeys, ComeBackTheSame) {
       cluster.flow_gbytes_per_s.push_back({nodes, positive()});
     }
     cluster.launches = rng.next() % 2 == 0 ? LaunchOrder::kGrouped : LaunchOrder::kConcurrent;
+    for (std::int32_t size = 2; rng.next() % 3 != 0; size += 5) {
+      const Collective op = kCollectives[rng.next() % 4];
+      cluster.collectives.push_back({op, size, 0, positive(), 0, positive()});
+      cluster.collectives.push_back({op, 0, size, 0, positive(), positive()});
+    }
     if (rng.next() % 2 == 0) cluster.engine = {"mine", positive(), 0, positive()};
     cluster.sms = static_cast<std::int32_t>(1 + rng.next() % 200);
     cluster.transfer_sms = static_cast<std::int32_t>(rng.next() % cluster.sms);

@@ -1,6 +1,4 @@
 // Rows of measured times: what a file may say, and how each mistake is refused.
-#include "report/measured_rows.h"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/advanced/validation.h"
+#include "report/document_batches.h"
 #include "support/message_of.h"
 
 namespace contextile {

@@ -116,12 +116,27 @@ TEST(ChangedConstants, GridsOfAClosedFormAreMadeAnew) {
     }
     EXPECT_EQ(found.kernel_tile_rows, profile.kernel_tile_rows);
   };
-  expect("row_keys", "109", AttentionProfile::from_overheads(109, 9600, 0.86));
-  expect("row_keys", "436", AttentionProfile::from_overheads(436, 9600, 0.86));
-  expect("call_pairs", "4800", AttentionProfile::from_overheads(218, 4800, 0.86));
-  expect("kernel_tile_rows", "64", AttentionProfile::from_overheads(218, 9600, 0.86, 64));
-  expect("backward_share", "0.43", AttentionProfile::from_overheads(218, 9600, 0.43));
-  EXPECT_EQ(find(clusters, "row_keys", "109").was, "218");
+  const auto made = [](double forward_keys, double backward_keys, double forward_pairs,
+                       double backward_pairs, double share, std::int64_t tile = 128) {
+    AttentionProfile profile =
+        AttentionProfile::from_overheads(forward_keys, forward_pairs, share, tile);
+    profile.backward =
+        AttentionProfile::from_overheads(backward_keys, backward_pairs, share, tile).backward;
+    return profile;
+  };
+  expect("row_keys", "x 0.5", made(109, 361, 9600, 11963, 0.9));
+  expect("row_keys", "x 2", made(436, 1444, 9600, 11963, 0.9));
+  expect("call_pairs", "x 0.5", made(218, 722, 4800, 5981.5, 0.9));
+  expect("kernel_tile_rows", "64", made(218, 722, 9600, 11963, 0.9, 64));
+  expect("backward_share", "0.45", made(218, 722, 9600, 11963, 0.45));
+  EXPECT_EQ(find(clusters, "row_keys", "x 0.5").was, "");
+}
+
+// Both directions alike have one number.
+TEST(ChangedConstants, AlikeDirectionsHaveOneNumber) {
+  Cluster cluster = load_cluster("dgx-h100:2x8");
+  cluster.attention = AttentionProfile::from_overheads(218, 9600, 0.86);
+  EXPECT_EQ(find(changed_constants(cluster), "row_keys", "109").was, "218");
 }
 
 TEST(ChangedConstants, MeasuredGridsLoseHalfOrTwiceAsMuch) {
@@ -324,7 +339,7 @@ TEST(SensitivityTables, SayWhereAnotherIsFastest) {
   const std::string text = sensitivity_text(sensitivity, false);
   EXPECT_THAT(text, HasSubstr("zigzag +1"));
   EXPECT_THAT(text, HasSubstr("no strategy has a plan that ends here"));
-  EXPECT_THAT(text, HasSubstr("under 0 of 3 changes, not under row_keys 109; row_keys"));
+  EXPECT_THAT(text, HasSubstr("under 0 of 3 changes, not under row_keys x 0.5\n(assumed); row_keys"));
   EXPECT_THAT(text, HasSubstr("made for the cluster as it is"));
   const Json json = sensitivity_json(sensitivity);
   EXPECT_EQ(json.at("plans"), "kept");
@@ -332,8 +347,9 @@ TEST(SensitivityTables, SayWhereAnotherIsFastest) {
   ASSERT_EQ(rows.size(), 4U);
   EXPECT_EQ(rows[0].at("fastest"), Json({"zigzag", "hybrid"}));
   EXPECT_EQ(rows[0].at("second"), "auto:steps=1");
-  EXPECT_EQ(rows[1].at("was"), "218");
-  EXPECT_EQ(rows[1].at("is"), "109");
+  EXPECT_FALSE(rows[1].contains("was"));
+  EXPECT_EQ(rows[1].at("is"), "x 0.5");
+  EXPECT_TRUE(rows[1].at("assumed").get<bool>());  // the preset has the chip of dgx-h100
   EXPECT_FALSE(rows[2].at("strategies")[0].contains("predicted_s"));
   EXPECT_DOUBLE_EQ(rows[2].at("strategies")[1].at("predicted_s").get<double>(), 200e-6);
   EXPECT_EQ(rows[3].at("fastest"), Json::array());

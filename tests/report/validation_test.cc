@@ -1,5 +1,5 @@
 // Predictions held against measured times: the statistics by hand, and rows of small plans.
-#include "report/validation.h"
+#include "contextile/advanced/validation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
-#include "report/measured_rows.h"
+#include "report/held_rows.h"
 #include "report/time_order.h"
 #include "report/validation_tables.h"
 #include "support/message_of.h"
@@ -176,7 +176,7 @@ TEST(Validation, ListsRowsThatCannotBePredictedWithTheReason) {
   EXPECT_EQ(validation.rows[2].reason, "");
   EXPECT_EQ(validation.methods[0].unpredicted, 1U);
   EXPECT_EQ(validation.methods[0].ratios.rows, 0U);
-  const std::string text = validation_text(validation, false);
+  const std::string text = validation_text(validation);
   EXPECT_THAT(text, AllOf(HasSubstr("2 rows not predicted"), HasSubstr("line 3: me, s: "),
                           HasSubstr("stripes"), HasSubstr("me, judged: 8/2 heads of 128, bf16")));
 }
@@ -190,7 +190,7 @@ TEST(Validation, PredictsOnAnotherMachineOfTheSameSize) {
   const Validation own = validation_of(rows);
   const Validation other = validation_of(rows, {.cluster = cluster});
   EXPECT_GT(other.rows[0].predicted_ms.value(), 1.5 * own.rows[0].predicted_ms.value());
-  EXPECT_EQ(other.rows[1].reason, "measured on 2 x 2 devices, --cluster has 1 x 2");
+  EXPECT_EQ(other.rows[1].reason, "measured on 2 x 2 devices, the given cluster has 1 x 2");
 }
 
 TEST(Validation, RefusesOptionsAndMasksThatDoNotFitWithTheirLine) {
@@ -212,7 +212,7 @@ TEST(Validation, TextIsNarrow) {
       "magi_dist,judged,dgx-h100:1x2,magi_attn-native,magi:hierarchical=on,8K,causal,8,2,128,"
       "bf16,forward+backward,2,\n"
       "magi_dist,judged,dgx-h100:1x2,ring_p2p,zigzag,8K,causal,8,2,128,bf16,forward+backward,3,\n");
-  const std::string text = validation_text(validation, false);
+  const std::string text = validation_text(validation);
   std::size_t begin = 0;
   for (std::size_t end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
     EXPECT_LE(end - begin, 80U) << text.substr(begin, end - begin);

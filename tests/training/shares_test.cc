@@ -81,6 +81,7 @@ TEST(RankShares, GradientsHideUnderTheLinearLayersOfTheRankThatHasLeast) {
     TrainingStep step = uneven_step(two_ranks({first, 0, 0}, {second, 0, 0}));
     step.options.optimizer = OptimizerShards::kNone;
     step.options.gradient_overlap = GradientOverlap::kOn;
+    step.options.collective_share = 0.72;
     return predict_step(step).stages.front().gradients_us;
   };
   const double weights = 4 * 34'004'000 + 40'002'000;

@@ -266,9 +266,10 @@ struct IterationOptions {
   GradientOverlap gradient_overlap = GradientOverlap::kOn;
   // Share of Cluster::peak_tflops that everything outside attention reaches.
   double linear_mfu = kLinearMfu;
-  // Share of the ports' bandwidth that ring collectives reach. 0.72: nccl-tests of all-gather and
-  // reduce-scatter on 8 H200 (374 and 362 GB/s of result on ports of 450 GB/s).
-  double collective_share = 0.72;
+  // Share of the links' rates that ring collectives reach. Rates of presets are what collectives
+  // get. Collectives with a cost in Cluster::collectives reach what was measured, whatever this
+  // share is.
+  double collective_share = 1;
   // Share of the all-gathers and reduce-scatters of TP that is hidden behind the matrix products
   // they belong to.
   double tensor_parallel_overlap = 0;

@@ -77,11 +77,11 @@ struct NamedMethod {
 
 // DCP and the methods that the paper compares it with.
 std::vector<NamedMethod> methods_of() {
-  return {{"DCP", {.ways = parse_strategies("dcp")}},
-          {"RFA", {.ways = parse_strategies("ring")}},
-          {"RFA", {.ways = parse_strategies("zigzag")}},
-          {"TE", {.ways = {transformer_engine_choice()}}},
-          {"LoongTrain", {.ways = loongtrain_ways()}}};
+  return {{"DCP", {.ways = parse_strategies("dcp"), .engine = "dcp"}},
+          {"RFA", {.ways = parse_strategies("ring"), .engine = "ring"}},
+          {"RFA", {.ways = parse_strategies("zigzag"), .engine = "ring"}},
+          {"TE", {.ways = {transformer_engine_choice()}, .engine = "te"}},
+          {"LoongTrain", {.ways = loongtrain_ways(), .engine = "ring"}}};
 }
 
 constexpr std::size_t kTotalCell = 4;  // of a row: behind scale, strategy, forward and backward
@@ -198,8 +198,9 @@ PaperResult make(const TableOverrides& overrides) {
   result.plots = {{.x = "scale", .y = {"total_s"}, .series = {"strategy"}}};
   result.findings = scale_findings(scales);
   for (Finding& finding : order_findings(scales)) result.findings.push_back(std::move(finding));
-  result.differences.insert(result.differences.end(), {kDocumentsAreWhole, kTransformerEngineIs,
-                                                       kSpreadIs, padding_text(scales)});
+  result.differences.insert(
+      result.differences.end(),
+      {kDocumentsAreWhole, kTransformerEngineIs, kEnginesAre, kSpreadIs, padding_text(scales)});
   return result;
 }
 

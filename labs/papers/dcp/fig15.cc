@@ -46,11 +46,12 @@ PaperSetting setting_of(const TableOverrides& overrides) {
 }
 
 // The time of a step of one batch; infinity if it does not fit.
-double step_us(const StrategyChoice& choice, const PaperSetting& setting, const std::string& mask,
-               const BatchLengths& lengths) {
+double step_us(const StrategyChoice& choice, const std::string& engine, const PaperSetting& setting,
+               const std::string& mask, const BatchLengths& lengths) {
   TrainingJob job;
   job.model = load_model("gpt-8b");
   job.cluster = setting.input.cluster;
+  if (job.cluster.engine == EngineCosts{}) job.cluster.engine = find_engine(engine);
   job.masks = {parse_mask_use(mask)};
   job.plan = setting.input.options;
   job.micro_batches = {lengths};
@@ -62,11 +63,12 @@ double step_us(const StrategyChoice& choice, const PaperSetting& setting, const 
 }
 
 // A strategy's steps, of every batch.
-std::vector<double> steps_us(const StrategyChoice& choice, const PaperSetting& setting,
-                             const std::string& dataset, const std::string& mask) {
+std::vector<double> steps_us(const StrategyChoice& choice, const std::string& engine,
+                             const PaperSetting& setting, const std::string& dataset,
+                             const std::string& mask) {
   std::vector<double> times;
   for (const BatchLengths& lengths : batches_from_dataset(dataset, setting.batch)) {
-    times.push_back(step_us(choice, setting, mask, lengths));
+    times.push_back(step_us(choice, engine, setting, mask, lengths));
   }
   return times;
 }
@@ -83,8 +85,9 @@ struct Compared {
 
 Compared compared(const PaperSetting& setting, const std::string& dataset,
                   const std::string& mask) {
-  const std::vector<double> dcp_us = steps_us({"dcp", {}}, setting, dataset, mask);
-  const std::vector<double> te_us = steps_us(transformer_engine_choice(), setting, dataset, mask);
+  const std::vector<double> dcp_us = steps_us({"dcp", {}}, "dcp", setting, dataset, mask);
+  const std::vector<double> te_us =
+      steps_us(transformer_engine_choice(), "te", setting, dataset, mask);
   return {.dcp_us = mean_of(dcp_us),
           .baseline_us = mean_of(te_us),
           .batches = spread_of_ratios(te_us, dcp_us)};
@@ -207,7 +210,7 @@ PaperResult make(const TableOverrides& overrides) {
   PaperResult result{
       .setting = setting.description(),
       .table = std::move(table),
-      .differences = {kStepsAreModelled, kDocumentsAreWhole, kTransformerEngineIs},
+      .differences = {kStepsAreModelled, kDocumentsAreWhole, kTransformerEngineIs, kEnginesAre},
       .plots = {{.x = "max_length", .y = {"gain"}, .series = {"mask"}, .panels = {"dataset"}}}};
   result.setting[0].second = fmt::format("{}; {} of as many tokens as the longest length, seed {}",
                                          fmt::join(setting.datasets, ", "),

@@ -10,6 +10,10 @@ const std::string kTransformerEngineIs =
     "TE (TransformerEngine) has two head-parallel ranks in zigzag rings, as the paper's, and sends "
     "every key around whatever the mask.";
 
+const std::string kEnginesAre =
+    "Each method runs on its own engine (contextile info): dcp and te have host time for each "
+    "sequence, rings merge partial outputs apart from attention.";
+
 const std::string kDocumentsAreWhole =
     "Documents above the longest length are left out and none is cut, as in the paper. "
     "LongAlign's lengths are quantiles of a published sample; LongDataCollections' are guessed.";

@@ -36,6 +36,9 @@ extern const std::pair<std::string, std::string> kDcpIs;
 [[nodiscard]] StrategyChoice transformer_engine_choice();
 extern const std::string kTransformerEngineIs;
 
+// For PaperResult::differences, where methods have engines of their own.
+extern const std::string kEnginesAre;
+
 // For PaperResult::differences, where lengths are samples.
 extern const std::string kDocumentsAreWhole;
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ranks import free_port
-
 HELPERS = [str(Path(__file__).parents[1] / folder) for folder in ("support", "with_megatron")]
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "python").glob("*.md"))
 NEEDS = {
@@ -59,7 +57,16 @@ def test_snippets(page, tmp_path):
         pytest.importorskip(module)
     code = snippets(page)
     assert code
+    environment = dict(os.environ)
     if "torch" in needed:
+        from contextile.torch._ranks.group import free_port
+
+        environment |= {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port("127.0.0.1")),
+        }
         # Threads of a process group that is never destroyed may end an exiting interpreter.
         code += "\nif dist.is_initialized():\n    dist.destroy_process_group()\n"
         begin = "; ".join(
@@ -72,13 +79,6 @@ def test_snippets(page, tmp_path):
             begin += "; dist.init_process_group('gloo')"
         code = code.replace("\n", begin + "\n", 1)
     (tmp_path / f"page_{page.stem}.py").write_text(code)
-    environment = {
-        **os.environ,
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
     done = subprocess.run(
         [sys.executable, f"page_{page.stem}.py"],
         cwd=tmp_path,

@@ -265,6 +265,18 @@ def test_ctrl_c_ends_planning(strategy):
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
+def test_ctrl_c_ends_a_validation(tmp_path):
+    """Its plan would take hours."""
+    (tmp_path / "rows.csv").write_text(
+        "source,split,cluster,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,dtype,"
+        "direction,ms\n"
+        "me,judged,dgx-h200:4x8,m,auto:steps=1000000000,8*64K,causal,8,8,128,bf16,forward,1\n"
+    )
+    done = run("begins()\nct.validate('rows.csv')\n", interrupt=True, cwd=tmp_path)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
 @pytest.mark.parametrize(
     "shapes",
     [

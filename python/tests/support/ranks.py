@@ -11,8 +11,6 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -131,18 +129,6 @@ def run_alone(function, num_ranks: int, *arguments: str, timeout: float = 300) -
                 f"{function.__name__}: rank {r} runs for more than {timeout} s: {outputs}"
             )
     return outputs
-
-
-def free_port() -> int:
-    """A port of this machine that is free at the moment, and that no connection is given soon."""
-    for port in [*(random.SystemRandom().randrange(10_000, 32_768) for _ in range(64)), 0]:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return probe.getsockname()[1]
-    raise OSError("no free port")
 
 
 def leave_together() -> None:

@@ -143,6 +143,25 @@ std::string named_text(const auto& items) {
   return table.text();
 }
 
+// A preset's hardware, then every constant whose source is known.
+std::string clusters_text() {
+  constexpr std::size_t kWidestConstant = 29;  // inter_gbytes_per_s_per_node
+  constexpr std::size_t kLongestValue = 40;    // not those of a grid
+  Table table({{"name", "name"}, {"", "description"}}, kWidestConstant);
+  for (const ClusterPreset& preset : cluster_presets()) {
+    table.add_row({std::string(preset.name)}, std::string(preset.description));
+    const Json constants = Json::parse(to_json(preset.cluster));
+    for (const ConstantSource& source : preset.sources) {
+      const std::string key(source.key);
+      const std::string value = constants.value(key, Json()).dump();
+      const bool is_short = value != "null" && value.size() <= kLongestValue;
+      table.add_row({"  " + key}, fmt::format("{}{}{}", is_short ? value + ", " : "",
+                                              source.assumed ? "assumed: " : "", source.source));
+    }
+  }
+  return table.text();
+}
+
 std::string engines_text() {
   Table table({{"name", "name"}, {"", "description"}}, kWidestName);
   for (const EnginePreset& engine : engine_presets()) {
@@ -197,6 +216,11 @@ Json info_json() {
   for (const ClusterPreset& preset : cluster_presets()) {
     presets.push_back(Json::parse(to_json(preset.cluster)));
     presets.back()["description"] = preset.description;
+    Json sources = Json::object();
+    for (const ConstantSource& source : preset.sources) {
+      sources[std::string(source.key)] = {{"source", source.source}, {"assumed", source.assumed}};
+    }
+    presets.back()["sources"] = std::move(sources);
   }
   Json engines = Json::array();
   for (const EnginePreset& engine : engine_presets()) {
@@ -246,7 +270,7 @@ std::string info_text() {
   text += "\nTRANSPORTS\n" + parts_text(transport_parts());
   text += "\nSTORES\n" + parts_text(store_parts());
   text += "\nKERNELS\n" + parts_text(kernel_parts());
-  text += "\nCLUSTERS\n" + named_text(cluster_presets());
+  text += "\nCLUSTERS\n" + clusters_text();
   text += "\nGPU KERNELS, for predictions\n" + gpu_kernels_text();
   text += "\nENGINES, for predictions\n" + engines_text();
   text += "\nSTRATEGIES\n" + strategies_text();

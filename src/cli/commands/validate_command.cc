@@ -13,11 +13,10 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/advanced/validation.h"
 #include "contextile/planner.h"
 #include "report/json.h"
-#include "report/measured_rows.h"
 #include "report/table.h"
-#include "report/validation.h"
 #include "report/validation_tables.h"
 
 namespace contextile {

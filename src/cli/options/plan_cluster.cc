@@ -41,7 +41,7 @@ Cluster cluster_of_plan(const Plan& plan, const std::string& text) {
   }
   // A name like "h20,transfer_sms=6" is the preset's with what was set behind it.
   const std::string_view full_name = plan.cluster_name;
-  const std::string_view name = full_name.substr(0, full_name.find(','));
+  const std::string_view name = without_settings(full_name);
   const std::vector<ClusterPreset>& presets = cluster_presets();
   const auto preset = std::ranges::find(presets, name, &ClusterPreset::name);
   if (preset == presets.end()) {

@@ -166,8 +166,9 @@ class Simulator {
     const bool is_first =
         hosts_.try_emplace({direction, m}, std::vector<double>(programs.size())).second;
     if (!is_first) return;
+    const double us = cluster_.engine.host_begin_us(plan_.sequences.size());
     for (TimedProgram& program : programs) {
-      if (!program.steps.empty()) program.steps.front().host_us += cluster_.engine.host_call_us;
+      if (!program.steps.empty()) program.steps.front().host_us += us;
     }
   }
 

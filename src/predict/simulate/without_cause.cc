@@ -12,9 +12,7 @@ constexpr double kBoundlessGbytes = 1e12;  // the most that a cluster may have
 }  // namespace
 
 bool has_host_times(const EngineCosts& engine) {
-  return engine.host_call_us + engine.host_stage_us + engine.host_launch_us +
-             engine.host_message_us + engine.host_merge_us >
-         0;
+  return engine != engine.without_host();
 }
 
 Cluster without(Cause cause, Cluster cluster) {
@@ -42,8 +40,7 @@ Cluster without(Cause cause, Cluster cluster) {
       cluster.flow_gbytes_per_s.clear();
       break;
     case Cause::kHost:
-      cluster.engine = {.name = cluster.engine.name,
-                        .merge_bytes_per_element = cluster.engine.merge_bytes_per_element};
+      cluster.engine = cluster.engine.without_host();
       break;
     case Cause::kLaunchOrder:
       cluster.launches = LaunchOrder::kConcurrent;

@@ -325,9 +325,21 @@ std::int64_t most_tokens(const Plan& plan) {
                       (plan.nodes * plan.devices_per_node));
 }
 
+// Nodes that share an uplink of 50 GB/s.
+Cluster with_shared_uplinks(std::int32_t nodes) {
+  Cluster cluster = cluster_of("p4de", nodes, 4);
+  cluster.attention_tflops = 280;
+  cluster.attention = AttentionProfile::from_overheads(51, 9600, 0.86);
+  cluster.intra_gbytes_per_s = 300;
+  cluster.inter_gbytes_per_s_per_node = 50;
+  cluster.nics_per_node = 1;
+  cluster.flow_gbytes_per_s.clear();
+  return cluster;
+}
+
 TEST(TimedBlockSize, PaysForEvenTokensWhatLinearLayersCost) {
   const Workload workload = batch_of({50000, 9000, 2500, 4100}, "causal");
-  const Cluster cluster = cluster_of("p4de", 4, 4);
+  const Cluster cluster = with_shared_uplinks(4);
   const auto planned = [&](double linear_us_per_token) {
     StrategyRequest request;
     request.linear_us_per_token = linear_us_per_token;
@@ -420,7 +432,7 @@ TEST(Auto, StrategiesThatCannotWinLeaveStepsToPlacements) {
 // Over slow links, 32 KV heads on 32 devices: tiles of single heads spread evenly without splitting
 // documents.
 TEST(Auto, PlacesTilesOfSingleKvHeads) {
-  const Cluster cluster = cluster_of("p4de", 2, 4);
+  const Cluster cluster = with_shared_uplinks(2);
   Workload workload = batch_of({14'000, 2384}, "causal");
   workload.shape.q_heads = workload.shape.kv_heads = 32;
   StrategyRequest request;

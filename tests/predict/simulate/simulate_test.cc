@@ -78,6 +78,7 @@ TEST(TileCosts, FollowThePublishedCurveOfShortAndLongDocuments) {
   // FA2-class, 64 heads: TFLOP/s at L = 128, 512, 1K, 4K, 32K as measured with DistCA.
   Cluster cluster = load_cluster("p4de");
   cluster.attention_tflops = 351;
+  cluster.attention = AttentionProfile::from_overheads(51, 9600, 0.86);
   AttentionShape shape;
   shape.q_heads = 64;
   const TileCosts costs(shape, cluster);
