@@ -60,8 +60,8 @@ class RatioGroups {
   }
   [[nodiscard]] std::vector<RatioGroup> all() const {
     std::vector<RatioGroup> groups = groups_;
-    std::ranges::stable_partition(
-        groups, [](const RatioGroup& group) { return group.split == RowSplit::kFitted; });
+    std::stable_partition(groups.begin(), groups.end(),
+                          [](const RatioGroup& group) { return group.split == RowSplit::kFitted; });
     return groups;
   }
 

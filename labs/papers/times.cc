@@ -37,31 +37,31 @@ TimedWay fastest_way(const TimedMethod& method, PlanInput input, std::span<const
 }  // namespace
 
 Predicted predict_times(const StrategyChoice& choice, const PlanInput& input,
-                        std::span<const Workload> batches, Mean which) {
-  Predicted mean;
+                        std::span<const Workload> batches, Mean mean) {
+  Predicted found;
   std::array<double, 3> sums{};  // of logarithms for geometric means
   for (const Workload& workload : batches) {
     if (const auto reason = unsupported_reason(workload, input.cluster, choice, input.options)) {
-      mean.skipped = *reason;
-      return mean;
+      found.skipped = *reason;
+      return found;
     }
     const PlannedBatch planned = plan_and_check(workload, input.cluster, choice, input.options);
     const Simulation simulation = simulate(*planned.plan, input.cluster);
     const std::array<double, 3> values = {simulation.forward->time_us, simulation.backward->time_us,
                                           simulation.time_us()};
     for (std::size_t i = 0; i < sums.size(); ++i) {
-      sums[i] += which == Mean::kGeometric ? std::log(values[i]) : values[i];
+      sums[i] += mean == Mean::kGeometric ? std::log(values[i]) : values[i];
     }
-    mean.totals_s.push_back(1e-6 * values.back());
+    found.totals_s.push_back(1e-6 * values.back());
   }
   for (double& sum : sums) {
     sum /= static_cast<double>(batches.size());
-    if (which == Mean::kGeometric) sum = std::exp(sum);
+    if (mean == Mean::kGeometric) sum = std::exp(sum);
   }
-  mean.forward_s = 1e-6 * sums[0];
-  mean.backward_s = 1e-6 * sums[1];
-  mean.total_s = 1e-6 * sums[2];
-  return mean;
+  found.forward_s = 1e-6 * sums[0];
+  found.backward_s = 1e-6 * sums[1];
+  found.total_s = 1e-6 * sums[2];
+  return found;
 }
 
 std::vector<Column> time_columns(std::vector<Column> first) {

@@ -103,6 +103,7 @@ void take_order(const std::vector<NamedMethod>& methods, const Table& table, std
   times.fastest = by_time.front().second;
   times.slowest = by_time.back().second;
   std::vector<std::string> texts;
+  texts.reserve(by_time.size());
   for (const auto& [over_dcp, name] : by_time)
     texts.push_back(fmt::format("{} {:.2f}x", name, over_dcp));
   times.order = fmt::format("{}", fmt::join(texts, ", "));

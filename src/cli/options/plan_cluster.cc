@@ -35,7 +35,7 @@ void check_same_cluster(const Plan& plan, const Cluster& cluster, const std::str
 
 Cluster cluster_of_plan(const Plan& plan, const std::string& text) {
   if (!text.empty()) {
-    const Cluster cluster = load_cluster(text);
+    Cluster cluster = load_cluster(text);
     check_same_cluster(plan, cluster, text);
     return cluster;
   }
