@@ -272,8 +272,8 @@ class ClusterReader {
   // True if a value differs from the preset's. No preset's name says what the cluster is then: a
   // plan for it would be predicted on the preset.
   [[nodiscard]] bool has_own_values() const {
-    static const std::vector<std::string_view> kNamed = {
-        "preset", "name", "nodes", "devices_per_node", "kernel", "engine"};
+    static const std::vector<std::string_view> kNamed = {"preset",           "name",   "nodes",
+                                                         "devices_per_node", "kernel", "engine"};
     return std::any_of(object_.items().begin(), object_.items().end(), [](const auto& item) {
       return std::ranges::find(kNamed, item.key()) == kNamed.end();
     });

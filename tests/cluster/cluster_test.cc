@@ -218,9 +218,10 @@ TEST(LoadCluster, RefusesBadSizesAndSaysWhatItFound) {
 }
 
 TEST(LoadCluster, ListsPresetsAndSuggestsTheNearest) {
-  EXPECT_THAT(load_message("p4d:4x8"),
-              AllOf(HasSubstr("p4de, dgx-h100, dgx-h200, h20, b200, gb200-nvl72, gb300-nvl72, local"),
-                    HasSubstr("did you mean 'p4de'")));
+  EXPECT_THAT(
+      load_message("p4d:4x8"),
+      AllOf(HasSubstr("p4de, dgx-h100, dgx-h200, h20, b200, gb200-nvl72, gb300-nvl72, local"),
+            HasSubstr("did you mean 'p4de'")));
   EXPECT_THAT(load_message("dgx-h20"), HasSubstr("did you mean 'dgx-h200'"));
   EXPECT_THAT(load_message("something else"), Not(HasSubstr("did you mean")));
   EXPECT_THAT(load_message(""), HasSubstr("found ''"));

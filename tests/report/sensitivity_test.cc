@@ -339,7 +339,8 @@ TEST(SensitivityTables, SayWhereAnotherIsFastest) {
   const std::string text = sensitivity_text(sensitivity, false);
   EXPECT_THAT(text, HasSubstr("zigzag +1"));
   EXPECT_THAT(text, HasSubstr("no strategy has a plan that ends here"));
-  EXPECT_THAT(text, HasSubstr("under 0 of 3 changes, not under row_keys x 0.5\n(assumed); row_keys"));
+  EXPECT_THAT(text,
+              HasSubstr("under 0 of 3 changes, not under row_keys x 0.5\n(assumed); row_keys"));
   EXPECT_THAT(text, HasSubstr("made for the cluster as it is"));
   const Json json = sensitivity_json(sensitivity);
   EXPECT_EQ(json.at("plans"), "kept");

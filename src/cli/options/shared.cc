@@ -49,8 +49,7 @@ void add_cluster_option(CLI::App& app, std::string& cluster, const std::string& 
   const std::string subject = text.empty() ? "" : text + ": ";
   add_value(app, "--cluster",
             {"NAME[:NODESxDEVICES][,transfer_sms=N][,kernel=K][,engine=E]|FILE",
-             subject + "{} or FILE", unset.empty() ? cluster : unset,
-             names_of(cluster_presets())},
+             subject + "{} or FILE", unset.empty() ? cluster : unset, names_of(cluster_presets())},
             [&cluster](const std::string& value) { cluster = value; });
 }
 

@@ -11,9 +11,7 @@ constexpr double kBoundlessGbytes = 1e12;  // the most that a cluster may have
 
 }  // namespace
 
-bool has_host_times(const EngineCosts& engine) {
-  return engine != engine.without_host();
-}
+bool has_host_times(const EngineCosts& engine) { return engine != engine.without_host(); }
 
 Cluster without(Cause cause, Cluster cluster) {
   AttentionProfile& attention = cluster.attention;
