@@ -96,7 +96,7 @@ std::vector<std::pair<std::string, std::string>> described(const std::vector<Pre
 void bind_presets(nb::module_& module) {
   module.def(
       "cluster_presets", [] { return described(cluster_presets()); },
-      "Returns name and description (hardware, constants and their source) of every preset.");
+      "Returns name and description (the hardware) of every preset.");
   module.def(
       "engine_presets", [] { return described(engine_presets()); },
       "Returns name and description (what it is, where its costs come from) of every engine.");

@@ -70,8 +70,8 @@ void check_collectives(const Cluster& cluster, const std::string& name) {
 void share_nics(double share, std::vector<CollectiveCost>& costs) {
   for (CollectiveCost& cost : costs) {
     if (cost.nodes == 0) continue;
-    cost.ramp_us /= std::sqrt(share);
-    cost.gbytes_per_s *= share;
+    cost.ramp_us = std::min(cost.ramp_us / std::sqrt(share), kDelay.most);
+    cost.gbytes_per_s = std::max(cost.gbytes_per_s * share, kRate.least);
   }
 }
 

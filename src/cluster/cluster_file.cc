@@ -235,7 +235,7 @@ class ClusterReader {
     }
     read_choices(cluster);
     if (has_own_values()) cluster.name = Cluster().name;
-    if (object_.contains("name")) cluster.name = text("name");
+    if (object_.contains("name")) cluster.name = given_name();
     read_integer("nodes", cluster.nodes);
     read_integer("devices_per_node", cluster.devices_per_node);
     read_number("intra_gbytes_per_s", cluster.intra_gbytes_per_s);
@@ -267,6 +267,18 @@ class ClusterReader {
         cluster.name += ",engine=" + cluster.engine.name;
       }
     }
+  }
+
+  // Plans are predicted on the preset whose name their cluster has, so no changed preset has one.
+  [[nodiscard]] std::string given_name() const {
+    const std::string name = text("name");
+    const bool is_presets = std::ranges::find(cluster_presets(), without_settings(name),
+                                              &ClusterPreset::name) != cluster_presets().end();
+    CONTEXTILE_CHECK(!is_presets || !is_complete_ || !has_own_values(),
+                     "name: expected another name than a preset's, because other keys change the "
+                     "preset, found {}",
+                     quote(name));
+    return name;
   }
 
   // True if a value differs from the preset's. No preset's name says what the cluster is then: a

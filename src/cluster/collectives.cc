@@ -51,7 +51,7 @@ std::vector<CollectiveCost> a100_costs() {
   return {{kAllGather, 2, 0, 9.2, 9.0, 349},     {kAllGather, 8, 0, 15.0, 9.5, 251},
           {kReduceScatter, 2, 0, 9.1, 8.6, 412}, {kReduceScatter, 8, 0, 14.3, 8.2, 259},
           {kAllReduce, 2, 0, 9.4, 16.1, 253},    {kAllReduce, 8, 0, 21.3, 11.9, 133},
-          {kAllReduce, 0, 2, 166.2, 146.0, 52},  {kAllToAll, 2, 0, 10.7, 9.0, 392},
+          {kAllReduce, 0, 2, 166.2, 146.0, 50},  {kAllToAll, 2, 0, 10.7, 9.0, 392},
           {kAllToAll, 8, 0, 12.3, 11.7, 271}};
 }
 

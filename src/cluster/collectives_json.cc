@@ -1,6 +1,7 @@
 #include "cluster/collectives_json.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <limits>
@@ -69,6 +70,9 @@ CollectiveCost read_collective(const json& entry) {
 std::vector<CollectiveCost> read_collectives(const json& entries) {
   CONTEXTILE_CHECK(entries.is_array(), "collectives: expected an array of objects, found {}",
                    quote(entries.dump()));
+  constexpr std::size_t kMostCosts = 256;
+  CONTEXTILE_CHECK(entries.size() <= kMostCosts, "collectives: expected up to {} costs, found {}",
+                   kMostCosts, entries.size());
   std::vector<CollectiveCost> costs;
   std::ranges::transform(entries, std::back_inserter(costs), read_collective);
   return costs;

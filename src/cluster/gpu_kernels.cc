@@ -37,6 +37,10 @@ constexpr std::string_view kNode =
     "FlashAttention-3 where all GPUs of a node compute: row costs of its own charts (head dim 128, "
     "documents of 512 to 16384), rate fitted to plans of 8 and 16 GPUs in MagiAttention's "
     "benchmark";
+constexpr std::string_view kAmpere =
+    "FlashAttention-2, rate fitted to ring-flash-attention's benchmark, forward, documents of 8K "
+    "to "
+    "64K; rows cost as vllm_fa2's, backward as on H100, both assumed";
 constexpr std::string_view kFlash4 =
     "FlashAttention-4, forward fitted to its own benchmark (pull request 2605, head dim 128, "
     "documents of 1K to 4K); backward assumed";
@@ -65,6 +69,7 @@ const std::vector<GpuKernel>& gpu_kernels() {
       {"trtllm", hopper, kTables, 552, profile_of({594, 7544}, 0.881, {722, 11963}, 13.6)},
       {"cuda:wgmma", hopper, kOwn, 730, profile_of({628, 9505}, 0.682, {1000, 10077}, 18.8)},
       {"cuda:mma", hopper, kOwn, 234, profile_of({316, 9714}, 0.568, {930, 9638}, 23.9)},
+      {"fa2", {"p4de"}, kAmpere, 217, profile_of({256, 1211}, 0.904, {566, 10013}, 10.9)},
       {"vllm_fa2", {"p4de"}, kTables, 181, profile_of({256, 1211}, 0.881, {722, 11963}, 10.9)},
       {"trtllm", blackwell, kTables, 1380, profile_of({1112, 27869}, 0.881, {1112, 27869}, 16.1)},
       {"fa4", blackwell, kFlash4, 1663, AttentionProfile::from_overheads(380, 9600, 0.86, 256)}};

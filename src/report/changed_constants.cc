@@ -80,8 +80,8 @@ Solved solved(const AttentionProfile& profile, const std::vector<double>& shares
   const auto most_rows = static_cast<double>(profile.q_rows[row]);
   const auto keys = static_cast<double>(profile.kv_rows[key]);
   Solved found;
-  found.peak = rounded(few_rows * (keys - static_cast<double>(profile.kv_rows[key - 1])) /
-                       (worth(few, key) - worth(few, key - 1)));
+  found.peak = few_rows * (keys - static_cast<double>(profile.kv_rows[key - 1])) /
+               (worth(few, key) - worth(few, key - 1));
   const auto beyond_pairs = [&](std::size_t i, double rows) {
     return found.peak * worth(i, key) - rows * keys;
   };

@@ -49,11 +49,11 @@ std::vector<std::string_view> file_keys(std::string_view constant) {
 
 // True if the cluster's preset says that the constant is assumed.
 bool is_assumed(const Sensitivity& sensitivity, const ChangedConstant& changed) {
+  const Cluster& cluster = sensitivity.clusters.front().cluster;
   const std::vector<std::string_view> keys = file_keys(changed.constant);
-  return std::ranges::any_of(
-      constant_sources(sensitivity.clusters.front().cluster), [&](const ConstantSource& source) {
-        return source.assumed && std::ranges::find(keys, source.key) != keys.end();
-      });
+  return std::ranges::any_of(constant_sources(cluster), [&](const ConstantSource& source) {
+    return source.assumed && std::ranges::find(keys, source.key) != keys.end();
+  });
 }
 
 std::string change_text(const Sensitivity& sensitivity, const ChangedConstant& changed) {

@@ -104,6 +104,10 @@ TEST(CostModelKeys, AreInTheNameOfThePreset) {
   EXPECT_EQ(name(R"({"preset": "dgx-h100", "engine": {"name": "torch", "host_call_us": 1}})"),
             "custom");
   EXPECT_EQ(name(R"({"preset": "dgx-h100", "kernel": "fa2", "name": "mine"})"), "mine");
+  EXPECT_EQ(name(R"({"preset": "dgx-h100", "launch_us": 9})"), "custom");
+  EXPECT_EQ(name(R"({"preset": "dgx-h100", "nodes": 2, "name": "h20"})"), "h20");
+  EXPECT_THAT(refusal(R"("launch_us": 9, "name": "p4de,engine=ring")"),
+              HasSubstr("name: expected another name than a preset's"));
   const auto twice = [](const std::string& json) {
     try {
       static_cast<void>(parse_cluster_json(json, "c.json"));

@@ -65,8 +65,8 @@ TEST(ClusterPresets, HoldMeasuredRates) {
   EXPECT_EQ(p4de.intra_gbytes_per_s, 205);
   EXPECT_EQ(p4de.inter_gbytes_per_s_per_node, 42);
   EXPECT_EQ(p4de.flow_limit_gbytes_per_s(), 4);
-  EXPECT_EQ(p4de.attention_tflops, 181);
-  EXPECT_EQ(p4de.attention, find_gpu_kernel("p4de", "vllm_fa2").attention);
+  EXPECT_EQ(p4de.attention_tflops, 217);
+  EXPECT_EQ(p4de.attention, find_gpu_kernel("p4de", "fa2").attention);
   const Cluster h200 = load_cluster("dgx-h200");
   EXPECT_EQ(h200.intra_gbytes_per_s, 335);
   EXPECT_EQ(h200.inter_gbytes_per_s_per_node, 344);
@@ -150,7 +150,7 @@ TEST(LoadCluster, TakesAMeasuredKernelAfterTheComma) {
             load_cluster("dgx-h100,kernel=trtllm").attention);
   EXPECT_THAT(load_message("dgx-h100,kernel=fa9"),
               HasSubstr("kernel: expected one of fa2, fa3, fa3_node, cudnn"));
-  EXPECT_THAT(load_message("p4de,kernel=fa3"), HasSubstr("expected one of vllm_fa2 on p4de"));
+  EXPECT_THAT(load_message("p4de,kernel=fa3"), HasSubstr("expected one of fa2, vllm_fa2 on p4de"));
   EXPECT_THAT(load_message("local,kernel=fa3"), HasSubstr("a preset with measured kernels"));
   EXPECT_THAT(load_message("dgx-h100,kernel=fa2,kernel=fa3"), HasSubstr("twice"));
   for (const GpuKernel& each : gpu_kernels()) {

@@ -137,6 +137,8 @@ TEST(ChangedConstants, AlikeDirectionsHaveOneNumber) {
   Cluster cluster = load_cluster("dgx-h100:2x8");
   cluster.attention = AttentionProfile::from_overheads(218, 9600, 0.86);
   EXPECT_EQ(find(changed_constants(cluster), "row_keys", "109").was, "218");
+  cluster.attention = AttentionProfile::from_overheads(218, 9600, 2.0 / 3);
+  EXPECT_EQ(find(changed_constants(cluster), "row_keys", "109").was, "218");
 }
 
 TEST(ChangedConstants, MeasuredGridsLoseHalfOrTwiceAsMuch) {
