@@ -54,6 +54,10 @@ void apply_overrides(const TableOverrides& overrides, PaperSetting& setting) {
   if (overrides.block_size) setting.input.options.block_size = overrides.block_size;
 }
 
+void use_engine_of_method(const std::string& engine, Cluster& cluster) {
+  if (cluster.engine == EngineCosts{}) cluster.engine = find_engine(engine);
+}
+
 void refuse_overrides(const TableOverrides& overrides, std::string_view table,
                       std::initializer_list<std::string_view> followed) {
   const std::pair<std::string_view, bool> given[] = {

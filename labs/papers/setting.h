@@ -31,6 +31,9 @@ struct PaperSetting {
 // `setting` holds the paper's values; its cluster is loaded by name.
 void apply_overrides(const TableOverrides& overrides, PaperSetting& setting);
 
+// Runs a method on its own engine, one of engine_presets(), unless the command line chose one.
+void use_engine_of_method(const std::string& engine, Cluster& cluster);
+
 // Throws InvalidArgument if the command line changes anything except what `followed` names, as
 // options ("--dataset").
 void refuse_overrides(const TableOverrides& overrides, std::string_view table,

@@ -20,8 +20,7 @@ struct TimedWay {
 // The fastest way; the first one's reason if no way applies.
 TimedWay fastest_way(const TimedMethod& method, PlanInput input, std::span<const Workload> batches,
                      Mean mean, Progress& progress) {
-  EngineCosts& engine = input.cluster.engine;
-  if (!method.engine.empty() && engine == EngineCosts{}) engine = find_engine(method.engine);
+  if (!method.engine.empty()) use_engine_of_method(method.engine, input.cluster);
   if (!method.own_batches.empty()) batches = method.own_batches;
   std::optional<TimedWay> fastest;
   for (const StrategyChoice& choice : method.ways) {

@@ -24,9 +24,7 @@ std::span<const EngineCost> engine_costs() {
 }
 
 EngineCosts EngineCosts::without_host() const {
-  EngineCosts costs{.name = name};
-  costs.merge_bytes_per_element = merge_bytes_per_element;
-  return costs;
+  return {.name = name, .merge_bytes_per_element = merge_bytes_per_element};
 }
 
 // The descriptions say where the constants come from.

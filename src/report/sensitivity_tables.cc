@@ -27,6 +27,7 @@ std::string name_of_fastest(const Sensitivity& sensitivity, const Standing& stan
 std::vector<std::string> names_of(const Sensitivity& sensitivity,
                                   const std::vector<std::size_t>& choices) {
   std::vector<std::string> names;
+  names.reserve(choices.size());
   for (const std::size_t i : choices) names.push_back(choice_text(sensitivity.choices[i]));
   return names;
 }

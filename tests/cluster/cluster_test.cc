@@ -86,6 +86,9 @@ TEST(ClusterPresets, HoldMeasuredRates) {
 TEST(ClusterPresets, NameTheSourceOfEveryConstant) {
   for (const ClusterPreset& preset : cluster_presets()) {
     SCOPED_TRACE(preset.name);
+    ASSERT_GE(preset.sources.size(), 2U);  // constant_sources leaves them out for other kernels
+    EXPECT_EQ(preset.sources[0].key, "attention_tflops");
+    EXPECT_EQ(preset.sources[1].key, "attention");
     std::set<std::string_view> keys;
     for (const ConstantSource& source : preset.sources) {
       EXPECT_TRUE(keys.insert(source.key).second) << source.key << " twice";
@@ -112,6 +115,8 @@ TEST(ConstantSources, AreThoseOfThePresetInTheName) {
   EXPECT_TRUE(assumes(load_cluster("p4de:4x8,engine=ring"), "launch_us"));
   EXPECT_FALSE(assumes(load_cluster("p4de"), "intra_gbytes_per_s"));
   EXPECT_TRUE(assumes(load_cluster("dgx-h200"), "intra_gbytes_per_s"));
+  EXPECT_TRUE(assumes(load_cluster("p4de"), "attention"));
+  EXPECT_FALSE(assumes(load_cluster("p4de,kernel=vllm_fa2"), "attention"));
   EXPECT_TRUE(constant_sources(Cluster{}).empty());
   const Cluster changed = parse_cluster_json(R"({"preset": "p4de", "launch_us": 9})", "c.json");
   EXPECT_TRUE(constant_sources(changed).empty());  // no longer the preset

@@ -185,6 +185,18 @@ TEST(CollectivesOfFiles, RefuseWrongValues) {
   const std::string one = fmt::format(R"({{"op": {}, {}, {}}})", kOp, kSize, kRest);
   EXPECT_THAT(refusal(fmt::format("[{}, {}]", one, one)),
               HasSubstr("expected all_gather of 8 devices once, found it twice"));
+  std::string many = "[" + one;
+  for (int i = 0; i < 256; ++i) many += ", " + one;
+  EXPECT_THAT(refusal(many + "]"), HasSubstr("collectives: expected up to 256 costs, found 257"));
+}
+
+// A share of the NICs makes times longer, but not longer than a cluster may have.
+TEST(CollectivesOfFiles, WithTheLargestTimesCanBeShared) {
+  const Cluster cluster = with_keys(R"("collectives": [{"op": "all_reduce", "nodes": 2,
+      "start_us": 0, "ramp_us": 1e9, "gbytes_per_s": 1e-9}])");
+  const Cluster group = cluster.group(8, 1);
+  EXPECT_NO_THROW(check_cluster(group));
+  EXPECT_EQ(group.collectives.front().ramp_us, 1e9);
 }
 
 }  // namespace

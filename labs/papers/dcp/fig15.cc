@@ -51,7 +51,7 @@ double step_us(const StrategyChoice& choice, const std::string& engine, const Pa
   TrainingJob job;
   job.model = load_model("gpt-8b");
   job.cluster = setting.input.cluster;
-  if (job.cluster.engine == EngineCosts{}) job.cluster.engine = find_engine(engine);
+  use_engine_of_method(engine, job.cluster);
   job.masks = {parse_mask_use(mask)};
   job.plan = setting.input.options;
   job.micro_batches = {lengths};
