@@ -271,7 +271,7 @@ class ClusterReader {
 
   // Plans are predicted on the preset whose name their cluster has, so no changed preset has one.
   [[nodiscard]] std::string given_name() const {
-    const std::string name = text("name");
+    std::string name = text("name");
     const bool is_presets = std::ranges::find(cluster_presets(), without_settings(name),
                                               &ClusterPreset::name) != cluster_presets().end();
     CONTEXTILE_CHECK(!is_presets || !is_complete_ || !has_own_values(),
