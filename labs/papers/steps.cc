@@ -8,8 +8,7 @@ namespace contextile {
 
 const std::string kStepsAreModelled =
     "Steps are modelled (docs/training-steps.md): linear layers at half of the peak, TP "
-    "collectives "
-    "not overlapped, gradients overlapped with linear layers; attention simulated from verified "
+    "collectives not overlapped, gradients during the layers; attention simulated from verified "
     "plans. Nothing is measured on GPUs.";
 
 StepOutcome predict_once(const TrainingJob& job, const StepSetting& setting) {
@@ -38,7 +37,8 @@ BatchPart planned_part(const StrategyChoice& choice, const TrainingJob& job,
   const Workload workload =
       make_workload(documents, attention_shape_of(job.model, sizes.tp), {&causal, 1});
   return batch_part_of(*plan_and_check(workload, input.cluster, choice, input.options).plan,
-                       input.cluster, sizes.tp, detail);
+                       input.cluster, sizes.tp, detail,
+                       gradient_traffic(job.cluster, sizes, job.options));
 }
 
 StepPrediction predict_parts(TrainingStep step, std::vector<BatchPart> parts) {

@@ -307,7 +307,8 @@ TEST_F(FcpTables, SplitsAStepIntoItsParts) {
                                                        "4",         "--micro-batches",
                                                        "1",         "--strategy",
                                                        "dcp",       "--wire",
-                                                       "bf16",      "--json"});
+                                                       "bf16",      "--gradient-overlap",
+                                                       "off",       "--json"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json step = json::parse(outcome.out);
   EXPECT_NEAR(row_with(document, "strategy", "dcp")["step_s"].get<double>(),

@@ -33,9 +33,6 @@ std::int64_t longest_of(const TrainingJob& job) {
   return longest;
 }
 
-std::string_view optimizer_name(const IterationOptions& options) {
-  return options.optimizer == OptimizerShards::kZero1 ? "zero1" : "replicated";
-}
 std::string_view overlap_name(const IterationOptions& options) {
   return options.gradient_overlap == GradientOverlap::kOn ? "on" : "off";
 }
@@ -165,7 +162,8 @@ std::string describe_job(const TrainingJob& job) {
                      job.cluster.nodes, job.cluster.devices_per_node, job.cluster.num_devices(),
                      memory) +
          fmt::format("training  recompute {}, optimizer {}, gradient overlap {}\n",
-                     to_string(options.recompute), optimizer_name(options), overlap_name(options)) +
+                     to_string(options.recompute), to_string(options.optimizer),
+                     overlap_name(options)) +
          fmt::format("linear    MFU {} of {:.4g} TFLOP/s\n",
                      format_cell(Cell{options.linear_mfu}, Format::kPercent),
                      peak_tflops_of(job.cluster));
@@ -207,7 +205,7 @@ Json job_json(const TrainingJob& job) {
           {"micro_batches", job.micro_batches.size()},
           {"device_memory_bytes", job.cluster.memory_bytes},
           {"recompute", to_string(options.recompute)},
-          {"optimizer", optimizer_name(options)},
+          {"optimizer", to_string(options.optimizer)},
           {"gradient_overlap", overlap_name(options)},
           {"linear_mfu", options.linear_mfu},
           {"peak_tflops", peak_tflops_of(job.cluster)}};

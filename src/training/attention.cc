@@ -11,6 +11,7 @@
 #include "contextile/advanced/training.h"
 #include "contextile/plan.h"
 #include "contextile/simulate.h"
+#include "predict/simulate/what_if.h"
 
 namespace contextile {
 namespace {
@@ -100,6 +101,31 @@ AttentionTimes times_of(const SimulatedDirection& simulated, std::span<const dou
   return times;
 }
 
+// How much later than attention alone a direction ends with a collective, one layer.
+double later_us(const SimulatedDirection& alone, std::span<const double> shared_us,
+                std::span<const double> shares) {
+  double us = 0;
+  for (std::size_t i = 0; i < alone.programs.size(); ++i) {
+    const SimulatedProgram& program = alone.programs[i];
+    us += shares[static_cast<std::size_t>(program.mask)] *
+          std::max(0.0, shared_us[i] - program.time_us);
+  }
+  return us;
+}
+
+// Sets AttentionTimes::shared_us of both directions.
+void share_links(const Plan& plan, const Cluster& cluster, const CollectiveTraffic& collective,
+                 const Simulation& alone, std::span<const double> shares,
+                 MicroBatchAttention& attention) {
+  attention.forward.shared_us.emplace();
+  attention.backward.shared_us.emplace();
+  for (std::size_t i = 0; i < kSharedLoads.size(); ++i) {
+    const SharedTimes shared = simulate_shared(plan, cluster, collective, kSharedLoads[i], alone);
+    (*attention.forward.shared_us)[i] = later_us(*alone.forward, shared.forward_us, shares);
+    (*attention.backward.shared_us)[i] = later_us(*alone.backward, shared.backward_us, shares);
+  }
+}
+
 // Bytes that forward keeps for backward of one layer (the mean over masks), on the device with
 // most.
 std::int64_t retained_bytes(const Plan& plan, std::span<const double> shares) {
@@ -119,8 +145,35 @@ std::int64_t retained_bytes(const Plan& plan, std::span<const double> shares) {
 
 }  // namespace
 
+double AttentionTimes::later_us(double us) const {
+  if (!shared_us || time_us <= 0) return us;
+  double load = 0;
+  double later = 0;
+  for (std::size_t i = 0; i < kSharedLoads.size(); ++i) {
+    const double next_load = kSharedLoads[i] * time_us;
+    const double next = (*shared_us)[i];
+    if (us <= next_load) return later + (next - later) * (us - load) / (next_load - load);
+    load = next_load;
+    later = next;
+  }
+  return later + us - load;  // attention is over
+}
+
+AttentionTimes& AttentionTimes::operator+=(const AttentionTimes& other) {
+  if (!shared_us || !other.shared_us) {
+    shared_us.reset();
+  } else {
+    for (std::size_t i = 0; i < kSharedLoads.size(); ++i) (*shared_us)[i] += (*other.shared_us)[i];
+  }
+  time_us += other.time_us;
+  compute_us += other.compute_us;
+  input_us += other.input_us;
+  output_us += other.output_us;
+  return *this;
+}
+
 BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t tp,
-                        AttentionDetail detail) {
+                        AttentionDetail detail, const CollectiveTraffic& collective) {
   CONTEXTILE_CHECK(!plan.rounds.empty(), "training step: expected a plan with rounds, found none");
   const std::vector<double> shares = layer_shares(plan);
   const Simulation simulation = simulate(plan, cluster);
@@ -147,6 +200,7 @@ BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t t
       std::max(stats.forward->peak_memory_bytes, stats.backward->peak_memory_bytes);
   attention.retained_bytes = retained_bytes(plan, shares);
   part.shares = round_shares(plan, simulation, shares);
+  if (collective.any()) share_links(plan, cluster, collective, simulation, shares, attention);
   if (detail == AttentionDetail::kTimes) return part;
   const Simulation transfers = simulate(plan, transfers_only(cluster));
   const auto split = [&](Direction direction, const SimulatedDirection& simulated,

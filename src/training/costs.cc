@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,8 +12,7 @@
 namespace contextile {
 namespace {
 
-constexpr double kBytesPerUsAtOneGbyte = 1e3;  // 1 GB/s
-constexpr double kBackwardLinear = 2;          // times forward's FLOPs
+constexpr double kBackwardLinear = 2;  // times forward's FLOPs
 
 // Two parts that alternate, for `layers` layers. Ticks with barriers overlap compute with
 // transfers, by part: L0 with the results of the layer before, L1 with inputs of 0, attention of 0
@@ -48,28 +46,6 @@ std::vector<RoundShares> shares_of(const BatchPart& part) {
 
 }  // namespace
 
-double RingCost::us(double bytes) const {
-  if (ranks <= 1) return 0;
-  return (ranks - 1) * (latency_us + bytes / ranks / (gbytes_per_s * kBytesPerUsAtOneGbyte));
-}
-
-GroupCollectives::GroupCollectives(const Cluster& cluster, const RingCost& ring, std::int32_t nodes,
-                                   std::int32_t groups_per_node)
-    : ring_(ring), groups_(nodes > 1 ? groups_per_node : 1) {
-  for (const Collective op : kCollectives) {
-    if (const auto cost = cluster.collective_cost(op, ring.ranks, nodes))
-      measured_.push_back(*cost);
-  }
-}
-
-double GroupCollectives::us(Collective op, double bytes) const {
-  if (ring_.ranks <= 1) return 0;
-  const auto found = std::ranges::find(measured_, op, &CollectiveCost::op);
-  if (found != measured_.end()) return found->us(groups_ * bytes);
-  if (op != Collective::kAllReduce) return ring_.us(bytes);
-  return us(Collective::kReduceScatter, bytes) + us(Collective::kAllGather, bytes);
-}
-
 StepCosts::StepCosts(const TrainingStep& step)
     : step_(step), weights_(weights_of(step.model)), flops_(linear_flops_of(step.model)) {
   check();
@@ -82,21 +58,13 @@ StepCosts::StepCosts(const TrainingStep& step)
     }
   }
   const Cluster& cluster = step.cluster;
-  const double share = step.options.collective_share;
   const std::int32_t tp = step.sizes.tp;
-  RingCost ring = {tp, cluster.intra_latency_us, share * cluster.intra_gbytes_per_s};
-  tensor_group_ = GroupCollectives(cluster, ring);
-  ring.ranks = step.sizes.cp * step.sizes.dp;
-  const std::int32_t ranks_per_node = cluster.devices_per_node / tp;
-  const std::int32_t nodes = (ring.ranks + ranks_per_node - 1) / ranks_per_node;
-  // Ranks with the same weights do not fit one node.
-  if (nodes > 1) {
-    // A ring for each TP rank crosses every node's NICs once.
-    ring.latency_us = cluster.inter_latency_us;
-    ring.gbytes_per_s =
-        share * std::min(cluster.intra_gbytes_per_s, cluster.inter_gbytes_per_s_per_node / tp);
-  }
-  gradient_group_ = GroupCollectives(cluster, ring, nodes, tp);
+  tensor_group_ = GroupCollectives(
+      cluster,
+      {tp, cluster.intra_latency_us, step.options.collective_share * cluster.intra_gbytes_per_s});
+  const GradientRing ring = gradient_ring(cluster, step.sizes, step.options.collective_share);
+  gradient_group_ = GroupCollectives(cluster, ring.cost, ring.nodes, tp);
+  gradients_leave_node_ = ring.nodes > 1;
 }
 
 void StepCosts::check() const {
@@ -329,32 +297,10 @@ PhaseCost StepCosts::phase(Direction direction, std::int32_t replica, std::int32
     // Recomputes only the layers' forward: logits are kept.
     cost.recompute_us += layers_cost(Direction::kForward, place, false).total_us();
   }
-  return cost;
-}
-
-double StepCosts::least_linear_us(Direction direction, std::int32_t replica,
-                                  std::int32_t virtual_stage, std::int32_t micro_batch) const {
-  const Place place{replica, virtual_stage, micro_batch};
-  const std::int32_t layers = layers_of(virtual_stage);
-  double us = 0;
-  for (const BatchPart& part : work_of(place).parts) {
-    std::map<std::size_t, double> of_device;
-    for (const RoundShares& round : shares_of(part)) {
-      for (std::size_t r = 0; r < round.devices.size(); ++r) {
-        const std::int64_t tokens = round.devices[r].tokens;
-        if (tokens == 0) continue;
-        const LayerCost layer = layer_cost(direction, tokens);
-        OutsideCost work;
-        work.add(layer.before, layers).add(layer.after, layers);
-        if (has_head(place)) work.add(head_cost(direction, tokens));
-        of_device[r] += round.layers * (work.linear_us + work.tensor_parallel_us);
-      }
-    }
-    const auto least =
-        std::ranges::min_element(of_device, {}, [](const auto& device) { return device.second; });
-    if (least != of_device.end()) us += least->second;
+  if (step_.options.optimizer == OptimizerShards::kFsdp) {
+    cost.weights_us = fsdp_us(direction, place);
   }
-  return us;
+  return cost;
 }
 
 double StepCosts::transfer_us(std::int32_t boundary, const MicroBatchWork& micro_batch) const {
@@ -374,16 +320,6 @@ double StepCosts::transfer_us(std::int32_t boundary, const MicroBatchWork& micro
                                cluster.inter_gbytes_per_s_per_node / cluster.devices_per_node);
   const double flow = std::min(port, cluster.flow_limit_gbytes_per_s().value_or(port));
   return cluster.inter_latency_us + bytes / (flow * kBytesPerUsAtOneGbyte);
-}
-
-double StepCosts::optimizer_us(std::int32_t stage) const {
-  // Reads the gradient, reads and writes master weight and moments, writes the weight.
-  constexpr double kBytes = kGradientBytes + 2 * kOptimizerBytes + kWeightBytes;
-  const double shards = step_.options.optimizer == OptimizerShards::kZero1
-                            ? static_cast<double>(gradient_group_.ranks())
-                            : 1;
-  return static_cast<double>(weights_of_stage(stage)) / shards * kBytes /
-         (step_.cluster.memory_gbytes_per_s * kBytesPerUsAtOneGbyte);
 }
 
 }  // namespace contextile

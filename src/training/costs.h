@@ -10,10 +10,11 @@
 
 namespace contextile {
 
-inline constexpr double kActivationBytes = 2;  // of an element, bf16
-inline constexpr double kWeightBytes = 2;      // bf16
-inline constexpr double kGradientBytes = 4;    // fp32
-inline constexpr double kOptimizerBytes = 12;  // fp32 master weight, two moments
+inline constexpr double kActivationBytes = 2;         // of an element, bf16
+inline constexpr double kWeightBytes = 2;             // bf16
+inline constexpr double kGradientBytes = 4;           // fp32
+inline constexpr double kOptimizerBytes = 12;         // fp32 master weight, two moments
+inline constexpr double kBytesPerUsAtOneGbyte = 1e3;  // 1 GB/s
 
 // A stage's work on one micro-batch in one direction, µs.
 struct PhaseCost {
@@ -22,9 +23,10 @@ struct PhaseCost {
   double exposed_us = 0;
   double tensor_parallel_us = 0;
   double recompute_us = 0;
+  double weights_us = 0;  // kFsdp: collectives that are not hidden
 
   [[nodiscard]] double total_us() const {
-    return linear_us + attention_us + exposed_us + tensor_parallel_us + recompute_us;
+    return linear_us + attention_us + exposed_us + tensor_parallel_us + recompute_us + weights_us;
   }
 };
 
@@ -59,6 +61,14 @@ class GroupCollectives {
   double groups_ = 1;  // that share links with this one
 };
 
+// The ranks of a step that hold the same weights, and the ring around them.
+struct GradientRing {
+  RingCost cost;
+  std::int32_t nodes = 1;
+};
+[[nodiscard]] GradientRing gradient_ring(const Cluster& cluster, const ParallelSizes& sizes,
+                                         double collective_share);
+
 class StepCosts {
  public:
   // Checks that the parts of the step fit each other.
@@ -73,10 +83,14 @@ class StepCosts {
 
   [[nodiscard]] PhaseCost phase(Direction direction, std::int32_t replica,
                                 std::int32_t virtual_stage, std::int32_t micro_batch) const;
-  // Linear layers and TP collectives of one phase, on the device that has least of them among those
-  // that own tokens.
-  [[nodiscard]] double least_linear_us(Direction direction, std::int32_t replica,
-                                       std::int32_t virtual_stage, std::int32_t micro_batch) const;
+  // How much longer a layer of a phase takes if a collective that alone takes `collective_us` runs
+  // during each one. It has the links for itself between two attentions, and shares them with
+  // attention.
+  [[nodiscard]] double layer_delay_us(Direction direction, std::int32_t replica,
+                                      std::int32_t virtual_stage, std::int32_t micro_batch,
+                                      double collective_us) const;
+  // Time of a collective of one layer's weights or gradients of a stage, of `bytes` each.
+  [[nodiscard]] double weights_us(Collective op, double bytes, std::int32_t stage) const;
   // Time of a transfer from virtual stage `boundary` to the next one, one way.
   [[nodiscard]] double transfer_us(std::int32_t boundary, const MicroBatchWork& micro_batch) const;
 
@@ -130,6 +144,8 @@ class StepCosts {
   [[nodiscard]] GapCost gaps_cost(Direction direction, const RoundShares& round,
                                   std::int32_t layers, bool has_head) const;
   [[nodiscard]] PhaseCost layers_cost(Direction direction, const Place& place, bool has_head) const;
+  // Collectives of the weights of a phase that nothing hides, with kFsdp.
+  [[nodiscard]] double fsdp_us(Direction direction, const Place& place) const;
   [[nodiscard]] const AttentionTimes& attention_times(Direction direction, const Place& place,
                                                       std::size_t part) const;
   // Time that two alternating parts wait for transfers.
@@ -151,6 +167,7 @@ class StepCosts {
   LinearFlops flops_;
   GroupCollectives tensor_group_;
   GroupCollectives gradient_group_;
+  bool gradients_leave_node_ = false;
 };
 
 }  // namespace contextile

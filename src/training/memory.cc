@@ -54,11 +54,19 @@ class StageMemoryCount {
 
   void add_weights() {
     const auto weights = static_cast<double>(costs_.weights_of_stage(stage_));
-    const double shards =
-        step_.options.optimizer == OptimizerShards::kZero1 ? costs_.gradient_group().ranks() : 1;
-    memory_.weights_bytes = rounded(kWeightBytes * weights);
-    memory_.gradients_bytes = rounded(kGradientBytes * weights);
-    memory_.optimizer_bytes = rounded(kOptimizerBytes * weights / shards);
+    const OptimizerShards kind = step_.options.optimizer;
+    const double ranks = costs_.gradient_group().ranks();
+    const double shards = kind == OptimizerShards::kFsdp ? ranks : 1;  // of weights and gradients
+    // The layer that computes and the next one are whole; so are the gradients of one.
+    const double whole = kind == OptimizerShards::kFsdp && ranks > 1 ? layer_weights() : 0;
+    memory_.weights_bytes = rounded(kWeightBytes * std::min(weights, weights / shards + 2 * whole));
+    memory_.gradients_bytes = rounded(kGradientBytes * std::min(weights, weights / shards + whole));
+    memory_.optimizer_bytes =
+        rounded(kOptimizerBytes * weights / (kind == OptimizerShards::kNone ? 1 : ranks));
+  }
+
+  [[nodiscard]] double layer_weights() const {
+    return static_cast<double>(costs_.weights().layer) / step_.sizes.tp;
   }
 
   [[nodiscard]] std::int32_t virtual_stage(std::int32_t chunk) const {

@@ -43,10 +43,12 @@ class RoundSum {
     const std::vector<DeviceAttention> devices = devices_of(micro_batch, group.size);
     for (std::size_t d = 0; d < devices.size(); ++d) {
       Rank& rank = ranks_[static_cast<std::size_t>(group.first) + d];
-      rank.forward_us += devices[d].forward_us;
-      rank.backward_us += devices[d].backward_us;
-      rank.forward_compute_us += micro_batch.attention.forward.compute_us;
-      rank.backward_compute_us += micro_batch.attention.backward.compute_us;
+      AttentionTimes forward = micro_batch.attention.forward;
+      AttentionTimes backward = micro_batch.attention.backward;
+      forward.time_us = devices[d].forward_us;
+      backward.time_us = devices[d].backward_us;
+      rank.forward += forward;
+      rank.backward += backward;
       rank.tokens += devices[d].tokens;
     }
     part_.tokens += micro_batch.tokens;
@@ -63,14 +65,14 @@ class RoundSum {
     RoundShares shares;
     for (const Rank& rank : ranks_) {
       part_.device_tokens = std::max(part_.device_tokens, rank.tokens);
-      take_longest(rank.forward_us, rank.forward_compute_us, part_.attention.forward);
-      take_longest(rank.backward_us, rank.backward_compute_us, part_.attention.backward);
+      take_longest(rank.forward, part_.attention.forward);
+      take_longest(rank.backward, part_.attention.backward);
     }
     for (const Rank& rank : ranks_) {
       shares.devices.push_back(
           {.tokens = rank.tokens,
-           .forward_idle_us = part_.attention.forward.time_us - rank.forward_us,
-           .backward_idle_us = part_.attention.backward.time_us - rank.backward_us});
+           .forward_idle_us = part_.attention.forward.time_us - rank.forward.time_us,
+           .backward_idle_us = part_.attention.backward.time_us - rank.backward.time_us});
     }
     part_.shares.push_back(std::move(shares));
     return std::move(part_);
@@ -78,17 +80,15 @@ class RoundSum {
 
  private:
   struct Rank {
-    double forward_us = 0;
-    double backward_us = 0;
-    double forward_compute_us = 0;
-    double backward_compute_us = 0;
+    AttentionTimes forward{.shared_us = SharedTimesOfLoads{}};
+    AttentionTimes backward{.shared_us = SharedTimesOfLoads{}};
     std::int64_t tokens = 0;
   };
 
-  static void take_longest(double us, double compute_us, AttentionTimes& times) {
-    if (us <= times.time_us) return;
-    times.time_us = us;
-    times.compute_us = std::min(us, compute_us);
+  static void take_longest(const AttentionTimes& of_rank, AttentionTimes& longest) {
+    if (of_rank.time_us <= longest.time_us) return;
+    longest = of_rank;
+    longest.compute_us = std::min(longest.time_us, longest.compute_us);
   }
 
   std::vector<Rank> ranks_;
@@ -97,11 +97,12 @@ class RoundSum {
 
 }  // namespace
 
-std::vector<BatchPart> round_parts(const PlannedSchedule& schedule, std::int32_t tp) {
+std::vector<BatchPart> round_parts(const PlannedSchedule& schedule, std::int32_t tp,
+                                   const CollectiveTraffic& collective) {
   std::vector<BatchPart> of_plan(schedule.plans.size());
   parallel_for(std::size_t{0}, of_plan.size(), [&](std::size_t i) {
     const auto& [cluster, planned] = schedule.plans[i];
-    of_plan[i] = batch_part_of(*planned.plan, cluster, tp);
+    of_plan[i] = batch_part_of(*planned.plan, cluster, tp, AttentionDetail::kTimes, collective);
   });
   std::vector<BatchPart> parts;
   for (const std::vector<ScheduledMicroBatch>& round : schedule.rounds) {

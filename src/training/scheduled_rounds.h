@@ -13,8 +13,9 @@ namespace contextile {
 
 // Returns one part per round, for all ranks together: a rank's share is the sum over its
 // micro-batches, and it holds the activations of one of them at a time. The time of several masks
-// is their mean, weighted by layers; `tp` as in batch_part_of. Simulates every plan once.
-[[nodiscard]] std::vector<BatchPart> round_parts(const PlannedSchedule& schedule, std::int32_t tp);
+// is their mean, weighted by layers; `tp` and `collective` as in batch_part_of.
+[[nodiscard]] std::vector<BatchPart> round_parts(const PlannedSchedule& schedule, std::int32_t tp,
+                                                 const CollectiveTraffic& collective);
 
 // Returns a round as one of `dp` replicas sees it: its own tokens and FLOPs, and the times of all
 // ranks, because a barrier ends the round. Replica d has ranks d·cp … d·cp + cp - 1.

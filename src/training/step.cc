@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/check.h"
 #include "base/quote.h"
@@ -14,8 +17,22 @@ namespace contextile {
 namespace {
 
 constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+constexpr OptimizerShards kOptimizerShards[] = {OptimizerShards::kNone, OptimizerShards::kZero1,
+                                                OptimizerShards::kFsdp};
 constexpr double kRounding = 1e-12;     // of sums that should be equal
 constexpr double kForwardsOfAStep = 3;  // backward takes twice forward's FLOPs
+
+// Returns the value with such a name.
+template <typename Value>
+Value parse_name(std::string_view what, std::span<const Value> values, std::string_view text) {
+  std::vector<std::string> names;
+  for (const Value value : values) {
+    names.emplace_back(to_string(value));
+    if (text == names.back()) return value;
+  }
+  fail_argument("{}: expected one of {}, found {}{}", what, fmt::join(names, ", "), quote(text),
+                did_you_mean(text, names));
+}
 
 class Prediction {
  public:
@@ -72,53 +89,65 @@ class Prediction {
     stage.exposed_attention_us += share * cost.exposed_us;
     stage.tensor_parallel_us += share * cost.tensor_parallel_us;
     stage.recompute_us += share * cost.recompute_us;
+    stage.gradients_us += share * cost.weights_us;
     return cost.total_us();
   }
 
-  // Compute outside attention for one micro-batch in one direction, on the device of the stage that
-  // computes least. During attention the network belongs to attention's transfers.
-  [[nodiscard]] double hiding_us(std::int32_t stage, Direction direction,
-                                 std::int32_t micro_batch) const {
-    double least = std::numeric_limits<double>::infinity();
-    for (std::int32_t d = 0; d < step_.sizes.dp; ++d) {
-      double us = 0;
-      for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
-        us += costs_.least_linear_us(direction, d, c * step_.pipeline.stages + stage, micro_batch);
-      }
-      least = std::min(least, us);
-    }
-    return least;
+  // The replica that ends a stage last. Its layers hide the collectives for which all wait.
+  [[nodiscard]] std::int32_t last_replica(std::int32_t stage) const {
+    const auto last =
+        std::ranges::max_element(result_.timelines, {}, [&](const PipelineTimeline& timeline) {
+          return timeline.stages[static_cast<std::size_t>(stage)].back().end_us;
+        });
+    return static_cast<std::int32_t>(last - result_.timelines.begin());
   }
 
-  // Exposed time of a collective of all a stage's layers while `hiding` of compute runs. It is at
-  // least that of one layer, whose gradients come last (or whose weights are needed first).
-  [[nodiscard]] double seen_us(double us, double hiding, std::int32_t stage) const {
-    if (step_.options.gradient_overlap == GradientOverlap::kOff) return us;
-    return std::max(us - hiding, us / costs_.layers_of_stage(stage));
+  // Exposed time of a collective of each of a stage's layers during one phase. One is alone: the
+  // gradients of the last layer come when all others are computed, and the first layer needs its
+  // weights before anything else can be.
+  [[nodiscard]] double seen_us(Collective op, double bytes, std::int32_t stage, Direction direction,
+                               std::int32_t micro_batch) const {
+    if (step_.options.gradient_overlap == GradientOverlap::kOff) {
+      return costs_.gradient_group().us(
+          op, bytes * static_cast<double>(costs_.weights_of_stage(stage)));
+    }
+    const double layer_us = costs_.weights_us(op, bytes, stage);
+    const std::int32_t replica = last_replica(stage);
+    double delays_us = 0;
+    for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
+      const std::int32_t v = c * step_.pipeline.stages + stage;
+      delays_us +=
+          costs_.layers_of(v) * costs_.layer_delay_us(direction, replica, v, micro_batch, layer_us);
+    }
+    const double layers = costs_.layers_of_stage(stage);
+    return (layers - 1) / layers * delays_us + layer_us;
   }
 
   void synchronise(std::int32_t stage) {
     StageTimes& times = result_.stages[static_cast<std::size_t>(stage)];
-    const GroupCollectives& group = costs_.gradient_group();
-    const auto weights = static_cast<double>(costs_.weights_of_stage(stage));
-    const double backward_us =
-        hiding_us(stage, Direction::kBackward, step_.pipeline.micro_batches - 1);
-    if (step_.options.optimizer == OptimizerShards::kZero1) {
-      const double forward_us = hiding_us(stage, Direction::kForward, 0);
-      const double reduce_us = group.us(Collective::kReduceScatter, kGradientBytes * weights);
-      const double gather_us = group.us(Collective::kAllGather, kWeightBytes * weights);
-      times.gradients_us =
-          seen_us(reduce_us, backward_us, stage) + seen_us(gather_us, forward_us, stage);
-    } else {
-      const double reduce_us = group.us(Collective::kAllReduce, kGradientBytes * weights);
-      times.gradients_us = seen_us(reduce_us, backward_us, stage);
+    const std::int32_t last = step_.pipeline.micro_batches - 1;
+    switch (step_.options.optimizer) {
+      case OptimizerShards::kNone:
+        times.gradients_us =
+            seen_us(Collective::kAllReduce, kGradientBytes, stage, Direction::kBackward, last);
+        break;
+      case OptimizerShards::kZero1:
+        times.gradients_us =
+            seen_us(Collective::kReduceScatter, kGradientBytes, stage, Direction::kBackward, last) +
+            seen_us(Collective::kAllGather, kWeightBytes, stage, Direction::kForward, 0);
+        break;
+      case OptimizerShards::kFsdp:
+        break;  // in the phases
     }
     times.optimizer_us = costs_.optimizer_us(stage);
     double end_us = 0;
     for (const PipelineTimeline& timeline : result_.timelines) {
       end_us = std::max(end_us, timeline.stages[static_cast<std::size_t>(stage)].back().end_us);
     }
-    result_.time_us = std::max(result_.time_us, end_us + times.gradients_us + times.optimizer_us);
+    const double after_us =
+        (step_.options.optimizer == OptimizerShards::kFsdp ? 0 : times.gradients_us) +
+        times.optimizer_us;
+    result_.time_us = std::max(result_.time_us, end_us + after_us);
   }
 
   void count_work() {
@@ -167,13 +196,24 @@ std::string_view to_string(Recompute recompute) {
 }
 
 Recompute parse_recompute(std::string_view text) {
-  std::vector<std::string> names;
-  for (const Recompute recompute : kRecomputes) {
-    names.emplace_back(to_string(recompute));
-    if (text == names.back()) return recompute;
+  return parse_name<Recompute>("recompute", kRecomputes, text);
+}
+
+std::string_view to_string(OptimizerShards shards) {
+  switch (shards) {
+    case OptimizerShards::kNone:
+      return "replicated";
+    case OptimizerShards::kZero1:
+      return "zero1";
+    case OptimizerShards::kFsdp:
+      return "fsdp";
   }
-  fail_argument("recompute: expected one of {}, found {}{}", fmt::join(names, ", "), quote(text),
-                did_you_mean(text, names));
+  fail_argument("optimizer: expected replicated, zero1 or fsdp, found {}",
+                static_cast<int>(shards));
+}
+
+OptimizerShards parse_optimizer_shards(std::string_view text) {
+  return parse_name<OptimizerShards>("optimizer", kOptimizerShards, text);
 }
 
 void check_iteration_options(const IterationOptions& options) {

@@ -148,8 +148,14 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
                                                      const Cluster& group, const Workload& workload,
                                                      const std::string& what) {
   // Settings that share a key share the plan, so that a sweep plans every batch once.
-  const Key key{choice_text(setting.strategy),     group.nodes,      group.devices_per_node,
-                group.inter_gbytes_per_s_per_node, setting.sizes.tp, what};
+  const CollectiveTraffic collective = gradient_traffic(job_.cluster, setting.sizes, job_.options);
+  const Key key{choice_text(setting.strategy),
+                group.nodes,
+                group.devices_per_node,
+                group.inter_gbytes_per_s_per_node,
+                setting.sizes.tp,
+                what,
+                collective};
   const auto known = plans_.find(key);
   if (known != plans_.end()) return known->second;
   notice_(fmt::format("{}, TP {}, {} x {}: {}", choice_text(setting.strategy), setting.sizes.tp,
@@ -164,7 +170,8 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
     part.part =
         batch_part_of(*batch.plan, group, setting.sizes.tp,
                       setting.nano_batches == NanoBatches::kOne ? AttentionDetail::kTimes
-                                                                : AttentionDetail::kSeparately);
+                                                                : AttentionDetail::kSeparately,
+                      collective);
   }
   return plans_.emplace(key, std::move(part)).first->second;
 }
@@ -205,8 +212,14 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
   choice.options.try_emplace("cap", fmt::format("{}", (largest + cp - 1) / cp));
   const std::string inside =
       setting.group_strategy ? ", " + choice_text(*setting.group_strategy) : "";
-  const Key key{choice_text(choice) + inside,      ranks.nodes, ranks.devices_per_node,
-                ranks.inter_gbytes_per_s_per_node, tp,          "schedule"};
+  const CollectiveTraffic collective = gradient_traffic(job_.cluster, setting.sizes, job_.options);
+  const Key key{choice_text(choice) + inside,
+                ranks.nodes,
+                ranks.devices_per_node,
+                ranks.inter_gbytes_per_s_per_node,
+                tp,
+                "schedule",
+                collective};
   const auto known = rounds_.find(key);
   if (known != rounds_.end()) return known->second;
   notice_(fmt::format("{}, TP {}, {} x {}: schedule", choice_text(choice), tp, ranks.nodes,
@@ -216,7 +229,7 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
   try {
     const PlannedSchedule schedule =
         plan_and_check_schedule(workload, ranks, choice, job_.plan, setting.group_strategy);
-    planned.rounds = round_parts(schedule, tp);
+    planned.rounds = round_parts(schedule, tp, collective);
     planned.unpipelined = pipeline_reason(schedule);
   } catch (const InvalidArgument& error) {
     // Asking first would decide on groups twice.

@@ -105,6 +105,7 @@ TEST_F(IterateCommand, OptionsOfTrainingChangeTimeAndMemoryAsTheySay) {
   EXPECT_LT(step({"--recompute", "full"}).at("stages")[0].at("activations_bytes"),
             plain.at("stages")[0].at("activations_bytes"));
   EXPECT_GT(step({"--optimizer", "replicated"}).at("memory_bytes"), plain.at("memory_bytes"));
+  EXPECT_LT(step({"--optimizer", "fsdp"}).at("memory_bytes"), plain.at("memory_bytes"));
   EXPECT_GT(step({"--gradient-overlap", "off"}).at("time_s"), plain.at("time_s"));
   EXPECT_LT(step({"--linear-mfu", "0.9"}).at("time_s"), plain.at("time_s"));
   EXPECT_LT(step({"--tp-overlap", "1"}).at("time_s"), plain.at("time_s"));
@@ -207,7 +208,7 @@ TEST_F(IterateCommand, RefusesWhatMakesNoSense) {
       iterate({"--schedule", "same_phase", "--pp", "2", "--chunks", "2", "--micro-batches", "3"}),
       {"the last of at least 2"});
   expect_bad_input(iterate({"--recompute", "some"}), {"none, selective, full"});
-  expect_bad_input(iterate({"--optimizer", "zero2"}), {"--optimizer", "zero1 or replicated"});
+  expect_bad_input(iterate({"--optimizer", "zero2"}), {"optimizer", "replicated, zero1, fsdp"});
   expect_bad_input(iterate({"--gradient-overlap", "1"}), {"--gradient-overlap", "on or off"});
   expect_bad_input(iterate({"--linear-mfu", "1.5"}), {"linear MFU", "found 1.5"});
   expect_bad_input(iterate({"--micro-batches", "2", "--batch-tokens", "2000"}), {"found both"});

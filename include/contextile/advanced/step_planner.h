@@ -109,9 +109,10 @@ class StepPlanner {
   [[nodiscard]] StepOutcome predict(const StepSetting& setting);
 
  private:
-  // Strategy, shape of the cluster, heads, and the planned workload.
-  using Key =
-      std::tuple<std::string, std::int32_t, std::int32_t, double, std::int32_t, std::string>;
+  // Strategy, shape of the cluster, heads, the planned workload, and the collective that shares its
+  // links.
+  using Key = std::tuple<std::string, std::int32_t, std::int32_t, double, std::int32_t, std::string,
+                         CollectiveTraffic>;
   // A part, or the reason why the strategy cannot plan it.
   struct PlannedPart {
     BatchPart part;

@@ -11,6 +11,7 @@
 // times are inputs.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/advanced/collective_traffic.h"
 #include "contextile/advanced/model.h"
 #include "contextile/cluster.h"
 #include "contextile/extend/arrangement.h"
@@ -175,6 +177,10 @@ struct ParallelSizes {
 
 // ------------------------------------------------------------------------------- attention
 
+// Times that a collective takes alone, as multiples of the time of attention alone.
+inline constexpr std::array<double, 3> kSharedLoads = {0.5, 1, 2};
+using SharedTimesOfLoads = std::array<double, kSharedLoads.size()>;
+
 // One direction of the attention of one layer (the mean over the model's masks), µs.
 struct AttentionTimes {
   double time_us = 0;     // as simulated: from the start to the end of all devices
@@ -182,6 +188,14 @@ struct AttentionTimes {
   // Time of moving inputs in and results out while nothing computes. Only for plans that ping-pong.
   double input_us = 0;
   double output_us = 0;
+  // How much later than attention alone everything ends if a collective of weights or gradients
+  // begins with it, by kSharedLoads. Unset: the collective begins at attention's end.
+  std::optional<SharedTimesOfLoads> shared_us = {};
+
+  // The same for a collective that alone takes `us`, between the loads in proportion.
+  [[nodiscard]] double later_us(double us) const;
+  // Attention after attention. Shared times are known if both are.
+  AttentionTimes& operator+=(const AttentionTimes& other);
 };
 
 struct MicroBatchAttention {
@@ -224,9 +238,10 @@ enum class AttentionDetail : std::uint8_t {
 };
 // Makes a part from a plan of the context-parallel group; `tp` is the number that its heads were
 // divided by. Times of several masks are weighted by their layers. Simulates the plan once or
-// twice.
+// twice, and once more for each of kSharedLoads if there is a collective to share links with.
 [[nodiscard]] BatchPart batch_part_of(const Plan& plan, const Cluster& cluster, std::int32_t tp,
-                                      AttentionDetail detail = AttentionDetail::kTimes);
+                                      AttentionDetail detail = AttentionDetail::kTimes,
+                                      const CollectiveTraffic& collective = {});
 
 // One part, or two that alternate, with the transfers of one during the compute of the other
 // (ping-pong; DistCA, section 4.1).
@@ -252,11 +267,17 @@ enum class Recompute : std::uint8_t {
 enum class OptimizerShards : std::uint8_t {
   kNone,   // every rank holds the state of all its weights
   kZero1,  // spread over the ranks with the same weights: context- and data-parallel ones
+  kFsdp,   // weights and gradients, too (ZeRO-3): every forward and backward gathers the weights of
+           // a layer, every backward scatters its gradients
 };
+[[nodiscard]] std::string_view to_string(OptimizerShards shards);  // "replicated", "zero1", "fsdp"
+[[nodiscard]] OptimizerShards parse_optimizer_shards(std::string_view text);
+
+// The time at which collectives of weights and gradients run.
 enum class GradientOverlap : std::uint8_t {
-  kOff,
-  kOn,  // reductions during the last backward's linear layers, gathers during the next first
-        // forward's
+  kOff,  // before and after all layers
+  kOn,   // during the layers, attention included: reductions in the last backward, gathers in the
+         // next first forward; with kFsdp both in every phase
 };
 
 // Constants of the prediction that the cluster does not have.
@@ -278,6 +299,11 @@ struct IterationOptions {
   std::int64_t reserve_bytes = 4'000'000'000;
 };
 void check_iteration_options(const IterationOptions& options);  // throws InvalidArgument
+
+// Returns the traffic of the collectives that run during attention: none without overlap, or if no
+// two ranks have the same weights. Its ranks are those of context_parallel_cluster.
+[[nodiscard]] CollectiveTraffic gradient_traffic(const Cluster& cluster, const ParallelSizes& sizes,
+                                                 const IterationOptions& options);
 
 struct TrainingStep {
   ModelSpec model;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/step_planner.h"
 #include "contextile/planner.h"
 #include "labs/papers/setting.h"
 
@@ -41,6 +42,11 @@ extern const std::string kEnginesAre;
 
 // For PaperResult::differences, where lengths are samples.
 extern const std::string kDocumentsAreWhole;
+
+// Whole steps as the artifact runs them: gpt-8b, ZeRO-1, no overlap of gradients.
+[[nodiscard]] TrainingJob dcp_training_job(const Cluster& cluster, const PlanOptions& plan);
+// For PaperResult::differences.
+extern const std::string kDcpStepsAre;
 
 // A choice as tables name it: choice_text with A for head_parallel, as docs/strategies.md calls
 // that number, so that rows keep to 80 columns.

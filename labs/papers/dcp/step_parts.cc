@@ -94,10 +94,7 @@ std::string add_step(const StrategyChoice& choice, const TrainingJob& job, const
 
 StepParts step_parts(const StrategyChoice& choice, const PaperSetting& setting,
                      const std::string& mask) {
-  TrainingJob job;
-  job.model = load_model("gpt-8b");
-  job.cluster = setting.input.cluster;
-  job.plan = setting.input.options;
+  const TrainingJob job = dcp_training_job(setting.input.cluster, setting.input.options);
   const MaskUse use = parse_mask_use(mask);
   StepParts parts;
   parts.step_s = 0;
@@ -166,7 +163,7 @@ PaperSetting step_setting(const TableOverrides& overrides, std::string_view tabl
 PaperResult steps_result(const PaperSetting& setting, Table table) {
   PaperResult result{.setting = setting.description(),
                      .table = std::move(table),
-                     .differences = {kStepsAreModelled, kDocumentsAreWhole}};
+                     .differences = {kDcpStepsAre, kDocumentsAreWhole}};
   result.setting[1] = {"model", fmt::format("gpt-8b, TP {} x CP {}, ZeRO-1", kStepTp,
                                             setting.input.cluster.num_devices() / kStepTp)};
   return result;

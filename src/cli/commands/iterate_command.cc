@@ -310,21 +310,20 @@ void add_training_options(CLI::App& app, IterationOptions& options) {
             {"none|selective|full", "activations computed again in backward", "none"},
             [&options](const std::string& text) { options.recompute = parse_recompute(text); });
   add_value(
-      app, "--optimizer", {"zero1|replicated", "its state; zero1: spread over DP x CP", "zero1"},
-      [&options](const std::string& text) {
-        if (text != "zero1" && text != "replicated") {
-          fail_argument("--optimizer: expected zero1 or replicated, found {}", quote(text));
-        }
-        options.optimizer = text == "zero1" ? OptimizerShards::kZero1 : OptimizerShards::kNone;
-      });
-  add_value(
-      app, "--gradient-overlap", {"on|off", "gradient and weight collectives under compute", "on"},
-      [&options](const std::string& text) {
-        if (text != "on" && text != "off") {
-          fail_argument("--gradient-overlap: expected on or off, found {}", quote(text));
-        }
-        options.gradient_overlap = text == "on" ? GradientOverlap::kOn : GradientOverlap::kOff;
-      });
+      app, "--optimizer",
+      {"zero1|replicated|fsdp",
+       "what DP x CP ranks share: optimizer state, nothing, or gradients and weights, too",
+       "zero1"},
+      [&options](const std::string& text) { options.optimizer = parse_optimizer_shards(text); });
+  add_value(app, "--gradient-overlap",
+            {"on|off", "gradient and weight collectives during the layers", "on"},
+            [&options](const std::string& text) {
+              if (text != "on" && text != "off") {
+                fail_argument("--gradient-overlap: expected on or off, found {}", quote(text));
+              }
+              options.gradient_overlap =
+                  text == "on" ? GradientOverlap::kOn : GradientOverlap::kOff;
+            });
   add_value(app, "--linear-mfu",
             {"X", "share of the peak that everything outside attention reaches", "0.5"},
             [&options](const std::string& text) {

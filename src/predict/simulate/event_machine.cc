@@ -39,14 +39,19 @@ void for_each_flow(const Cluster& cluster, const std::vector<TimedProgram>& prog
   }
 }
 
-// Ports of the cluster, then one for every flow if these have a limit.
+// Ports of the cluster, then one for every flow if these have a limit, then those that keep the
+// flows of a collective at its own rate.
 std::vector<double> capacities(const Cluster& cluster, const Ports& ports,
                                const std::vector<TimedProgram>& programs,
-                               const std::vector<NetworkPort>& unlimited) {
+                               const std::vector<NetworkPort>& unlimited,
+                               const CollectiveLoad& collective) {
   std::vector<double> capacity = ports.capacities();
   if (const std::optional<double> limit = cluster.flow_limit_gbytes_per_s()) {
     for_each_flow(cluster, programs, [&](Rank, Rank) { capacity.push_back(1e3 * *limit); });
   }
+  for_each_collective_flow(cluster, collective, [&](Rank, Rank, double gbytes_per_s) {
+    capacity.push_back(1e3 * gbytes_per_s);
+  });
   for (const NetworkPort& port : unlimited) {
     capacity[static_cast<std::size_t>(ports.number(port))] = kNoLimit;
   }
@@ -60,22 +65,24 @@ constexpr double kMbPerByte = 1e-6;
 }  // namespace
 
 Machine::Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
-                 const SimulateOptions& options, const std::vector<NetworkPort>& unlimited)
+                 const SimulateOptions& options, const std::vector<NetworkPort>& unlimited,
+                 const CollectiveLoad& collective)
     : cluster_(cluster),
       ports_(cluster),
       programs_(std::move(programs)),
       where_(std::move(where)),
       timeline_(options.timeline),
       resolution_us_(options.resolution_us),
-      network_(capacities(cluster, ports_, programs_, unlimited)),
+      network_(capacities(cluster, ports_, programs_, unlimited, collective)),
       devices_(programs_.size()),
       computing_(static_cast<std::size_t>(cluster.nodes)),
       times_(programs_.size()),
       progress_(options.progress) {
   if (timeline_) network_.track_ports();
   number_groups();
-  number_messages();
+  const std::int32_t limit_port = number_messages();
   match_messages();
+  number_collective(collective, limit_port);
 }
 
 // ----------------------------------------------------------------------------------- devices
@@ -296,6 +303,32 @@ void Machine::start_flow(std::int32_t m) {
   change_moving(message.dst, 1);
 }
 
+// Collectives have begun before attention: nothing waits for a launch or a latency.
+void Machine::start_collective() {
+  auto tag = static_cast<std::int32_t>(messages_.size());
+  for (const CollectiveFlow& flow : collective_flows_) {
+    network_.add(flow.stream, flow.bytes, tag++);
+    const StreamEnds& ends = streams_[static_cast<std::size_t>(flow.stream)];
+    change_moving(ends.src, 1);
+    change_moving(ends.dst, 1);
+    flows_changed_ = true;
+  }
+}
+
+void Machine::end_flow(std::int32_t tag) {
+  const auto messages = static_cast<std::int32_t>(messages_.size());
+  if (tag < messages) {
+    end_message(tag);
+    return;
+  }
+  const CollectiveFlow& flow = collective_flows_[static_cast<std::size_t>(tag - messages)];
+  const StreamEnds& ends = streams_[static_cast<std::size_t>(flow.stream)];
+  flows_changed_ = true;
+  change_moving(ends.src, -1);
+  change_moving(ends.dst, -1);
+  collective_end_us_ = now_;
+}
+
 void Machine::end_message(std::int32_t m) {
   const Message& message = messages_[static_cast<std::size_t>(m)];
   flows_changed_ = true;
@@ -402,7 +435,9 @@ void Machine::tell_progress() {
 }
 
 void Machine::run() {
+  start_collective();
   for (std::size_t d = 0; d < devices_.size(); ++d) proceed(static_cast<std::int32_t>(d));
+  share_out_if_due();
   while (true) {
     check_interrupt();
     share_slots();
@@ -412,7 +447,7 @@ void Machine::run() {
     if (next == std::numeric_limits<double>::infinity()) break;
     now_ = next;
     // All ends and events of this time come first, so that rates are computed once for them.
-    while (network_.next_end_us() <= now_) end_message(network_.pop_ended());
+    while (network_.next_end_us() <= now_) end_flow(network_.pop_ended());
     while (!events_.empty() && events_.top().time_us <= now_) {
       const Event event = events_.top();
       events_.pop();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "contextile/simulate.h"
+#include "predict/simulate/collective_load.h"
 #include "predict/simulate/fluid_network.h"
 #include "predict/simulate/ports.h"
 #include "predict/simulate/program_costs.h"
@@ -19,7 +20,8 @@ namespace contextile {
 class Machine {
  public:
   Machine(const Cluster& cluster, std::vector<TimedProgram> programs, std::string where,
-          const SimulateOptions& options, const std::vector<NetworkPort>& unlimited = {});
+          const SimulateOptions& options, const std::vector<NetworkPort>& unlimited = {},
+          const CollectiveLoad& collective = {});
 
   // Sets when the hosts of the devices are free to issue, by device; the default is the start. They
   // may be ahead of it.
@@ -32,6 +34,8 @@ class Machine {
 
   [[nodiscard]] const std::vector<DeviceTimes>& devices() const { return times_; }
   [[nodiscard]] double time_us() const { return now_; }
+  // When the collective has moved everything; it may be later than the end of the programs.
+  [[nodiscard]] double collective_end_us() const { return collective_end_us_; }
   [[nodiscard]] std::vector<ActivitySpan>& activities() { return activities_; }
   [[nodiscard]] std::vector<MessageSpan>& messages() { return message_spans_; }
   [[nodiscard]] std::int64_t intra_bytes() const { return intra_bytes_; }
@@ -67,6 +71,11 @@ class Machine {
     std::int32_t src = 0;
     std::int32_t dst = 0;
   };
+  // The bytes that the collective moves over a stream.
+  struct CollectiveFlow {
+    std::int32_t stream = -1;
+    double bytes = 0;
+  };
   // One launch of one device.
   struct Group {
     std::int32_t device = 0;
@@ -97,8 +106,9 @@ class Machine {
   };
 
   void number_groups();
-  void number_messages();
+  std::int32_t number_messages();
   void match_messages();
+  void number_collective(const CollectiveLoad& collective, std::int32_t limit_port);
   void check_bytes(const Message& message, std::int64_t received_bytes) const;
   [[nodiscard]] const TimedStep& step_of(std::int32_t d) const;
   [[nodiscard]] bool finished(std::int32_t d) const;
@@ -122,6 +132,8 @@ class Machine {
   void activate_next(std::int32_t d, std::int32_t after);
   void open_end(std::int32_t message, std::int32_t device, std::int32_t after);
   void start_flow(std::int32_t message);
+  void start_collective();
+  void end_flow(std::int32_t tag);
   void end_message(std::int32_t message);
   void end_message_at(std::int32_t group);
   void end_wait_for(std::int32_t group);
@@ -141,7 +153,9 @@ class Machine {
   std::vector<Device> devices_;
   std::vector<Group> groups_;
   std::vector<Message> messages_;
-  std::vector<StreamEnds> streams_;      // by stream of the network
+  std::vector<StreamEnds> streams_;  // by stream of the network
+  std::vector<CollectiveFlow> collective_flows_;
+  double collective_end_us_ = 0;
   std::vector<std::int32_t> computing_;  // devices of each node
   std::vector<DeviceTimes> times_;
   std::vector<ActivitySpan> activities_;

@@ -34,8 +34,9 @@ void Machine::number_groups() {
   }
 }
 
-// Makes one message for each send; those of a pair of devices share a stream.
-void Machine::number_messages() {
+// Makes one message for each send; those of a pair of devices share a stream. Returns the first
+// port behind those of flows.
+std::int32_t Machine::number_messages() {
   const bool has_flow_limit = cluster_.flow_limit_gbytes_per_s().has_value();
   std::int32_t flow_port = ports_.num_ports();  // of the next flow, as for_each_flow meets them
   for (std::size_t d = 0; d < programs_.size(); ++d) {
@@ -61,6 +62,18 @@ void Machine::number_messages() {
       }
     }
   }
+  return flow_port;
+}
+
+// `limit_port` is the first of the ports that limit the flows.
+void Machine::number_collective(const CollectiveLoad& collective, std::int32_t limit_port) {
+  for_each_collective_flow(cluster_, collective, [&](Rank src, Rank dst, double gbytes_per_s) {
+    FlowPath path = ports_.path_between(src, dst);
+    path.cross(limit_port++);
+    streams_.push_back({src.value, dst.value});
+    collective_flows_.push_back(
+        {network_.add_stream(path), 1e3 * gbytes_per_s * collective.alone_us});
+  });
 }
 
 // Matches the k-th message from one device to another with the k-th that the other expects.

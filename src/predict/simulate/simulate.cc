@@ -117,11 +117,29 @@ class RoundCosts {
   std::vector<std::unique_ptr<ProgramCosts>> shares_;  // of several devices each, by rank
 };
 
+// A collective that begins with every program and alone takes `load` times as long as the program
+// in `alone`.
+struct SharedCollective {
+  CollectiveTraffic traffic;
+  double load = 0;
+  const Simulation& alone;
+
+  // The load of program `index` of the direction.
+  [[nodiscard]] CollectiveLoad load_of(Direction direction, std::size_t index) const {
+    const auto& simulated = direction == Direction::kForward ? alone.forward : alone.backward;
+    return {traffic, load * simulated->programs[index].time_us};
+  }
+};
+
 class Simulator {
  public:
   Simulator(const Plan& plan, const Cluster& cluster, const SimulateOptions& options,
-            const WhatIf& what_if)
-      : plan_(plan), cluster_(cluster), options_(options), what_if_(what_if) {}
+            const WhatIf& what_if, const SharedCollective* collective = nullptr)
+      : plan_(plan),
+        cluster_(cluster),
+        options_(options),
+        what_if_(what_if),
+        collective_(collective) {}
 
   Simulation run() {
     for (std::size_t r = 0; r < plan_.rounds.size(); ++r) {
@@ -143,6 +161,9 @@ class Simulator {
     }
     return std::move(simulation_);
   }
+
+  // After `run`, if there is a collective.
+  [[nodiscard]] SharedTimes shared_times() { return std::move(shared_); }
 
  private:
   SimulatedDirection& result_of(Direction direction) {
@@ -192,11 +213,15 @@ class Simulator {
     Machine machine(cluster_, std::move(programs),
                     fmt::format("round {}, mask {} ({}), {}", r, m, plan_.rounds[r].masks[m].name,
                                 to_string(direction)),
-                    options_, what_if_.unlimited);
+                    options_, what_if_.unlimited,
+                    collective_ != nullptr ? collective_->load_of(direction, result.programs.size())
+                                           : CollectiveLoad());
     std::vector<double>& hosts = hosts_.at({direction, m});
     machine.set_hosts(hosts);
     machine.run();
     hosts = machine.hosts();
+    (direction == Direction::kForward ? shared_.forward_us : shared_.backward_us)
+        .push_back(std::max(machine.time_us(), machine.collective_end_us()));
     SimulatedProgram& program = result.programs.emplace_back();
     program.round = static_cast<std::int32_t>(r);
     program.mask = static_cast<std::int32_t>(m);
@@ -234,12 +259,26 @@ class Simulator {
   const Cluster& cluster_;
   const SimulateOptions& options_;
   const WhatIf& what_if_;
+  const SharedCollective* collective_;
   // Without barriers: programs of every device, by direction and mask.
   std::map<std::pair<Direction, std::size_t>, std::vector<TimedProgram>> joined_;
   // When hosts have issued the rounds before, from the start of the next one, likewise.
   std::map<std::pair<Direction, std::size_t>, std::vector<double>> hosts_;
   Simulation simulation_;
+  SharedTimes shared_;
 };
+
+// Runs the simulator with memory for it, or tells what did not fit.
+template <typename Run>
+auto run_simulator(const Plan& plan, const Cluster& cluster, const Run& run) {
+  check_whole(plan, "simulate");
+  check_cluster(cluster);
+  CONTEXTILE_CHECK(
+      cluster.nodes == plan.nodes && cluster.devices_per_node == plan.devices_per_node,
+      "simulate: expected a cluster of {} nodes x {} devices, as the plan's, found {} x {}",
+      plan.nodes, plan.devices_per_node, cluster.nodes, cluster.devices_per_node);
+  return with_memory_for([&] { return "the simulation of " + size_text(plan); }, run);
+}
 
 }  // namespace
 
@@ -271,14 +310,21 @@ Simulation simulate(const Plan& plan, const Cluster& cluster, const SimulateOpti
 
 Simulation simulate_if(const Plan& plan, const Cluster& cluster, const SimulateOptions& options,
                        const WhatIf& what_if) {
-  check_whole(plan, "simulate");
-  check_cluster(cluster);
-  CONTEXTILE_CHECK(
-      cluster.nodes == plan.nodes && cluster.devices_per_node == plan.devices_per_node,
-      "simulate: expected a cluster of {} nodes x {} devices, as the plan's, found {} x {}",
-      plan.nodes, plan.devices_per_node, cluster.nodes, cluster.devices_per_node);
-  return with_memory_for([&] { return "the simulation of " + size_text(plan); },
-                         [&] { return Simulator(plan, cluster, options, what_if).run(); });
+  return run_simulator(plan, cluster,
+                       [&] { return Simulator(plan, cluster, options, what_if).run(); });
+}
+
+SharedTimes simulate_shared(const Plan& plan, const Cluster& cluster,
+                            const CollectiveTraffic& traffic, double load,
+                            const Simulation& alone) {
+  const SharedCollective collective{traffic, load, alone};
+  return run_simulator(plan, cluster, [&] {
+    const WhatIf what_if;
+    const SimulateOptions options;
+    Simulator simulator(plan, cluster, options, what_if, &collective);
+    static_cast<void>(simulator.run());
+    return simulator.shared_times();
+  });
 }
 
 }  // namespace contextile

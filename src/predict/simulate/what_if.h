@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "contextile/advanced/collective_traffic.h"
 #include "contextile/simulate.h"
 
 namespace contextile {
@@ -20,5 +21,18 @@ struct WhatIf {
 // one, of round 0.
 [[nodiscard]] Simulation simulate_if(const Plan& plan, const Cluster& cluster,
                                      const SimulateOptions& options, const WhatIf& what_if);
+
+// The times at which attention and a collective are both over, µs: of every program of a direction,
+// in the order of SimulatedDirection::programs.
+struct SharedTimes {
+  std::vector<double> forward_us;
+  std::vector<double> backward_us;
+};
+
+// Simulates the plan while a collective uses the same links. It starts with every program and would
+// alone take `load` times as long as that program does in `alone`, the simulation without it.
+[[nodiscard]] SharedTimes simulate_shared(const Plan& plan, const Cluster& cluster,
+                                          const CollectiveTraffic& traffic, double load,
+                                          const Simulation& alone);
 
 }  // namespace contextile

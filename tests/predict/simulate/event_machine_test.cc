@@ -147,6 +147,48 @@ TEST(Machine, AFlowsLimitAboveThatOfPortsChangesNothing) {
   EXPECT_EQ(run(), without_us);
 }
 
+TEST(Machine, ACollectiveSharesTheLinksOfMessages) {
+  Programs programs(plain(2, 1));
+  programs.message(0, 1, 3000, 0).wait(1, 0).attention(1, 1);
+  const auto run = [&](double gbytes_per_s, double us) {
+    return programs.run({}, {{.node_gbytes_per_s = gbytes_per_s}, us});
+  };
+  // Both want the whole NIC: the message ends after twice its time, then the collective is alone.
+  EXPECT_DOUBLE_EQ(run(1, 5).time_us(), 6 + 1);
+  EXPECT_DOUBLE_EQ(run(1, 5).collective_end_us(), 3 + 5);
+  // One that ends first leaves the NIC to the message.
+  EXPECT_DOUBLE_EQ(run(1, 2).collective_end_us(), 4);
+  EXPECT_DOUBLE_EQ(run(1, 2).time_us(), 3 + 2 + 1);
+  // At a quarter of the rate it takes no more than that.
+  EXPECT_DOUBLE_EQ(run(0.25, 20).collective_end_us(), 20);
+  EXPECT_DOUBLE_EQ(run(0.25, 20).time_us(), 4 + 1);
+  EXPECT_DOUBLE_EQ(run(1, 0).time_us(), 3 + 1);
+  EXPECT_DOUBLE_EQ(run(0, 7).collective_end_us(), 0);
+}
+
+TEST(Machine, ACollectiveRunsAroundEveryNodeAndThroughAllItsNics) {
+  Cluster cluster = plain(3, 2);
+  cluster.nics_per_node = 2;
+  cluster.inter_gbytes_per_s_per_node = 4;
+  cluster.flow_gbytes_per_s = {{.nodes = 2, .gbytes_per_s = 0.1}};  // not of collectives
+  Programs inside(cluster);
+  inside.message(0, 1, 2000, 0).wait(1, 0);
+  Programs between(cluster);
+  between.message(1, 4, 100, 0).wait(4, 0);
+  const CollectiveLoad around{{.device_gbytes_per_s = 1, .node_gbytes_per_s = 4}, 10};
+  EXPECT_DOUBLE_EQ(inside.run({}, around).time_us(), 4);
+  EXPECT_DOUBLE_EQ(inside.run({}, around).collective_end_us(), 12);
+  EXPECT_DOUBLE_EQ(between.run({}, around).time_us(), 1);  // its own limit binds
+  const CollectiveLoad only_inside{{.device_gbytes_per_s = 1}, 10};
+  EXPECT_DOUBLE_EQ(between.run({}, only_inside).collective_end_us(), 10);
+  // Its transfers take compute like all others.
+  cluster.sm_fraction = 0.5;
+  Programs computing(cluster);
+  computing.attention(0, 5);
+  EXPECT_DOUBLE_EQ(computing.run({}, around).time_us(), 10);
+  EXPECT_EQ(computing.run({}, around).inter_bytes(), 0);
+}
+
 TEST(Machine, ADeviceWaitsForItsHostOnlyIfItHasNothingLeftToDo) {
   // Device 0's host issues at 3 and 6, that of device 1 at 0, 5 and 17.
   Programs programs(plain(1, 2));

@@ -60,8 +60,8 @@ class Programs {
     return *this;
   }
 
-  Machine run(const SimulateOptions& options = {}) const {
-    Machine machine(cluster_, programs_, "test", options);
+  Machine run(const SimulateOptions& options = {}, const CollectiveLoad& collective = {}) const {
+    Machine machine(cluster_, programs_, "test", options, {}, collective);
     machine.run();
     return machine;
   }
