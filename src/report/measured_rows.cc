@@ -9,6 +9,7 @@
 #include "base/file_bytes.h"
 #include "base/interrupt.h"
 #include "base/names_file.h"
+#include "base/parse_name.h"
 #include "base/parse_number.h"
 #include "base/quote.h"
 #include "base/standard_stream.h"
@@ -36,18 +37,6 @@ auto with_place(std::string_view where, const Parse& parse) {
   } catch (const IoError& error) {
     throw IoError(fmt::format("{}: {}", where, error.what()));
   }
-}
-
-// The value of `values` that `text` names.
-template <typename Value>
-Value parse_name(std::string_view text, std::string_view where, std::span<const Value> values) {
-  std::vector<std::string> names;
-  for (const Value value : values) {
-    if (to_string(value) == text) return value;
-    names.emplace_back(to_string(value));
-  }
-  fail_argument("{}: expected one of {}, found {}{}", where, fmt::join(names, ", "), quote(text),
-                did_you_mean(text, names));
 }
 
 // Clusters by the text of their rows: each is loaded once.
@@ -133,7 +122,7 @@ std::span<const ColumnReader> column_readers() {
   // clang-format off
   static const std::array kReaders = {
       ColumnReader{"source", true, false, [](const Field& field, MeasuredRow& row) { row.source = field.text; }},
-      ColumnReader{"split", true, false, [](const Field& field, MeasuredRow& row) { row.split = parse_name<RowSplit>(field.text, field.where, kSplits); }},
+      ColumnReader{"split", true, false, [](const Field& field, MeasuredRow& row) { row.split = parse_name<RowSplit>(field.where, kSplits, field.text); }},
       ColumnReader{"cluster", true, false, [](const Field& field, MeasuredRow& row) {
         row.cluster_text = field.text;
         row.cluster = field.clusters.find(field.text, field.where);
@@ -154,7 +143,7 @@ std::span<const ColumnReader> column_readers() {
       ColumnReader{"dtype", true, false, [](const Field& field, MeasuredRow& row) {
         row.shape.dtype = with_place(field.where, [&] { return parse_dtype(field.text); });
       }},
-      ColumnReader{"direction", true, false, [](const Field& field, MeasuredRow& row) { row.direction = parse_name<RowDirection>(field.text, field.where, kDirectionsOfRows); }},
+      ColumnReader{"direction", true, false, [](const Field& field, MeasuredRow& row) { row.direction = parse_name<RowDirection>(field.where, kDirectionsOfRows, field.text); }},
       ColumnReader{"ms", true, false, read_ms},
       ColumnReader{"experiment", false, true, [](const Field& field, MeasuredRow& row) { row.experiment = field.text; }},
       ColumnReader{"note", false, true, [](const Field& field, MeasuredRow& row) { row.note = field.text; }},

@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/quote.h"
-#include "base/suggest.h"
+#include "base/parse_name.h"
 #include "contextile/advanced/training.h"
 
 namespace contextile {
@@ -81,13 +80,7 @@ std::string_view to_string(PipelineSchedule schedule) {
 }
 
 PipelineSchedule parse_pipeline_schedule(std::string_view text) {
-  std::vector<std::string> names;
-  for (const PipelineSchedule schedule : kSchedules) {
-    names.emplace_back(to_string(schedule));
-    if (text == names.back()) return schedule;
-  }
-  fail_argument("pipeline schedule: expected one of {}, found {}{}", fmt::join(names, ", "),
-                quote(text), did_you_mean(text, names));
+  return parse_name<PipelineSchedule>("pipeline schedule", kSchedules, text);
 }
 
 void check_pipeline(const PipelineShape& shape) {

@@ -2,14 +2,11 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/check.h"
-#include "base/quote.h"
-#include "base/suggest.h"
+#include "base/parse_name.h"
 #include "contextile/advanced/training.h"
 #include "training/costs.h"
 
@@ -21,18 +18,6 @@ constexpr OptimizerShards kOptimizerShards[] = {OptimizerShards::kNone, Optimize
                                                 OptimizerShards::kFsdp};
 constexpr double kRounding = 1e-12;     // of sums that should be equal
 constexpr double kForwardsOfAStep = 3;  // backward takes twice forward's FLOPs
-
-// Returns the value with such a name.
-template <typename Value>
-Value parse_name(std::string_view what, std::span<const Value> values, std::string_view text) {
-  std::vector<std::string> names;
-  for (const Value value : values) {
-    names.emplace_back(to_string(value));
-    if (text == names.back()) return value;
-  }
-  fail_argument("{}: expected one of {}, found {}{}", what, fmt::join(names, ", "), quote(text),
-                did_you_mean(text, names));
-}
 
 class Prediction {
  public:
@@ -93,61 +78,67 @@ class Prediction {
     return cost.total_us();
   }
 
+  // The end of a stage's last step in a replica.
+  [[nodiscard]] double end_us(std::int32_t stage, std::size_t replica) const {
+    return result_.timelines[replica].stages[static_cast<std::size_t>(stage)].back().end_us;
+  }
+
   // The replica that ends a stage last. Its layers hide the collectives for which all wait.
-  [[nodiscard]] std::int32_t last_replica(std::int32_t stage) const {
-    const auto last =
-        std::ranges::max_element(result_.timelines, {}, [&](const PipelineTimeline& timeline) {
-          return timeline.stages[static_cast<std::size_t>(stage)].back().end_us;
-        });
-    return static_cast<std::int32_t>(last - result_.timelines.begin());
+  [[nodiscard]] std::size_t last_replica(std::int32_t stage) const {
+    std::size_t last = 0;
+    for (std::size_t d = 1; d < result_.timelines.size(); ++d) {
+      if (end_us(stage, d) > end_us(stage, last)) last = d;
+    }
+    return last;
   }
 
   // Exposed time of a collective of each of a stage's layers during one phase. One is alone: the
   // gradients of the last layer come when all others are computed, and the first layer needs its
   // weights before anything else can be.
-  [[nodiscard]] double seen_us(Collective op, double bytes, std::int32_t stage, Direction direction,
-                               std::int32_t micro_batch) const {
+  [[nodiscard]] double seen_us(Collective op, double bytes, std::int32_t stage, std::size_t replica,
+                               Direction direction, std::int32_t micro_batch) const {
     if (step_.options.gradient_overlap == GradientOverlap::kOff) {
       return costs_.gradient_group().us(
           op, bytes * static_cast<double>(costs_.weights_of_stage(stage)));
     }
     const double layer_us = costs_.weights_us(op, bytes, stage);
-    const std::int32_t replica = last_replica(stage);
     double delays_us = 0;
     for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
       const std::int32_t v = c * step_.pipeline.stages + stage;
       delays_us +=
-          costs_.layers_of(v) * costs_.layer_delay_us(direction, replica, v, micro_batch, layer_us);
+          costs_.layers_of(v) * costs_.layer_delay_us(direction, static_cast<std::int32_t>(replica),
+                                                      v, micro_batch, layer_us);
     }
     const double layers = costs_.layers_of_stage(stage);
     return (layers - 1) / layers * delays_us + layer_us;
   }
 
-  void synchronise(std::int32_t stage) {
-    StageTimes& times = result_.stages[static_cast<std::size_t>(stage)];
+  // Collectives of a stage that are not hidden, from the end of its steps on.
+  [[nodiscard]] double synchronising_us(std::int32_t stage, std::size_t replica) const {
     const std::int32_t last = step_.pipeline.micro_batches - 1;
     switch (step_.options.optimizer) {
       case OptimizerShards::kNone:
-        times.gradients_us =
-            seen_us(Collective::kAllReduce, kGradientBytes, stage, Direction::kBackward, last);
-        break;
+        return seen_us(Collective::kAllReduce, kGradientBytes, stage, replica, Direction::kBackward,
+                       last);
       case OptimizerShards::kZero1:
-        times.gradients_us =
-            seen_us(Collective::kReduceScatter, kGradientBytes, stage, Direction::kBackward, last) +
-            seen_us(Collective::kAllGather, kWeightBytes, stage, Direction::kForward, 0);
-        break;
+        return seen_us(Collective::kReduceScatter, kGradientBytes, stage, replica,
+                       Direction::kBackward, last) +
+               seen_us(Collective::kAllGather, kWeightBytes, stage, replica, Direction::kForward,
+                       0);
       case OptimizerShards::kFsdp:
-        break;  // in the phases
+        break;  // all of them are in its steps
     }
+    return 0;
+  }
+
+  void synchronise(std::int32_t stage) {
+    StageTimes& times = result_.stages[static_cast<std::size_t>(stage)];
+    const std::size_t replica = last_replica(stage);
+    const double exposed_us = synchronising_us(stage, replica);
+    times.gradients_us += exposed_us;
     times.optimizer_us = costs_.optimizer_us(stage);
-    double end_us = 0;
-    for (const PipelineTimeline& timeline : result_.timelines) {
-      end_us = std::max(end_us, timeline.stages[static_cast<std::size_t>(stage)].back().end_us);
-    }
-    const double after_us =
-        (step_.options.optimizer == OptimizerShards::kFsdp ? 0 : times.gradients_us) +
-        times.optimizer_us;
-    result_.time_us = std::max(result_.time_us, end_us + after_us);
+    result_.time_us =
+        std::max(result_.time_us, end_us(stage, replica) + exposed_us + times.optimizer_us);
   }
 
   void count_work() {

@@ -275,7 +275,7 @@ enum class OptimizerShards : std::uint8_t {
 
 // The time at which collectives of weights and gradients run.
 enum class GradientOverlap : std::uint8_t {
-  kOff,  // before and after all layers
+  kOff,  // while no layer runs
   kOn,   // during the layers, attention included: reductions in the last backward, gathers in the
          // next first forward; with kFsdp both in every phase
 };
