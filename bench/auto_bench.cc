@@ -2,8 +2,10 @@
 //
 //   auto_bench [--devices 8,32] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
 //              [--clusters p4de,dgx-h200] [--datasets prolong,single] [--seed 1] [--rows]
-//              [--steps 300000,600000]
+//              [--steps 300000,600000] [--objective layer|attention]
 //
+// The time of a plan is that of a layer: attention, and linear layers of the device that owns the
+// most tokens (guessed_linear_us_per_token), or of attention alone.
 // Every strategy counts with the fastest of its variants (Strategy::variants) and block sizes, and
 // every plan that counts is verified first. Classes of workload go by the time of the best plan: 2
 // ms and more, 0.5 to 2 ms, below. For each class it prints:
@@ -32,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include "contextile/advanced/model.h"
 #include "contextile/bounds.h"
 #include "contextile/data.h"
 #include "contextile/extend/plan_build.h"
@@ -53,8 +56,24 @@ struct Options {
   std::uint64_t seed = 1;
   AttentionShape shape;
   std::vector<std::string> steps = {};
+  std::string objective = "layer";
   bool rows = false;
+
+  // Time of the linear layers of a token, forward and backward.
+  [[nodiscard]] double linear_us(const Cluster& cluster) const {
+    constexpr double kPasses = 3;
+    return objective == "layer" ? kPasses * guessed_linear_us_per_token(shape, cluster) : 0;
+  }
 };
+
+// Tokens of a device on average.
+double mean_tokens(const PlanStats& stats, const Cluster& cluster) {
+  return static_cast<double>(stats.tokens) / static_cast<double>(cluster.num_devices());
+}
+// Time of the linear layers of the device that owns the most tokens.
+double linear_us(const PlanStats& stats, const Cluster& cluster, const Options& options) {
+  return options.linear_us(cluster) * (1 + stats.token_overload) * mean_tokens(stats, cluster);
+}
 
 using bench::GeometricMean;
 
@@ -90,8 +109,10 @@ std::size_t class_of(double time_us) { return time_us >= 2000 ? 0 : time_us >= 5
 constexpr const char* kClasses[] = {"2 ms and more", "0.5 to 2 ms", "below 0.5 ms"};
 
 struct Predicted {
-  double time_us = std::numeric_limits<double>::infinity();
-  std::string text;  // of the choice
+  double time_us = std::numeric_limits<double>::infinity();  // by the objective
+  double attention_us = 0;
+  double overload = 0;  // of tokens, above the mean
+  std::string text;     // of the choice
   double planning_s = 0;
   double bound_us = 0;
   double separate_bound_us = 0;
@@ -109,11 +130,13 @@ struct LimitedPlan {
   double time_us = 0;
   double took_ms = 0;  // wall time of a limit in time, CPU time of one in steps
 };
-LimitedPlan limited_plan(const Workload& workload, const Cluster& cluster, const Limit& limit) {
+LimitedPlan limited_plan(const Workload& workload, const Cluster& cluster, const Limit& limit,
+                         const Options& options) {
   const tbb::global_control one_thread(tbb::global_control::max_allowed_parallelism, 1);
   StrategyRequest request;
   request.max_roundings = kAnyRoundings;  // as the originals
   request.options[limit.option] = limit.value;
+  request.options["objective"] = options.objective;
   const auto start = std::chrono::steady_clock::now();
   const double cpu_start_ms = cpu_ms();
   const Plan plan =
@@ -124,7 +147,8 @@ LimitedPlan limited_plan(const Workload& workload, const Cluster& cluster, const
     fmt::print(stderr, "auto with {}: a plan that does not verify\n", limit.text());
     std::exit(1);
   }
-  return {simulate(plan, cluster).time_us(), took_ms};
+  return {simulate(plan, cluster).time_us() + linear_us(statistics(plan), cluster, options),
+          took_ms};
 }
 
 // The mean and a block of 1024 tokens (docs/auto.md).
@@ -160,7 +184,7 @@ void add_bound(const Plan& plan, const Workload& workload, const Cluster& cluste
 }
 
 void predict(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
-             const StrategyRequest& request, FastestPlans& fastest) {
+             const StrategyRequest& request, const Options& options, FastestPlans& fastest) {
   Predicted predicted;
   predicted.text = choice_text({std::string(strategy.name()), request.options});
   if (request.block_size) predicted.text += fmt::format(" block size {}", *request.block_size);
@@ -173,25 +197,31 @@ void predict(const Strategy& strategy, const Workload& workload, const Cluster& 
     fmt::print(stderr, "{}: {}\n", predicted.text, report.violations.front());
     std::exit(1);
   }
-  predicted.time_us = simulate(plan, cluster).time_us();
+  const PlanStats stats = statistics(plan);
+  predicted.attention_us = simulate(plan, cluster).time_us();
+  predicted.overload = stats.token_overload;
+  predicted.time_us = predicted.attention_us + linear_us(stats, cluster, options);
+  const double least_linear_us = options.linear_us(cluster) * mean_tokens(stats, cluster);
+  predicted.bound_us = predicted.separate_bound_us = least_linear_us;
   add_bound(plan, workload, cluster, predicted);
   if (predicted.time_us < fastest.any.time_us) fastest.any = predicted;
   if (predicted.time_us < fastest.even.time_us && is_even(plan)) fastest.even = predicted;
 }
 
-FastestPlans fastest_of(const Strategy& strategy, const Workload& workload,
-                        const Cluster& cluster) {
+FastestPlans fastest_of(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
+                        const Options& options) {
   FastestPlans fastest;
-  for (const auto& options : strategy.variants(workload, cluster, {})) {
+  for (const auto& variant : strategy.variants(workload, cluster, {})) {
     StrategyRequest request;
     request.max_roundings = kAnyRoundings;  // as the originals
-    request.options = options;
+    request.options = variant;
+    if (strategy.name() == "auto") request.options["objective"] = options.objective;
     if (strategy.unsupported(workload, cluster, request)) continue;
     const std::vector<std::int64_t> sizes = strategy.block_sizes(request);
-    if (sizes.empty()) predict(strategy, workload, cluster, request, fastest);
+    if (sizes.empty()) predict(strategy, workload, cluster, request, options, fastest);
     for (const std::int64_t size : sizes) {
       request.block_size = size;
-      predict(strategy, workload, cluster, request, fastest);
+      predict(strategy, workload, cluster, request, options, fastest);
     }
   }
   return fastest;
@@ -200,9 +230,11 @@ FastestPlans fastest_of(const Strategy& strategy, const Workload& workload,
 void print_row(const std::string& name, const Predicted& ours, bool even, const Predicted& best,
                const Predicted& best_even) {
   fmt::print(
-      "  {:56} auto {:9.3f} ms{} {:.2f}x bound ({}), {:.2f}x old; planned {:.2f} s; {:.3f}x faster "
-      "than {}; even {:.3f}x than {}\n",
-      name, ours.time_us / 1e3, even ? "" : " (uneven)", ours.time_us / ours.bound_us, ours.binding,
+      "  {:56} auto {:9.3f} ms, attention {:.3f}, tokens +{:.1f}%{} {:.2f}x bound ({}), {:.2f}x "
+      "old; "
+      "planned {:.2f} s; {:.3f}x faster than {}; even {:.3f}x than {}\n",
+      name, ours.time_us / 1e3, ours.attention_us / 1e3, 100 * ours.overload,
+      even ? "" : " (uneven)", ours.time_us / ours.bound_us, ours.binding,
       ours.time_us / ours.separate_bound_us, ours.planning_s, best.time_us / ours.time_us,
       best.text, best_even.time_us / ours.time_us, best_even.text);
   std::fflush(stdout);
@@ -222,7 +254,7 @@ void compare(const std::string& name, const Workload& workload, const Cluster& c
   Predicted best_even;
   double best_planner = std::numeric_limits<double>::infinity();
   for (const Strategy* strategy : strategies()) {
-    const FastestPlans plans = fastest_of(*strategy, workload, cluster);
+    const FastestPlans plans = fastest_of(*strategy, workload, cluster, options);
     if (strategy->name() == "auto") {
       ours = plans;
       continue;
@@ -246,7 +278,7 @@ void compare(const std::string& name, const Workload& workload, const Cluster& c
   summary.planning_s.add(ours.any.planning_s);
   std::string limited_rows;
   for (const Limit& limit : limits_of(options)) {
-    const LimitedPlan limited = limited_plan(workload, cluster, limit);
+    const LimitedPlan limited = limited_plan(workload, cluster, limit, options);
     const double ratio = limited.time_us / ours.any.time_us;
     summary.limited[limit].ratio.add(ratio);
     summary.limited[limit].took_ms.add(limited.took_ms);
@@ -339,6 +371,8 @@ Options parse(const std::vector<std::string>& args) {
       options.datasets = split(value);
     } else if (key == "--steps") {
       options.steps = split(value);
+    } else if (key == "--objective") {
+      options.objective = value;
     } else if (key == "--seed") {
       options.seed = std::stoull(value);
     } else if (key == "--tokens-per-device") {

@@ -72,9 +72,9 @@ struct PlanOptions {
   bool backward = true;      // false: forward only (prefill)
   std::uint64_t seed = 0;    // of strategies that draw random numbers
   DeviceLimits limits = {};  // searches keep to them
-  // Time of a token outside attention: the matrix products of one layer, forward, on its device. It
-  // decides between block sizes. Unset: that of a Llama 3 layer as wide as the query heads, at half
-  // of the device's peak.
+  // Time of a token outside attention: the matrix products of one layer, forward, on its device. A
+  // device that owns more tokens than others makes them wait, so searches and choices of block
+  // sizes weigh it. Unset: a guess, guessed_linear_us_per_token (advanced/model.h).
   std::optional<double> linear_us_per_token = {};
   bool force = false;          // plan also in blocks that check_plan_size refuses (planner.h)
   ProgressHook progress = {};  // receives the progress of a batch or a search; may be empty

@@ -16,22 +16,6 @@
 
 namespace contextile {
 
-namespace {
-
-// A guess if the model is unknown: attention says how wide it is, but not how wide the feed-forward
-// is. Llama 3's feed-forward is 3.5 times as wide as its layers.
-double guessed_linear_us(const AttentionShape& shape, const Cluster& cluster) {
-  const std::int32_t hidden = shape.q_heads * shape.head_dim;
-  const ModelSpec model{.hidden = hidden,
-                        .q_heads = shape.q_heads,
-                        .kv_heads = shape.kv_heads,
-                        .head_dim = shape.head_dim,
-                        .ffn = hidden / 2 * 7};
-  return linear_us_per_token(model, cluster);
-}
-
-}  // namespace
-
 std::vector<std::int64_t> timed_sizes(const Strategy& strategy, const Workload& workload,
                                       const StrategyRequest& request) {
   std::vector<std::int64_t> sizes = strategy.block_sizes(request);
@@ -46,7 +30,7 @@ std::vector<std::int64_t> timed_sizes(const Strategy& strategy, const Workload& 
 double linear_layers_us(const Workload& workload, const Cluster& cluster,
                         const StrategyRequest& request) {
   const double token_us =
-      request.linear_us_per_token.value_or(guessed_linear_us(workload.shape, cluster));
+      request.linear_us_per_token.value_or(guessed_linear_us_per_token(workload.shape, cluster));
   return token_us * static_cast<double>(workload.masks.size()) *
          (request.backward ? kPassesWithBackward : 1);
 }

@@ -79,7 +79,7 @@ class DcpArranger {
     CONTEXTILE_CHECK(block_size > 0, "block size: expected a positive number of tokens, found {}",
                      block_size);
     Placement placement;
-    placement.input = cut_into_tiles(workload_, block_size, options_.cuts);
+    placement.input = cut_into_tiles(workload_, cut_sequences(workload_, block_size, options_.cuts));
     const AttentionShape& shape = workload_.shape;
     const std::int32_t groups = options_.head_groups;
     std::vector<std::int64_t> work;

@@ -5,9 +5,9 @@
 #include <utility>
 
 namespace contextile {
-TileGrid cut_into_tiles(const Workload& workload, std::int64_t block_size, BandCuts cuts) {
+TileGrid cut_into_tiles(const Workload& workload, Blocking blocks) {
   TileGrid grid;
-  grid.work.blocks = cut_sequences(workload, block_size, cuts);
+  grid.work.blocks = std::move(blocks);
   std::map<std::pair<BlockId, BlockId>, std::int64_t> merged;
   for (const NamedMask& mask : workload.masks) {
     grid.tiles_of_mask.push_back(TileIndex(mask.mask, grid.work.blocks).tiles());

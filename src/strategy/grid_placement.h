@@ -21,8 +21,7 @@ struct TileGrid {
   std::vector<std::vector<Tile>> tiles_of_mask;
   std::vector<Tile> all_tiles;  // union, pairs weighted by layers
 };
-[[nodiscard]] TileGrid cut_into_tiles(const Workload& workload, std::int64_t block_size,
-                                      BandCuts cuts);
+[[nodiscard]] TileGrid cut_into_tiles(const Workload& workload, Blocking blocks);
 
 // Bytes per token that move to another device and back for one head group of a row or a column.
 struct GridBytes {

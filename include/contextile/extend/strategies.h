@@ -316,19 +316,24 @@ enum class Candidates : std::uint8_t {
   kOwn,  // its own placements
 };
 
-// The cost of tokens on a device when plans are compared.
-enum class TokenWeight : std::uint8_t {
-  kAuto,    // kPriced if StrategyRequest::linear_us_per_token is set, otherwise kEven
-  kEven,    // a device owns at most the mean plus a block of 1024 tokens
-  kPriced,  // linear layers of the device that owns the most tokens add to the time
-  kFree,    // tokens cost nothing
+// The time that plans are compared by.
+enum class Objective : std::uint8_t {
+  kLayer,      // attention, and the linear layers of the device that owns the most tokens
+  kAttention,  // attention alone
+};
+// The tokens that a device may own when plans are compared.
+enum class TokenCap : std::uint8_t {
+  kAuto,  // kFree for the layer, whose time decides; kEven for attention alone
+  kEven,  // at most the mean plus a block of 1024 tokens
+  kFree,  // any number
 };
 // auto: the plan with the least predicted time.
 struct AutoOptions {
   double effort = 1;  // placements tried and partitioning steps, in multiples of the default
   RetainInputs retain = RetainInputs::kAuto;  // received q and kv are kept for backward
   Candidates candidates = Candidates::kAll;
-  TokenWeight tokens = TokenWeight::kAuto;
+  Objective objective = Objective::kLayer;
+  TokenCap tokens = TokenCap::kAuto;
   std::int64_t steps = 0;      // of the search, each about a microsecond of one core; 0: 1.2e8
   std::int64_t budget_ms = 0;  // no candidate is started after that; plans then depend on the
                                // machine; 0: no limit

@@ -74,10 +74,12 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
                 "known device memory), on, off")
         .choice("candidates", &AutoOptions::candidates, {"all", "own"},
                 "what is tried: all (every other strategy with its defaults as well), own")
-        .choice("tokens", &AutoOptions::tokens, {"auto", "even", "priced", "free"},
-                "tokens on a device: even (at most the mean and 1024), priced (linear layers of "
-                "the fullest device add to the time), free; auto: priced where their cost is "
-                "known, else even")
+        .choice("objective", &AutoOptions::objective, {"layer", "attention"},
+                "the time that decides: layer (attention, and the linear layers of the device "
+                "that owns most tokens), attention alone")
+        .choice("tokens", &AutoOptions::tokens, {"auto", "even", "free"},
+                "tokens that a device may own: even (at most the mean and 1024), free; auto: even "
+                "for attention alone, free for the layer")
         .integer("steps", &AutoOptions::steps, 0, std::int64_t{1} << 50,
                  "a search of about that many microseconds of one core, counted, not timed: the "
                  "same plan on any machine; 0: 120 million, which only the largest batches need")

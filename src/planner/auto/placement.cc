@@ -10,6 +10,7 @@
 #include "contextile/extend/partition.h"
 #include "planner/auto/link_rates.h"
 #include "planner/auto/row_placement.h"
+#include "planner/auto/token_leveling.h"
 #include "planner/auto/tuning.h"
 #include "strategy/schedule/home.h"
 #include "strategy/schedule/overlap.h"
@@ -140,12 +141,12 @@ ArrangedDirection schedule_tiles(ScheduleProblem problem, const std::vector<doub
 
 }  // namespace
 
-PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, std::int64_t block_size,
-                        bool backward, bool whole_rows) {
+PricedTiles price_tiles(const Workload& workload, const Cluster& cluster, TileGrid tiles,
+                        std::int64_t block_size, bool backward, bool whole_rows) {
   PricedTiles priced;
   priced.whole_rows = whole_rows;
   priced.block_size = block_size;
-  priced.tiles = cut_into_tiles(workload, block_size, BandCuts::kEdges);
+  priced.tiles = std::move(tiles);
   const TileCosts costs(workload.shape, cluster);
   std::vector<double> total_ns(priced.tiles.all_tiles.size());
   for (std::size_t m = 0; m < workload.masks.size(); ++m) {
@@ -222,12 +223,17 @@ Placement place(const Workload& workload, const Cluster& cluster,
   placement.estimate_us =
       binding + tuning::kShareOfNotBinding * (compute_us + port_us + nic_us - binding);
   placement.priced = std::move(priced);
+  if (rules.level_cap > 0) {
+    auto leveled = level_tokens(workload, cluster, placement, rules.level_cap, rules.backward);
+    if (leveled) placement.leveled = std::make_shared<const Placement>(*std::move(leveled));
+  }
   return placement;
 }
 
 Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
-                              const Placement& placement, const StrategyRequest& request,
+                              const Placement& placed, const StrategyRequest& request,
                               const SchedulePair& schedules, bool retain) {
+  const Placement& placement = placed.arranged();
   const PricedTiles& priced = *placement.priced;
   const std::int32_t groups = placement.choice.head_groups;
   WorkBlocks work = priced.tiles.work;

@@ -38,6 +38,7 @@ struct PlacementChoice {
 };
 
 // One blocking of the workload with the costs of its tiles; shared by placements on it.
+// `block_size` is that of the choice, whose blocks may have been cut further.
 struct PricedTiles {
   TileGrid tiles;
   bool whole_rows = false;  // a tile costs its share of its row in one run
@@ -48,7 +49,7 @@ struct PricedTiles {
   std::vector<std::int64_t> work_ns;  // of tiles.all_tiles: forward + backward, layers counted
 };
 [[nodiscard]] PricedTiles price_tiles(const Workload& workload, const Cluster& cluster,
-                                      std::int64_t block_size, bool backward,
+                                      TileGrid tiles, std::int64_t block_size, bool backward,
                                       bool whole_rows = false);
 
 // Time of all layers' work spread evenly over that many devices, µs.
@@ -61,6 +62,11 @@ struct Placement {
   std::vector<RowPlace> places;                 // of rows, if they are placed whole
   std::vector<std::int32_t> block_head_groups;  // as in a round
   double estimate_us = 0;  // the most of compute, device ports and NICs, and part of the other two
+  // The same with even tokens, if tokens have a price and these are not even (token_leveling.h).
+  // That one is arranged; this one is where further placements start.
+  std::shared_ptr<const Placement> leveled;
+
+  [[nodiscard]] const Placement& arranged() const { return leveled ? *leveled : *this; }
 };
 // Rows placed earlier, to start from, and the extra time to assume for every device, µs.
 struct RowStart {
@@ -74,6 +80,8 @@ struct PlacingRules {
   bool backward = true;
   bool retain = false;         // forward keeps received q and kv
   std::int64_t token_cap = 0;  // that a device may own; 0: the need of its blocks, and one block
+  double token_us = 0;         // price of a token above the mean on the fullest device
+  std::int64_t level_cap = 0;  // tokens that no device owns more of once leveled; 0: no leveling
 };
 [[nodiscard]] Placement place(const Workload& workload, const Cluster& cluster,
                               std::shared_ptr<const PricedTiles> priced,

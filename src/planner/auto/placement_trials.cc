@@ -66,7 +66,8 @@ void TrialOutcome::adopt_faster(const TrialOutcome& other) {
   }
 }
 
-std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices) {
+std::int64_t most_tokens(const Placement& placed, std::int32_t num_devices) {
+  const Placement& placement = placed.arranged();
   IdVector<Rank, std::int64_t> owned(IdRange<Rank>{num_devices});
   const Blocking& blocks = placement.priced->tiles.work.blocks;
   for (const BlockId b : IdRange<BlockId>(blocks.num_blocks())) {
@@ -75,7 +76,8 @@ std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices) {
   return *std::ranges::max_element(owned);
 }
 
-std::int64_t num_tiles(const Placement& placement) {
+std::int64_t num_tiles(const Placement& placed) {
+  const Placement& placement = placed.arranged();
   const std::vector<Tile>& tiles = placement.priced->tiles.all_tiles;
   std::int64_t all = 0;
   for (const Tile& tile : tiles) {
@@ -89,7 +91,10 @@ const std::shared_ptr<const PricedTiles>& PlacementTrials::priced(const Placemen
   std::shared_ptr<const PricedTiles>& priced = state_.priced[{choice.block_size, whole_rows}];
   if (priced == nullptr) {
     priced = std::make_shared<const PricedTiles>(price_tiles(
-        state_.workload, state_.cluster, choice.block_size, state_.request.backward, whole_rows));
+        state_.workload, state_.cluster,
+        cut_into_tiles(state_.workload,
+                       cut_sequences(state_.workload, choice.block_size, BandCuts::kEdges)),
+        choice.block_size, state_.request.backward, whole_rows));
   }
   return priced;
 }

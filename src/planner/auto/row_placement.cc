@@ -63,7 +63,8 @@ RowSpec spec_of(const Workload& workload, const Cluster& cluster, const Placemen
   spec.port_us = port / tuning::kRowByteWeight * keys;
   spec.nic_us = cluster.nodes > 1 ? nic / tuning::kRowByteWeight * keys : 0;
   spec.spread_us = port * queries * (1 - 1.0 / cluster.devices_per_node) / devices;
-  spec.overfull_us = tuning::kOverfullRowWeight * port * queries;
+  spec.overfull_us = std::max(tuning::kOverfullRowWeight * port * queries,
+                              tuning::kOverfullRowPrices * rules.token_us);
   spec.steps = static_cast<std::int64_t>(tuning::kRowAnnealingSteps * choice.effort);
   spec.fill = choice.fill;
   spec.heat = choice.heat;

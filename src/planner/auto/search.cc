@@ -49,6 +49,16 @@ void check_found(const SearchState& state) {
       state.least_memory_bytes, state.tried, without);
 }
 
+// The tokens whose linear layers take as long as one more message in every layer and direction.
+// Moving fewer of them to another device does not pay.
+std::int64_t tokens_of_message(const Workload& workload, const Cluster& cluster,
+                               const StrategyRequest& request, double token_us) {
+  const double messages = static_cast<double>(workload.masks.size()) * (request.backward ? 2 : 1);
+  constexpr double kMost = 1e15;  // fits 64 bits
+  return static_cast<std::int64_t>(
+      std::min(messages * (cluster.launch_us + cluster.intra_latency_us) / token_us, kMost));
+}
+
 }  // namespace
 
 TokenRule token_rule(const Workload& workload, const Cluster& cluster,
@@ -56,19 +66,27 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
   const std::int64_t devices = cluster.num_devices();
   const std::int64_t tokens = workload.num_tokens();
   const std::int64_t mean = (tokens + devices - 1) / devices;
-  TokenWeight weight = options.tokens;
-  if (weight == TokenWeight::kAuto) {
-    weight = request.linear_us_per_token ? TokenWeight::kPriced : TokenWeight::kEven;
-  }
-  TokenRule rule;
-  if (weight == TokenWeight::kPriced) rule.us = linear_layers_us(workload, cluster, request);
-  if (weight == TokenWeight::kEven) {
+  const bool is_layer = options.objective == Objective::kLayer;
+  const bool is_even =
+      options.tokens == TokenCap::kAuto ? !is_layer : options.tokens == TokenCap::kEven;
+  TokenRule rule{.mean = mean};
+  if (is_layer) rule.us = linear_layers_us(workload, cluster, request);
+  if (is_even) {
     rule.cap = mean + std::max(tuning::kEvenTokensAboveMean,
                                std::min(tokens, request.block_size.value_or(0)));
   }
   if (request.limits.tokens) {
     const std::int64_t limit = std::max(mean, *request.limits.tokens);
     rule.cap = rule.cap == 0 ? limit : std::min(rule.cap, limit);
+  }
+  rule.placing_cap = rule.cap;
+  if (rule.us > 0) {
+    const auto even =
+        mean + static_cast<std::int64_t>(tuning::kTokenSlack * static_cast<double>(mean));
+    rule.placing_cap = rule.cap == 0 ? even : std::min(rule.cap, even);
+    if (workload.home.empty()) {  // which else decides who owns what
+      rule.level_cap = mean + tokens_of_message(workload, cluster, request, rule.us);
+    }
   }
   return rule;
 }

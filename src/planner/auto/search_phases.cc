@@ -242,11 +242,13 @@ void SearchParts::polish_best(double share) {
     for (const Tried& one : *tried) {
       if (of_kind == tuning::kPolishStartsOfKind) break;
       const auto same = [&](const Tried& other) {
-        return one.placement.priced == other.placement.priced &&
-               one.placement.partition.device == other.placement.partition.device;
+        const Placement& placement = one.placement.arranged();
+        return placement.priced == other.placement.priced &&
+               placement.partition.device == other.placement.partition.device;
       };
       if (std::ranges::any_of(starts, same)) continue;
       starts.push_back(one);
+      starts.back().placement = one.placement.arranged();
       ++of_kind;
     }
   }

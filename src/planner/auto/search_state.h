@@ -63,8 +63,11 @@ struct PlanTimes {
 
 // The cost of tokens on a device (AutoOptions::tokens).
 struct TokenRule {
-  std::int64_t cap = 0;  // that a device may own; 0: none
-  double us = 0;         // of a token of the fullest device, all passes
+  std::int64_t cap = 0;          // that a device may own; 0: none
+  double us = 0;                 // of a token of the fullest device, all passes
+  std::int64_t mean = 0;         // of a device, rounded up
+  std::int64_t placing_cap = 0;  // PlacingRules::token_cap
+  std::int64_t level_cap = 0;    // PlacingRules::level_cap
 };
 [[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                                    const StrategyRequest& request, const AutoOptions& options);
@@ -90,17 +93,20 @@ struct SearchState {
         memory_limit_bytes(memory_limit(the_cluster, the_request)) {}
 
   // The cost by which candidates are compared: the time of a plan whose fullest device owns
-  // `most_tokens` tokens, and that of its linear layers if tokens have a price. Plans of more
-  // tokens than the cap win only if there is no other.
+  // `most_tokens` tokens, and that of the linear layers of those above the mean if tokens have a
+  // price. All plans need the rest. Plans of more tokens than the cap win only if there is no
+  // other.
   [[nodiscard]] double cost_us(double time_us, std::int64_t most_tokens) const {
     if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= tuning::kOverTokenCapFactor;
-    return time_us + tokens.us * static_cast<double>(most_tokens);
+    return time_us + tokens.us * static_cast<double>(most_tokens - tokens.mean);
   }
   [[nodiscard]] PlacingRules placing(bool retain) const {
     return {.wire = request.wire.value_or(Dtype::kF32),
             .backward = request.backward,
             .retain = retain,
-            .token_cap = tokens.cap};
+            .token_cap = tokens.placing_cap,
+            .token_us = tokens.us,
+            .level_cap = tokens.level_cap};
   }
 
   [[nodiscard]] double elapsed_us() const {

@@ -61,6 +61,7 @@ StrategyRequest forward_in_blocks(std::int64_t block_size) {
   request.backward = false;
   request.wire = Dtype::kBf16;
   request.block_size = block_size;
+  request.options["objective"] = "attention";
   return request;
 }
 

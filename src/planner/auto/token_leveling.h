@@ -1,0 +1,23 @@
+// Ownership of tokens spread evenly over devices: blocks of devices that own too many are cut, and
+// the pieces get other owners.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "contextile/cluster.h"
+#include "contextile/workload.h"
+#include "planner/auto/placement.h"
+
+namespace contextile {
+
+// Returns the placement with other owners, such that no device owns more than `cap` tokens; nothing
+// if that holds already, or if all devices together have no room. Tiles stay on their devices.
+// Pieces go to devices of the same node if those have room, from the blocks that the fewest devices
+// use. O(tiles + blocks · devices).
+[[nodiscard]] std::optional<Placement> level_tokens(const Workload& workload,
+                                                    const Cluster& cluster,
+                                                    const Placement& placement, std::int64_t cap,
+                                                    bool backward);
+
+}  // namespace contextile
