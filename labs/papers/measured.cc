@@ -1,5 +1,5 @@
 // Published measurements that can be predicted, next to their predictions: the scoreboard of the
-// cost model and of the clusters' constants.
+// cost model, of the clusters' constants and of predicted training steps.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,6 +31,7 @@ constexpr double kMedianAim = 1.15;
 constexpr double kFurthestAim = 1.4;
 constexpr double kTauAim = 0.85;
 constexpr double kKernelAim = 1.1;
+constexpr double kStepAim = 1.1;
 
 constexpr std::size_t kWidestName = 34;
 
@@ -83,9 +84,21 @@ RatioGroups kernel_groups(const Validation& kernels) {
   return groups;
 }
 
+// Training steps of one method under one mask.
+RatioGroups step_groups(const Validation& steps) {
+  RatioGroups groups;
+  for (const HeldRow& held : steps.rows) {
+    if (!held.predicted_ms) continue;
+    const MeasuredRow& row = held.row;
+    groups.add(fmt::format("{}, {}, {}", row.source, row.method, row.mask_text), row.split,
+               held.ratio());
+  }
+  return groups;
+}
+
 Table empty_table() {
   return Table({{"part", ""},
-                {"name", "plans, orders, kernels,\ncollectives"},
+                {"name", "plans, orders, kernels,\ncollectives, steps"},
                 {"split", "split"},
                 {"rows", "rows"},
                 {"median_ratio", "median\nratio"},
@@ -246,9 +259,12 @@ PaperResult make(const TableOverrides& overrides) {
   const std::filesystem::path plans_path = folder / "plans.csv";
   const std::filesystem::path kernels_path = folder / "kernels.csv";
   const std::filesystem::path collectives_path = folder / "collectives.csv";
-  if (!exists(plans_path) && !exists(kernels_path) && !exists(collectives_path)) {
-    fail_io("--rows: expected plans.csv, kernels.csv or collectives.csv in {}, found none",
-            folder.string());
+  const std::filesystem::path steps_path = folder / "steps.csv";
+  if (!exists(plans_path) && !exists(kernels_path) && !exists(collectives_path) &&
+      !exists(steps_path)) {
+    fail_io(
+        "--rows: expected plans.csv, kernels.csv, collectives.csv or steps.csv in {}, found none",
+        folder.string());
   }
   PaperResult result{.setting = {}, .table = empty_table(), .against = Against::kAims};
   const ValidationOptions options{.cluster = std::nullopt, .progress = overrides.progress};
@@ -279,6 +295,12 @@ PaperResult make(const TableOverrides& overrides) {
     setting(collectives_path, std::ssize(rows));
     add_collectives(rows, result, remarks);
   }
+  if (exists(steps_path)) {
+    const Validation steps = validate_rows(read_measured_rows(steps_path.string()), options);
+    setting(steps_path, std::ssize(steps.rows));
+    add_groups("steps", step_groups(steps), kStepAim, result.table, result.findings);
+    remark_unpredicted(steps, remarks);
+  }
   result.differences = std::move(remarks);
   result.plots = {{.x = "name", .y = {"median_ratio"}, .series = {"split"}, .panels = {"part"}}};
   return result;
@@ -287,10 +309,10 @@ PaperResult make(const TableOverrides& overrides) {
 }  // namespace
 
 PaperTable measured() {
-  return {
-      "measured", "measurements of others",
-      "predicted over measured time of plans, kernels and collectives, and the order of methods",
-      make, true};
+  return {"measured", "measurements of others",
+          "predicted over measured time of plans, kernels, collectives and steps, and the order of "
+          "methods",
+          make, true};
 }
 
 }  // namespace contextile

@@ -96,6 +96,34 @@ TEST_F(MeasuredTable, HoldsCollectivesAgainstPresets) {
                     HasSubstr("1 row of collectives not predicted")));
 }
 
+TEST_F(MeasuredTable, HoldsTrainingStepsInGroupsOfTheirOwn) {
+  std::filesystem::create_directory(path("rows"));
+  const auto rows = [&](const std::string& ms) {
+    const std::string head = "me,judged,dgx-h100:1x8,p2p,zigzag,16K,";
+    static_cast<void>(file("rows/steps.csv",
+                           "source,split,cluster,method,strategy,lengths,mask,q_heads,kv_heads,"
+                           "head_dim,dtype,direction,ms,model,tp\n" +
+                               head + "causal,,,,,step," + ms + ",gpt-8b,4\n" + head +
+                               "full,,,,,step," + ms + ",gpt-8b,4\n"));
+    return document({"table", "measured", "--rows", path("rows"), "--json"});
+  };
+  const json far = rows("1");
+  ASSERT_EQ(far["rows"].size(), 2U) << "one for each mask";
+  EXPECT_EQ(far["rows"][0]["part"], "steps");
+  EXPECT_EQ(far["rows"][0]["name"], "me, p2p, causal");
+  EXPECT_EQ(far["rows"][0]["met"], false);
+  ASSERT_EQ(far["findings"].size(), 1U);
+  EXPECT_EQ(far["findings"][0]["claim"],
+            "steps: median ratio of each group within a factor of 1.1");
+  // A measured time of 1 ms makes the ratio the predicted time.
+  const double predicted_ms = far["rows"][0]["median_ratio"].get<double>();
+  const json near = rows(std::to_string(predicted_ms / 1.05));
+  EXPECT_NEAR(near["rows"][0]["median_ratio"].get<double>(), 1.05, 1e-6);
+  EXPECT_EQ(near["rows"][0]["met"], true);
+  EXPECT_THAT(output({"table", "measured", "--rows", path("rows")}),
+              HasSubstr("2 rows of steps.csv"));
+}
+
 TEST_F(MeasuredTable, RefusesBadCollectives) {
   std::filesystem::create_directory(path("rows"));
   const auto expect = [&](const std::string& text, const std::vector<std::string>& parts) {
@@ -115,7 +143,7 @@ TEST_F(MeasuredTable, RefusesBadCollectives) {
 
 TEST_F(MeasuredTable, RefusesBadInput) {
   expect_bad_input(contextile({"table", "measured", "--rows", path("missing")}),
-                   {"plans.csv, kernels.csv or collectives.csv", "missing"});
+                   {"plans.csv, kernels.csv, collectives.csv or steps.csv", "missing"});
   expect_bad_input(contextile({"table", "dcp-fig7", "--rows", path("")}), {"dcp-fig7", "--rows"});
   expect_bad_input(contextile({"table", "measured", "--tokens", "4K"}), {"measured", "--tokens"});
 }

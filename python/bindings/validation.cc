@@ -1,8 +1,10 @@
 // contextile/advanced/validation.h: predictions held against measured times.
 #include "contextile/advanced/validation.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "bind.h"
@@ -17,12 +19,88 @@ Validation validate(const Path& path, std::optional<Cluster> cluster, nb::object
   return validate_rows(read_measured_rows(path.string()), options);
 }
 
+// The value of a row that is a training step; none for all other rows.
+template <typename Value>
+std::optional<Value> of_step(const HeldRow& held, Value (*value)(const MeasuredStep& step)) {
+  if (!held.row.step) return std::nullopt;
+  return value(*held.row.step);
+}
+
+void bind_step_sizes(nb::class_<HeldRow>& rows) {
+  using Step = const MeasuredStep&;
+  rows.def_prop_ro(
+          "model",
+          [](const HeldRow& held) { return held.row.step ? held.row.step->model_text : ""; },
+          "Model of a training step; empty in all other rows.")
+      .def_prop_ro(
+          "tp",
+          [](const HeldRow& held) {
+            return of_step<std::int32_t>(held, [](Step step) { return step.sizes.tp; });
+          },
+          "Tensor-parallel ranks of a training step; None in all other rows.")
+      .def_prop_ro(
+          "cp",
+          [](const HeldRow& held) {
+            return of_step<std::int32_t>(held, [](Step step) { return step.sizes.cp; });
+          },
+          "Context-parallel ranks of a training step: the devices that tp, dp and pp leave.")
+      .def_prop_ro(
+          "dp",
+          [](const HeldRow& held) {
+            return of_step<std::int32_t>(held, [](Step step) { return step.sizes.dp; });
+          },
+          "Replicas of a training step.")
+      .def_prop_ro(
+          "pp",
+          [](const HeldRow& held) {
+            return of_step<std::int32_t>(held, [](Step step) { return step.sizes.pp; });
+          },
+          "Pipeline stages of a training step.")
+      .def_prop_ro(
+          "micro_batches",
+          [](const HeldRow& held) {
+            return of_step<std::int32_t>(held, [](Step step) { return step.micro_batches; });
+          },
+          "Micro-batches of every replica of a training step.");
+}
+
+void bind_step_options(nb::class_<HeldRow>& rows) {
+  using Step = const MeasuredStep&;
+  rows.def_prop_ro(
+          "optimizer",
+          [](const HeldRow& held) {
+            return of_step<std::string_view>(
+                held, [](Step step) { return to_string(step.options.optimizer); });
+          },
+          "'zero1', 'replicated' or 'fsdp'.")
+      .def_prop_ro(
+          "gradient_overlap",
+          [](const HeldRow& held) {
+            return of_step<std::string_view>(
+                held, [](Step step) { return to_string(step.options.gradient_overlap); });
+          },
+          "'on' or 'off'.")
+      .def_prop_ro(
+          "recompute",
+          [](const HeldRow& held) {
+            return of_step<std::string_view>(
+                held, [](Step step) { return to_string(step.options.recompute); });
+          },
+          "'none', 'selective' or 'full'.")
+      .def_prop_ro(
+          "linear_mfu",
+          [](const HeldRow& held) {
+            return of_step<double>(held, [](Step step) { return step.options.linear_mfu; });
+          },
+          "Share of the peak that everything outside attention reaches.");
+}
+
 void bind_rows(nb::module_& module) {
-  nb::class_<HeldRow>(
+  nb::class_<HeldRow> rows(
       module, "HeldRow",
       "A row of a file of measured times, with its prediction. Texts are those of the row's "
-      "columns (docs/predict.md); those of columns that it leaves out are empty.")
-      .def_prop_ro(
+      "columns (docs/predict.md); those of columns that it leaves out are empty.");
+  rows.def_prop_ro(
           "line", [](const HeldRow& held) { return held.row.line; },
           "Line of the file that the row begins on, from 1.")
       .def_prop_ro("source", [](const HeldRow& held) { return held.row.source; })
@@ -40,16 +118,26 @@ void bind_rows(nb::module_& module) {
           "Strategy that does the same; empty if none does.")
       .def_prop_ro("lengths", [](const HeldRow& held) { return held.row.lengths_text; })
       .def_prop_ro("mask", [](const HeldRow& held) { return held.row.mask_text; })
-      .def_prop_ro("shape", [](const HeldRow& held) { return held.row.shape; })
+      .def_prop_ro(
+          "shape", [](const HeldRow& held) { return held.row.shape; },
+          "Shape of one layer; of a training step, that of one tensor-parallel rank.")
       .def_prop_ro(
           "direction", [](const HeldRow& held) { return to_string(held.row.direction); },
-          "'forward', 'backward' or 'forward+backward'.")
+          "'forward', 'backward', 'forward+backward', or 'step': a training step.")
+      .def_prop_ro(
+          "wire",
+          [](const HeldRow& held) -> std::optional<std::string_view> {
+            if (!held.row.wire) return std::nullopt;
+            return to_string(*held.row.wire);
+          },
+          "Type of partial results on their way; None: that of the original.")
       .def_prop_ro("experiment", [](const HeldRow& held) { return held.row.experiment; })
       .def_prop_ro("note", [](const HeldRow& held) { return held.row.note; })
       .def_prop_ro(
           "measured_ms", [](const HeldRow& held) { return held.row.ms; }, "Measured time, ms.")
       .def_ro("predicted_ms", &HeldRow::predicted_ms,
-              "Predicted time of attention, ms; None if the row cannot be predicted.")
+              "Predicted time of attention or of the training step, ms; None if the row cannot be "
+              "predicted.")
       .def_prop_ro(
           "ratio",
           [](const HeldRow& held) -> std::optional<double> {
@@ -62,6 +150,8 @@ void bind_rows(nb::module_& module) {
         return repr_of(self, "HeldRow",
                        {"line", "method", "measured_ms", "predicted_ms", "ratio", "reason"});
       });
+  bind_step_sizes(rows);
+  bind_step_options(rows);
 }
 
 // A ratio of a method, if any row of it is predicted.
@@ -71,12 +161,15 @@ std::optional<double> ratio_of(const HeldMethod& method, double RatioSummary::*r
 }
 
 void bind_methods(nb::module_& module) {
-  nb::class_<HeldMethod>(
-      module, "HeldMethod",
-      "Rows of one source, method and split. Ratios are of predicted over measured time: below 1, "
-      "predictions are too fast.")
+  nb::class_<HeldMethod>(module, "HeldMethod",
+                         "Rows of one source, method, kind and split. Ratios are of predicted over "
+                         "measured time: below 1, "
+                         "predictions are too fast.")
       .def_ro("source", &HeldMethod::source)
       .def_ro("method", &HeldMethod::method, "Name of the method in the source.")
+      .def_prop_ro(
+          "kind", [](const HeldMethod& method) { return to_string(method.kind); },
+          "'attention', or 'step': training steps.")
       .def_prop_ro(
           "split", [](const HeldMethod& method) { return to_string(method.split); },
           "'fitted' or 'judged'.")

@@ -15,7 +15,7 @@ def validate(
     cluster: Cluster | str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Validation:
-    """Predicts plans whose times were measured, and compares the two times of every row.
+    """Predicts plans and steps whose times were measured, and compares the two times of all rows.
 
     It does what ``contextile validate`` does, releases the interpreter lock, and ends on Ctrl-C.
 

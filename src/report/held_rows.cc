@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "report/measured_steps.h"
+
 namespace contextile {
 namespace {
 
@@ -50,6 +52,7 @@ std::string batch_text(const MeasuredRow& row) {
 }
 
 std::string shape_text(const MeasuredRow& row) {
+  if (row.step) return step_text(*row.step);
   return fmt::format("{}/{} heads of {}, {}", row.shape.q_heads, row.shape.kv_heads,
                      row.shape.head_dim, to_string(row.shape.dtype));
 }

@@ -12,8 +12,8 @@ namespace contextile {
 // The factor by which a ratio is off: the ratio or its inverse, whichever is larger.
 [[nodiscard]] double factor_of(double ratio);
 
-// Texts of a row's setting: "dgx-h100:2x8, 128K causal, forward", "64/8 heads of 128, bf16", and
-// both together.
+// Texts of a row's setting: "dgx-h100:2x8, 128K causal, forward", "64/8 heads of 128, bf16" (of a
+// step its step_text), and both together.
 [[nodiscard]] std::string batch_text(const MeasuredRow& row);
 [[nodiscard]] std::string shape_text(const MeasuredRow& row);
 [[nodiscard]] std::string setting_text(const MeasuredRow& row);

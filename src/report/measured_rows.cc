@@ -18,6 +18,7 @@
 #include "contextile/planner.h"
 #include "report/csv_reader.h"
 #include "report/document_batches.h"
+#include "report/measured_steps.h"
 
 namespace contextile {
 namespace {
@@ -25,7 +26,7 @@ namespace {
 constexpr std::uint64_t kMaxRowsBytes = std::uint64_t{64} << 20;
 constexpr std::array kSplits = {RowSplit::kFitted, RowSplit::kJudged};
 constexpr std::array kDirectionsOfRows = {RowDirection::kForward, RowDirection::kBackward,
-                                          RowDirection::kBoth};
+                                          RowDirection::kBoth, RowDirection::kStep};
 
 // Runs `parse`, whose errors get the place of the row in front.
 template <typename Parse>
@@ -69,13 +70,12 @@ class LoadedClusters {
     }
     return cluster;
   }
-
- private:
-  // A cluster file is in the folder of the rows that name it. Names of presets stay as they are.
+  // A file is in the folder of the rows that name it. Names of presets stay as they are.
   [[nodiscard]] std::string path_of(const std::string& text) const {
     return names_file(text) ? (std::filesystem::path(folder_) / text).string() : text;
   }
 
+ private:
   std::string folder_;
   std::map<std::string, std::shared_ptr<const Cluster>> by_text_;
 };
@@ -93,7 +93,6 @@ std::int32_t parse_count(const Field& field) {
 
 void read_strategy(const Field& field, MeasuredRow& row) {
   row.strategy_text = field.text;
-  if (field.text.empty()) return;
   with_place(field.where, [&] {
     std::vector<StrategyChoice> choices = parse_strategies(field.text);
     CONTEXTILE_CHECK(choices.size() == 1, "expected one strategy, found {} in {}", choices.size(),
@@ -110,53 +109,95 @@ void read_ms(const Field& field, MeasuredRow& row) {
                    quote(field.text));
 }
 
-// A column of the file. Readers of columns that are not used are empty.
+void read_wire(const Field& field, MeasuredRow& row) {
+  if (field.text == "original") return;
+  row.wire = with_place(field.where, [&] { return parse_dtype(field.text); });
+}
+
+// The step of a row that has a column of one.
+MeasuredStep& step_of(MeasuredRow& row) {
+  if (!row.step) row.step.emplace();
+  return *row.step;
+}
+
+void read_model(const Field& field, MeasuredRow& row) {
+  step_of(row).model_text = field.text;
+  row.step->model =
+      with_place(field.where, [&] { return load_model(field.clusters.path_of(field.text)); });
+}
+
+void read_linear_mfu(const Field& field, MeasuredRow& row) {
+  IterationOptions& options = step_of(row).options;
+  options.linear_mfu = parse_number(field.where, field.text);
+  with_place(field.where, [&] { check_iteration_options(options); });
+}
+
+// The rows that must have a value in a column. Steps take the shape from their model.
+enum class ValueIn : std::uint8_t { kEveryRow, kEveryRowButSteps, kNoRow };
+
+// A column of the file. Readers get values that are not empty. Columns that are not used have none.
 struct ColumnReader {
   std::string_view name;
   bool required = false;
-  bool may_be_empty = false;
+  ValueIn value = ValueIn::kNoRow;
   void (*read)(const Field& field, MeasuredRow& row) = nullptr;
+  bool of_steps = false;  // empty in all other rows
 };
 
 std::span<const ColumnReader> column_readers() {
   // clang-format off
   static const std::array kReaders = {
-      ColumnReader{"source", true, false, [](const Field& field, MeasuredRow& row) { row.source = field.text; }},
-      ColumnReader{"split", true, false, [](const Field& field, MeasuredRow& row) { row.split = parse_name<RowSplit>(field.where, kSplits, field.text); }},
-      ColumnReader{"cluster", true, false, [](const Field& field, MeasuredRow& row) {
+      ColumnReader{"source", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) { row.source = field.text; }},
+      ColumnReader{"split", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) { row.split = parse_name<RowSplit>(field.where, kSplits, field.text); }},
+      ColumnReader{"cluster", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) {
         row.cluster_text = field.text;
         row.cluster = field.clusters.find(field.text, field.where);
       }},
-      ColumnReader{"method", true, false, [](const Field& field, MeasuredRow& row) { row.method = field.text; }},
-      ColumnReader{"strategy", true, true, read_strategy},
-      ColumnReader{"lengths", true, false, [](const Field& field, MeasuredRow& row) {
+      ColumnReader{"method", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) { row.method = field.text; }},
+      ColumnReader{"strategy", true, ValueIn::kNoRow, read_strategy},
+      ColumnReader{"lengths", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) {
         row.lengths_text = field.text;
         row.batches = parse_document_batches(field.text, field.where);
       }},
-      ColumnReader{"mask", true, false, [](const Field& field, MeasuredRow& row) {
+      ColumnReader{"mask", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) {
         row.mask_text = field.text;
         row.mask = with_place(field.where, [&] { return parse_mask_use(field.text); });
       }},
-      ColumnReader{"q_heads", true, false, [](const Field& field, MeasuredRow& row) { row.shape.q_heads = parse_count(field); }},
-      ColumnReader{"kv_heads", true, false, [](const Field& field, MeasuredRow& row) { row.shape.kv_heads = parse_count(field); }},
-      ColumnReader{"head_dim", true, false, [](const Field& field, MeasuredRow& row) { row.shape.head_dim = row.shape.value_dim = parse_count(field); }},
-      ColumnReader{"dtype", true, false, [](const Field& field, MeasuredRow& row) {
+      ColumnReader{"q_heads", true, ValueIn::kEveryRowButSteps, [](const Field& field, MeasuredRow& row) { row.shape.q_heads = parse_count(field); }},
+      ColumnReader{"kv_heads", true, ValueIn::kEveryRowButSteps, [](const Field& field, MeasuredRow& row) { row.shape.kv_heads = parse_count(field); }},
+      ColumnReader{"head_dim", true, ValueIn::kEveryRowButSteps, [](const Field& field, MeasuredRow& row) { row.shape.head_dim = row.shape.value_dim = parse_count(field); }},
+      ColumnReader{"dtype", true, ValueIn::kEveryRowButSteps, [](const Field& field, MeasuredRow& row) {
         row.shape.dtype = with_place(field.where, [&] { return parse_dtype(field.text); });
       }},
-      ColumnReader{"direction", true, false, [](const Field& field, MeasuredRow& row) { row.direction = parse_name<RowDirection>(field.where, kDirectionsOfRows, field.text); }},
-      ColumnReader{"ms", true, false, read_ms},
-      ColumnReader{"experiment", false, true, [](const Field& field, MeasuredRow& row) { row.experiment = field.text; }},
-      ColumnReader{"note", false, true, [](const Field& field, MeasuredRow& row) { row.note = field.text; }},
-      ColumnReader{"kernel", false, true, [](const Field& field, MeasuredRow& row) { row.kernel_text = field.text; }},
-      ColumnReader{"engine", false, true, [](const Field& field, MeasuredRow& row) {
+      ColumnReader{"direction", true, ValueIn::kEveryRow, [](const Field& field, MeasuredRow& row) { row.direction = parse_name<RowDirection>(field.where, kDirectionsOfRows, field.text); }},
+      ColumnReader{"ms", true, ValueIn::kEveryRow, read_ms},
+      ColumnReader{"experiment", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { row.experiment = field.text; }},
+      ColumnReader{"note", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { row.note = field.text; }},
+      ColumnReader{"kernel", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { row.kernel_text = field.text; }},
+      ColumnReader{"engine", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) {
         row.engine_text = field.text;
-        if (field.text.empty()) return;
         with_place(field.where, [&] { static_cast<void>(find_engine(field.text)); });
       }},
-      ColumnReader{"value", false, true},
-      ColumnReader{"unit", false, true},
-      ColumnReader{"uncertainty", false, true},
-      ColumnReader{"read_from", false, true},
+      ColumnReader{"wire", false, ValueIn::kNoRow, read_wire},
+      ColumnReader{"model", false, ValueIn::kNoRow, read_model, true},
+      ColumnReader{"tp", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { step_of(row).sizes.tp = parse_count(field); }, true},
+      ColumnReader{"dp", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { step_of(row).sizes.dp = parse_count(field); }, true},
+      ColumnReader{"pp", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { step_of(row).sizes.pp = parse_count(field); }, true},
+      ColumnReader{"micro_batches", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) { step_of(row).micro_batches = parse_count(field); }, true},
+      ColumnReader{"optimizer", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) {
+        step_of(row).options.optimizer = with_place(field.where, [&] { return parse_optimizer_shards(field.text); });
+      }, true},
+      ColumnReader{"gradient_overlap", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) {
+        step_of(row).options.gradient_overlap = with_place(field.where, [&] { return parse_gradient_overlap(field.text); });
+      }, true},
+      ColumnReader{"recompute", false, ValueIn::kNoRow, [](const Field& field, MeasuredRow& row) {
+        step_of(row).options.recompute = with_place(field.where, [&] { return parse_recompute(field.text); });
+      }, true},
+      ColumnReader{"linear_mfu", false, ValueIn::kNoRow, read_linear_mfu, true},
+      ColumnReader{"value"},
+      ColumnReader{"unit"},
+      ColumnReader{"uncertainty"},
+      ColumnReader{"read_from"},
   };
   // clang-format on
   return kReaders;
@@ -178,12 +219,33 @@ std::vector<const ColumnReader*> read_header(const CsvRecord& header, std::strin
                      quote(name));
     columns.push_back(&*found);
   }
+  // Steps need no shape, so a file of steps may be without. Its other rows are refused.
+  const bool may_be_steps = std::ranges::find(header.fields, "model") != header.fields.end();
   for (const ColumnReader& reader : readers) {
-    CONTEXTILE_CHECK(!reader.required || std::ranges::find(columns, &reader) != columns.end(),
+    if (!reader.required || std::ranges::find(columns, &reader) != columns.end()) continue;
+    CONTEXTILE_CHECK(may_be_steps && reader.value == ValueIn::kEveryRowButSteps,
                      "{}: line {}: expected the column {}, found only {}", where, header.line,
                      reader.name, fmt::join(header.fields, ", "));  // which are known names
   }
   return columns;
+}
+
+// Refuses a row of attention without a shape, or with columns of a step. `place_of` returns the
+// place of a column for messages.
+template <typename PlaceOf>
+void check_attention_row(const CsvRecord& record, std::span<const ColumnReader* const> columns,
+                         const MeasuredRow& row, const PlaceOf& place_of) {
+  for (const ColumnReader& reader : column_readers()) {
+    const auto found = std::ranges::find(columns, &reader);
+    const std::string_view text =
+        found == columns.end() ? std::string_view{}
+                               : record.fields[static_cast<std::size_t>(found - columns.begin())];
+    CONTEXTILE_CHECK(!text.empty() || reader.value != ValueIn::kEveryRowButSteps,
+                     "{}: expected a value, found none", place_of(reader.name));
+    CONTEXTILE_CHECK(text.empty() || !reader.of_steps,
+                     "{}: expected none in a row of direction {}, found {}", place_of(reader.name),
+                     to_string(row.direction), quote(text));
+  }
 }
 
 MeasuredRow read_row(const CsvRecord& record, std::span<const ColumnReader* const> columns,
@@ -193,15 +255,26 @@ MeasuredRow read_row(const CsvRecord& record, std::span<const ColumnReader* cons
                    record.line, columns.size(), record.fields.size());
   MeasuredRow row;
   row.line = record.line;
+  row.shape.q_heads = row.shape.kv_heads = row.shape.head_dim = 0;  // until a column says them
+  const auto place_of = [&](std::string_view column) {
+    return fmt::format("{}: line {}, {}", name, record.line, column);
+  };
   for (std::size_t i = 0; i < columns.size(); ++i) {
-    const std::string where = fmt::format("{}: line {}, {}", name, record.line, columns[i]->name);
     const std::string& text = record.fields[i];
-    CONTEXTILE_CHECK(!text.empty() || columns[i]->may_be_empty, "{}: expected a value, found none",
-                     where);
-    if (columns[i]->read != nullptr) columns[i]->read({text, where, clusters}, row);
+    const std::string where = place_of(columns[i]->name);
+    CONTEXTILE_CHECK(!text.empty() || columns[i]->value != ValueIn::kEveryRow,
+                     "{}: expected a value, found none", where);
+    if (!text.empty() && columns[i]->read != nullptr) {
+      columns[i]->read({text, where, clusters}, row);
+    }
   }
   const std::string where = fmt::format("{}: line {}", name, record.line);
   row.cluster = clusters.find(row.cluster_text, row.kernel_text, row.engine_text, where);
+  if (row.direction == RowDirection::kStep) {
+    complete_step(row, where);
+    return row;
+  }
+  check_attention_row(record, columns, row, place_of);
   with_place(where, [&] { check_shape(row.shape); });
   return row;
 }
@@ -218,11 +291,15 @@ std::string_view to_string(RowDirection direction) {
       return "forward";
     case RowDirection::kBackward:
       return "backward";
+    case RowDirection::kStep:
+      return "step";
     case RowDirection::kBoth:
       break;
   }
   return "forward+backward";
 }
+
+std::string_view to_string(RowKind kind) { return kind == RowKind::kStep ? "step" : "attention"; }
 
 MeasuredRows parse_measured_rows(std::string_view text, std::string where,
                                  std::string_view folder) {

@@ -33,10 +33,6 @@ std::int64_t longest_of(const TrainingJob& job) {
   return longest;
 }
 
-std::string_view overlap_name(const IterationOptions& options) {
-  return options.gradient_overlap == GradientOverlap::kOn ? "on" : "off";
-}
-
 // "8 x 4 x 2 x 1" in the order of the header.
 std::string sizes_text(const StepSetting& setting) {
   const ParallelSizes& sizes = setting.sizes;
@@ -163,7 +159,7 @@ std::string describe_job(const TrainingJob& job) {
                      memory) +
          fmt::format("training  recompute {}, optimizer {}, gradient overlap {}\n",
                      to_string(options.recompute), to_string(options.optimizer),
-                     overlap_name(options)) +
+                     to_string(options.gradient_overlap)) +
          fmt::format("linear    MFU {} of {:.4g} TFLOP/s\n",
                      format_cell(Cell{options.linear_mfu}, Format::kPercent),
                      peak_tflops_of(job.cluster));
@@ -206,7 +202,7 @@ Json job_json(const TrainingJob& job) {
           {"device_memory_bytes", job.cluster.memory_bytes},
           {"recompute", to_string(options.recompute)},
           {"optimizer", to_string(options.optimizer)},
-          {"gradient_overlap", overlap_name(options)},
+          {"gradient_overlap", to_string(options.gradient_overlap)},
           {"linear_mfu", options.linear_mfu},
           {"peak_tflops", peak_tflops_of(job.cluster)}};
 }

@@ -13,6 +13,7 @@
 #include "contextile/workload.h"
 #include "report/document_batches.h"
 #include "report/held_rows.h"
+#include "report/measured_steps.h"
 #include "report/time_order.h"
 
 namespace contextile {
@@ -25,28 +26,33 @@ struct SharedPlans {
   std::string reason;     // why there is none
   double forward_ms = 0;  // means over the row's batches
   double backward_ms = 0;
+  double step_ms = 0;  // of a row that is a step; its plans have nothing else
 
   [[nodiscard]] double ms(RowDirection direction) const {
+    if (direction == RowDirection::kStep) return step_ms;
     return (direction == RowDirection::kBackward ? 0 : forward_ms) +
            (direction == RowDirection::kForward ? 0 : backward_ms);
   }
 };
 
-using SettingKey = std::tuple<std::string, std::string, std::string, std::string, std::string,
-                              std::string, std::int32_t, std::int32_t, std::int32_t, Dtype>;
+using SettingKey =
+    std::tuple<std::string, std::string, std::string, std::string, std::string, std::string,
+               std::int32_t, std::int32_t, std::int32_t, Dtype, std::optional<Dtype>, std::string>;
 
 SettingKey setting_key(const MeasuredRow& row) {
-  return {row.cluster_text,   row.kernel_text, row.engine_text,   row.strategy_text,
-          row.lengths_text,   row.mask_text,   row.shape.q_heads, row.shape.kv_heads,
-          row.shape.head_dim, row.shape.dtype};
+  return {row.cluster_text,  row.kernel_text,    row.engine_text,
+          row.strategy_text, row.lengths_text,   row.mask_text,
+          row.shape.q_heads, row.shape.kv_heads, row.shape.head_dim,
+          row.shape.dtype,   row.wire,           row.step ? step_text(*row.step) : ""};
 }
 
 std::string place_of(const std::string& name, const MeasuredRow& row) {
   return fmt::format("{}: line {}", name, row.line);
 }
 
-PlanOptions plan_options() {
+PlanOptions plan_options(const MeasuredRow& row) {
   PlanOptions options;
+  options.wire = row.wire;
   options.max_roundings = kAnyRoundings;  // as the originals, which are what was measured
   return options;
 }
@@ -73,21 +79,30 @@ std::string reason_against(const SharedPlans& plans, const ValidationOptions& op
                           options.cluster->devices_per_node != row.cluster->devices_per_node)) {
     return shape_reason(*row.cluster, *options.cluster);
   }
+  const Cluster group =
+      row.step ? context_parallel_cluster(*plans.cluster, row.step->sizes) : *plans.cluster;
+  // A schedule deals the documents of a whole step, so one batch says nothing against it.
+  const bool is_deciding = !row.step || !is_scheduled(step_setting_of(row));
   for (const DocumentBatch& batch : row.batches) {
     const Workload workload = batch_workload(row, batch);
     check_workload(workload);
-    if (auto reason = unsupported_reason(workload, *plans.cluster, *row.strategy, plan_options())) {
-      return choice_text(*row.strategy) + " " + *reason;
-    }
+    const auto reason = unsupported_reason(workload, group, *row.strategy, plan_options(row));
+    if (reason && is_deciding) return choice_text(*row.strategy) + " " + *reason;
   }
   return "";
 }
 
 void predict(SharedPlans& plans) {
   const MeasuredRow& row = *plans.row;
+  if (row.step) {
+    const PredictedSteps steps = predict_steps(row, *plans.cluster, plan_options(row));
+    plans.step_ms = steps.ms;
+    plans.reason = steps.reason;
+    return;
+  }
   for (const DocumentBatch& batch : row.batches) {
-    const PlannedBatch planned =
-        plan_and_check(batch_workload(row, batch), *plans.cluster, *row.strategy, plan_options());
+    const PlannedBatch planned = plan_and_check(batch_workload(row, batch), *plans.cluster,
+                                                *row.strategy, plan_options(row));
     const Simulation simulation = simulate(*planned.plan, *plans.cluster);
     const double share_ms = 1e-3 / static_cast<double>(row.batches.size());
     plans.forward_ms += share_ms * simulation.forward->time_us;
@@ -142,14 +157,15 @@ Group& group_at(const Key& key, std::map<Key, std::size_t>& index, std::vector<G
 }
 
 std::vector<HeldMethod> methods_of(const std::vector<HeldRow>& rows) {
-  std::map<std::tuple<std::string, std::string, RowSplit>, std::size_t> index;
+  std::map<std::tuple<std::string, std::string, RowKind, RowSplit>, std::size_t> index;
   std::vector<HeldMethod> methods;
   std::vector<std::vector<double>> ratios;
   for (const HeldRow& held : rows) {
     const MeasuredRow& row = held.row;
-    HeldMethod& method = group_at({row.source, row.method, row.split}, index, methods);
+    HeldMethod& method = group_at({row.source, row.method, row.kind(), row.split}, index, methods);
     method.source = row.source;
     method.method = row.method;
+    method.kind = row.kind();
     method.split = row.split;
     ratios.resize(methods.size());
     const auto place = static_cast<std::size_t>(&method - methods.data());

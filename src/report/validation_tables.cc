@@ -37,6 +37,17 @@ Table empty_rows_table() {
                 {"head_dim", ""},
                 {"dtype", ""},
                 {"direction", ""},
+                {"wire", ""},
+                {"model", ""},
+                {"tp", ""},
+                {"cp", ""},
+                {"dp", ""},
+                {"pp", ""},
+                {"micro_batches", ""},
+                {"optimizer", ""},
+                {"gradient_overlap", ""},
+                {"recompute", ""},
+                {"linear_mfu", ""},
                 {"experiment", ""},
                 {"reason", ""},
                 {"setting", "method and setting"},
@@ -46,29 +57,52 @@ Table empty_rows_table() {
                kWidestSetting);
 }
 
+Cell cell_of(const std::string& text) { return text.empty() ? Cell() : Cell(text); }
+
+// The columns of a step; empty ones for other rows.
+std::vector<Cell> step_cells(const MeasuredRow& row) {
+  constexpr std::size_t kStepColumns = 10;
+  if (!row.step) return std::vector<Cell>(kStepColumns);
+  const MeasuredStep& step = *row.step;
+  return {step.model_text,
+          std::int64_t{step.sizes.tp},
+          std::int64_t{step.sizes.cp},
+          std::int64_t{step.sizes.dp},
+          std::int64_t{step.sizes.pp},
+          std::int64_t{step.micro_batches},
+          std::string(to_string(step.options.optimizer)),
+          std::string(to_string(step.options.gradient_overlap)),
+          std::string(to_string(step.options.recompute)),
+          step.options.linear_mfu};
+}
+
 void add_row(const HeldRow& held, Table& table) {
   const MeasuredRow& row = held.row;
-  table.add_row({whole_number(row.line),
-                 row.source,
-                 split_text(row.split),
-                 row.method,
-                 row.strategy_text,
-                 row.cluster_text,
-                 row.kernel_text.empty() ? Cell() : Cell(row.kernel_text),
-                 row.engine_text.empty() ? Cell() : Cell(row.engine_text),
-                 row.lengths_text,
-                 row.mask_text,
-                 std::int64_t{row.shape.q_heads},
-                 std::int64_t{row.shape.kv_heads},
-                 std::int64_t{row.shape.head_dim},
-                 std::string(to_string(row.shape.dtype)),
-                 std::string(to_string(row.direction)),
-                 row.experiment.empty() ? Cell() : Cell(row.experiment),
-                 held.reason.empty() ? Cell() : Cell(held.reason),
-                 fmt::format("{}: {}", row.method, batch_text(row)),
-                 1e-3 * row.ms,
-                 held.predicted_ms ? Cell(1e-3 * *held.predicted_ms) : Cell(),
-                 held.predicted_ms ? Cell(held.ratio()) : Cell()});
+  std::vector<Cell> cells = {whole_number(row.line),
+                             row.source,
+                             split_text(row.split),
+                             row.method,
+                             row.strategy_text,
+                             row.cluster_text,
+                             cell_of(row.kernel_text),
+                             cell_of(row.engine_text),
+                             row.lengths_text,
+                             row.mask_text,
+                             std::int64_t{row.shape.q_heads},
+                             std::int64_t{row.shape.kv_heads},
+                             std::int64_t{row.shape.head_dim},
+                             std::string(to_string(row.shape.dtype)),
+                             std::string(to_string(row.direction)),
+                             row.wire ? Cell(std::string(to_string(*row.wire))) : Cell()};
+  for (Cell& cell : step_cells(row)) cells.push_back(std::move(cell));
+  for (Cell& cell :
+       std::vector<Cell>{cell_of(row.experiment), cell_of(held.reason),
+                         fmt::format("{}: {}", row.method, batch_text(row)), 1e-3 * row.ms,
+                         held.predicted_ms ? Cell(1e-3 * *held.predicted_ms) : Cell(),
+                         held.predicted_ms ? Cell(held.ratio()) : Cell()}) {
+    cells.push_back(std::move(cell));
+  }
+  table.add_row(std::move(cells));
 }
 
 // "magi_dist, judged: 64/8 heads of 128, bf16".
@@ -90,7 +124,8 @@ class Sections {
   [[nodiscard]] std::string text(bool colour) const {
     std::string text;
     for (const auto& [heading, table] : sections_) {
-      text += printable(heading) + '\n' + table.text(colour) + '\n';
+      text += wrap(printable(heading), kTextColumns, {.first = 0, .others = 2}) + '\n' +
+              table.text(colour) + '\n';
     }
     return text;
   }
@@ -167,6 +202,7 @@ Table held_methods_table(const Validation& validation) {
   Table table({{"label", "source, method"},
                {"source", ""},
                {"method", ""},
+               {"kind", ""},
                {"split", "split"},
                {"rows", "rows"},
                {"unpredicted", "not\npredicted"},
@@ -175,8 +211,10 @@ Table held_methods_table(const Validation& validation) {
               kWidestSummary);
   for (const HeldMethod& method : validation.methods) {
     const bool any = method.ratios.rows > 0;
-    table.add_row({fmt::format("{}, {}", method.source, method.method), method.source,
-                   method.method, split_text(method.split), whole_number(method.ratios.rows),
+    table.add_row({fmt::format("{}, {}{}", method.source, method.method,
+                               method.kind == RowKind::kStep ? ", steps" : ""),
+                   method.source, method.method, std::string(to_string(method.kind)),
+                   split_text(method.split), whole_number(method.ratios.rows),
                    whole_number(method.unpredicted), any ? Cell(method.ratios.median) : Cell(),
                    any ? Cell(method.ratios.furthest) : Cell()});
   }

@@ -16,6 +16,7 @@ namespace {
 constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
 constexpr OptimizerShards kOptimizerShards[] = {OptimizerShards::kNone, OptimizerShards::kZero1,
                                                 OptimizerShards::kFsdp};
+constexpr GradientOverlap kGradientOverlaps[] = {GradientOverlap::kOff, GradientOverlap::kOn};
 constexpr double kRounding = 1e-12;     // of sums that should be equal
 constexpr double kForwardsOfAStep = 3;  // backward takes twice forward's FLOPs
 
@@ -205,6 +206,14 @@ std::string_view to_string(OptimizerShards shards) {
 
 OptimizerShards parse_optimizer_shards(std::string_view text) {
   return parse_name<OptimizerShards>("optimizer", kOptimizerShards, text);
+}
+
+std::string_view to_string(GradientOverlap overlap) {
+  return overlap == GradientOverlap::kOn ? "on" : "off";
+}
+
+GradientOverlap parse_gradient_overlap(std::string_view text) {
+  return parse_name<GradientOverlap>("gradient overlap", kGradientOverlaps, text);
 }
 
 void check_iteration_options(const IterationOptions& options) {

@@ -209,7 +209,7 @@ TEST_F(IterateCommand, RefusesWhatMakesNoSense) {
       {"the last of at least 2"});
   expect_bad_input(iterate({"--recompute", "some"}), {"none, selective, full"});
   expect_bad_input(iterate({"--optimizer", "zero2"}), {"optimizer", "replicated, zero1, fsdp"});
-  expect_bad_input(iterate({"--gradient-overlap", "1"}), {"--gradient-overlap", "on or off"});
+  expect_bad_input(iterate({"--gradient-overlap", "1"}), {"gradient overlap", "off, on"});
   expect_bad_input(iterate({"--linear-mfu", "1.5"}), {"linear MFU", "found 1.5"});
   expect_bad_input(iterate({"--micro-batches", "2", "--batch-tokens", "2000"}), {"found both"});
   expect_bad_input(iterate({"--batch-tokens", "1500"}), {"multiple of 1000", "found 1500"});

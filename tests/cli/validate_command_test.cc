@@ -64,6 +64,37 @@ TEST_F(ValidateCommand, PrintsTheRowsAsCsv) {
   EXPECT_EQ(rows[3].at("predicted_s"), "");
 }
 
+constexpr const char* kMeasuredSteps =
+    "source,split,cluster,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,dtype,direction,"
+    "ms,model,tp\n"
+    "me,judged,dgx-h100:1x8,p2p,zigzag,16K,causal,,,,,step,900,mine.json,4\n"
+    "me,judged,dgx-h100:1x8,p2p,zigzag,16K,causal,4,4,64,bf16,forward,0.1,,\n";
+
+TEST_F(ValidateCommand, PredictsStepsOfModelsBesideTheRows) {
+  static_cast<void>(file("mine.json",
+                         R"({"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "head_dim": 64,
+                             "ffn": 2048, "vocabulary": 32000})"));
+  const std::string path = file("steps.csv", kMeasuredSteps);
+  const json document = this->document({"validate", path, "--json"});
+  const json& row = document["rows"][0];
+  EXPECT_EQ(row["direction"], "step");
+  EXPECT_EQ(row["model"], "mine.json");
+  EXPECT_EQ(row["cp"], 2);
+  EXPECT_EQ(row["q_heads"], 2);
+  ASSERT_EQ(document["methods"].size(), 2U);
+  EXPECT_EQ(document["methods"][0]["kind"], "step");
+  EXPECT_EQ(document["methods"][1]["kind"], "attention");
+  const json step =
+      this->document({"iterate", "--model", this->path("mine.json"), "--cluster", "dgx-h100:1x8",
+                      "--tp", "4", "--strategy", "zigzag", "--lengths", file("one.txt", "16384\n"),
+                      "--wire", "original", "--json"});
+  EXPECT_DOUBLE_EQ(row["predicted_s"].get<double>(), step["steps"][0]["time_s"].get<double>());
+  const std::vector<Row> rows = rows_of(output({"validate", path, "--csv"}));
+  EXPECT_EQ(rows[0].at("gradient_overlap"), "on");
+  EXPECT_EQ(rows[1].at("model"), "");
+  EXPECT_THAT(output({"validate", path}), HasSubstr("me, p2p, steps "));
+}
+
 TEST_F(ValidateCommand, ReadsClusterFilesBesideTheRows) {
   static_cast<void>(file("mine.json", R"({"preset": "dgx-h100:1x2", "name": "mine"})"));
   std::string rows = kMeasuredRows;

@@ -109,6 +109,128 @@ TEST(MeasuredRows, MayNameTheKernelOfTheirMethod) {
               HasSubstr("kernel: expected one"));
 }
 
+TEST(MeasuredRows, MayNameTheWireOfPartialResults) {
+  EXPECT_EQ(rows_with({{"wire", "bf16"}}).rows.front().wire, Dtype::kBf16);
+  for (const char* original : {"", "original"}) {
+    EXPECT_FALSE(rows_with({{"wire", original}}).rows.front().wire);
+  }
+  EXPECT_THAT(rows_refusal({{"wire", "bf61"}}), HasSubstr("r.csv: line 2, wire: "));
+}
+
+// The columns of a row that is a training step; the shape is the model's.
+std::map<std::string, std::string> step_with(const std::map<std::string, std::string>& changed) {
+  std::map<std::string, std::string> columns = {
+      {"direction", "step"}, {"model", "gpt-8b"}, {"cluster", "dgx-h100:2x8"},
+      {"q_heads", ""},       {"kv_heads", ""},    {"head_dim", ""},
+      {"dtype", ""}};
+  for (const auto& [column, value] : changed) columns[column] = value;
+  return columns;
+}
+
+TEST(MeasuredRows, MayBeTrainingSteps) {
+  const MeasuredRow row = rows_with(step_with({{"tp", "4"},
+                                               {"dp", "2"},
+                                               {"micro_batches", "2"},
+                                               {"lengths", "8*4K|32K|32K|32K"},
+                                               {"optimizer", "fsdp"},
+                                               {"gradient_overlap", "off"},
+                                               {"recompute", "full"},
+                                               {"linear_mfu", "0.4"}}))
+                              .rows.front();
+  EXPECT_EQ(row.direction, RowDirection::kStep);
+  EXPECT_EQ(row.kind(), RowKind::kStep);
+  ASSERT_TRUE(row.step);
+  EXPECT_EQ(row.step->model_text, "gpt-8b");
+  EXPECT_EQ(row.step->model, load_model("gpt-8b"));
+  EXPECT_EQ(row.step->sizes, (ParallelSizes{.tp = 4, .cp = 2, .dp = 2, .pp = 1}));
+  EXPECT_EQ(row.step->micro_batches, 2);
+  EXPECT_EQ(row.step->options.optimizer, OptimizerShards::kFsdp);
+  EXPECT_EQ(row.step->options.gradient_overlap, GradientOverlap::kOff);
+  EXPECT_EQ(row.step->options.recompute, Recompute::kFull);
+  EXPECT_DOUBLE_EQ(row.step->options.linear_mfu, 0.4);
+  EXPECT_EQ(row.shape, attention_shape_of(row.step->model, 4)) << "that of one rank";
+  EXPECT_EQ(row.batches.size(), 4U);
+}
+
+TEST(MeasuredRows, GiveStepsTheDefaultsOfTheProgram) {
+  const MeasuredRow row = rows_with(step_with({{"tp", ""}, {"optimizer", ""}})).rows.front();
+  ASSERT_TRUE(row.step);
+  EXPECT_EQ(row.step->sizes, (ParallelSizes{.tp = 1, .cp = 16, .dp = 1, .pp = 1}));
+  EXPECT_EQ(row.step->micro_batches, 1);
+  EXPECT_EQ(row.step->options.optimizer, IterationOptions().optimizer);
+  EXPECT_EQ(row.step->options.gradient_overlap, IterationOptions().gradient_overlap);
+  EXPECT_EQ(row.step->options.recompute, IterationOptions().recompute);
+  EXPECT_DOUBLE_EQ(row.step->options.linear_mfu, IterationOptions().linear_mfu);
+}
+
+TEST(MeasuredRows, LetStepsRepeatTheShapeOfTheirModel) {
+  EXPECT_EQ(rows_with(step_with({{"tp", "4"},
+                                 {"q_heads", "8"},
+                                 {"kv_heads", "2"},
+                                 {"head_dim", "128"},
+                                 {"dtype", "bf16"}}))
+                .rows.size(),
+            1U);
+  EXPECT_EQ(rows_refusal(step_with({{"tp", "4"}, {"q_heads", "32"}})),
+            "r.csv: line 2, q_heads: expected none, or the 8 that gpt-8b has with TP 4, found 32");
+  EXPECT_EQ(rows_refusal(step_with({{"dtype", "f32"}})),
+            "r.csv: line 2, dtype: expected bf16 of a step, found f32");
+}
+
+TEST(MeasuredRows, RefuseBadStepsWithTheirLine) {
+  EXPECT_EQ(rows_refusal(step_with({{"model", ""}})),
+            "r.csv: line 2: expected a model, which a row of direction step needs, found none");
+  EXPECT_EQ(rows_refusal(step_with({{"model", ""}, {"tp", "4"}})),
+            "r.csv: line 2: expected a model, which a row of direction step needs, found none");
+  EXPECT_EQ(rows_refusal({{"direction", "step"}}),
+            "r.csv: line 2: expected a model, which a row of direction step needs, found none");
+  EXPECT_EQ(rows_refusal({{"model", "gpt-8b"}}),
+            "r.csv: line 2, model: expected none in a row of direction forward, found 'gpt-8b'");
+  EXPECT_EQ(rows_refusal({{"tp", "4"}}),
+            "r.csv: line 2, tp: expected none in a row of direction forward, found '4'");
+  EXPECT_EQ(rows_refusal({{"q_heads", ""}}),
+            "r.csv: line 2, q_heads: expected a value, found none");
+  EXPECT_EQ(rows_refusal({{"dtype", ""}}), "r.csv: line 2, dtype: expected a value, found none");
+  EXPECT_EQ(
+      rows_refusal(step_with({{"tp", "3"}})),
+      "r.csv: line 2: expected a product of tp, dp and pp that divides 16 devices, found 3, 1 and "
+      "1");
+  EXPECT_THAT(rows_refusal(step_with({{"tp", "16"}})),
+              AllOf(HasSubstr("r.csv: line 2: "), HasSubstr("TP 16")));
+  EXPECT_EQ(rows_refusal(step_with({{"dp", "2"}})),
+            "r.csv: line 2, lengths: expected a multiple of 2 batches, the micro-batches of a "
+            "step, found 1");
+  struct BadValue {
+    const char* column;
+    const char* value;
+    const char* words;
+  };
+  for (const BadValue& bad :
+       {BadValue{"model", "gpt-8", "did you mean 'gpt-8b'?"}, BadValue{"tp", "0", "at least 1"},
+        BadValue{"dp", "two", "'two'"}, BadValue{"pp", "9999999999", "expected at most"},
+        BadValue{"micro_batches", "-1", "'-1'"},
+        BadValue{"optimizer", "zero2", "replicated, zero1, fsdp"},
+        BadValue{"gradient_overlap", "yes", "off, on"},
+        BadValue{"recompute", "some", "none, selective, full"},
+        BadValue{"linear_mfu", "1.5", "found 1.5"},
+        BadValue{"linear_mfu", "half", "expected a number"}}) {
+    const std::string message = rows_refusal(step_with({{bad.column, bad.value}}));
+    EXPECT_TRUE(message.starts_with(fmt::format("r.csv: line 2, {}: ", bad.column))) << message;
+    EXPECT_THAT(message, HasSubstr(bad.words));
+  }
+  // A file that may have steps needs no shape, but its other rows do.
+  const std::string text =
+      "source,split,cluster,method,strategy,lengths,mask,direction,ms,model\n"
+      "me,judged,dgx-h100:1x8,a,zigzag,4K,causal,step,1,gpt-8b\n";
+  EXPECT_EQ(parse_measured_rows(text, "r.csv").rows.front().shape.q_heads, 32);
+  EXPECT_EQ(text_refusal(text + "me,judged,dgx-h100:1x8,a,zigzag,4K,causal,forward,1,\n"),
+            "r.csv: line 3, q_heads: expected a value, found none");
+  EXPECT_THAT(message_of<IoError>([] {
+                return rows_with(step_with({{"model", "no/such.json"}}));
+              }),
+              AllOf(HasSubstr("r.csv: line 2, model: "), HasSubstr("no/such.json")));
+}
+
 TEST(MeasuredRows, MayHaveNoStrategy) {
   EXPECT_FALSE(rows_with({{"strategy", ""}}).rows.front().strategy);
 }

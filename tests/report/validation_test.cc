@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "contextile/advanced/step_planner.h"
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
 #include "report/held_rows.h"
@@ -122,6 +124,124 @@ TEST(Validation, PredictsEachRowWithItsOwnKernelAndEngine) {
                      1e-3 * simulated({8192}, "zigzag", cluster).forward->time_us)
         << cluster;
   }
+}
+
+constexpr const char* kStepHeader =
+    "source,split,cluster,engine,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,dtype,"
+    "direction,wire,model,tp,dp,micro_batches,optimizer,gradient_overlap,recompute,linear_mfu,ms\n";
+
+Validation validation_of_steps(const std::string& rows) {
+  return validate_rows(parse_measured_rows(kStepHeader + rows, "v.csv"));
+}
+
+// The job that the rows below measured, with these micro-batches.
+TrainingJob job_of(const std::vector<BatchLengths>& micro_batches) {
+  TrainingJob job{.model = load_model("gpt-8b"),
+                  .cluster = load_cluster("p4de:2x8,engine=te"),
+                  .masks = {parse_mask_use("lambda:64,4096")},
+                  .plan = {},
+                  .options = {.recompute = Recompute::kFull,
+                              .optimizer = OptimizerShards::kFsdp,
+                              .gradient_overlap = GradientOverlap::kOff,
+                              .linear_mfu = 0.4},
+                  .micro_batches = micro_batches};
+  job.plan.wire = Dtype::kBf16;
+  job.plan.max_roundings = kAnyRoundings;
+  return job;
+}
+
+TEST(Validation, PredictsWhatTheStepPlannerSaysOfASetting) {
+  const auto row = [](const char* lengths, const char* strategy, const char* sizes) {
+    return std::string("me,judged,p4de:2x8,te,a,") + strategy + "," + lengths +
+           ",\"lambda:64,4096\",,,,,step,bf16,gpt-8b," + sizes + ",fsdp,off,full,0.4,1000\n";
+  };
+  const Validation validation = validation_of_steps(
+      row("8K|2*4K", "hybrid:head_parallel=2", "4,,") + row("8K|2*4K|3*2K|4K", "zigzag", "4,2,2") +
+      row("8K|2*4K|3*2K|4K|1K|1K|1K|1K", "zigzag", "4,2,2"));
+  const BatchLengths one = {8192};
+  const BatchLengths two = {4096, 4096};
+  StepSetting setting{.sizes = {.tp = 4, .cp = 4, .dp = 1, .pp = 1},
+                      .strategy = parse_strategies("hybrid:head_parallel=2").front()};
+  const auto step_ms = [&](const TrainingJob& job) {
+    const StepOutcome outcome = StepPlanner(job, [](const std::string&) {}).predict(setting);
+    EXPECT_EQ(outcome.verdict, Verdict::kFits) << outcome.reason;
+    return 1e-3 * outcome.prediction->time_us;
+  };
+  ASSERT_EQ(validation.rows.size(), 3U);
+  EXPECT_DOUBLE_EQ(validation.rows[0].predicted_ms.value(),
+                   0.5 * (step_ms(job_of({one})) + step_ms(job_of({two}))))
+      << "each batch is a step of its own";
+  setting = {.sizes = {.tp = 4, .cp = 2, .dp = 2, .pp = 1}, .strategy = {"zigzag", {}}};
+  const double four_ms = step_ms(job_of({one, two, {2048, 2048, 2048}, {4096}}));
+  EXPECT_DOUBLE_EQ(validation.rows[1].predicted_ms.value(), four_ms) << "four of them are a step";
+  EXPECT_DOUBLE_EQ(validation.rows[2].predicted_ms.value(),
+                   0.5 * (four_ms + step_ms(job_of({{1024}, {1024}, {1024}, {1024}}))));
+  EXPECT_DOUBLE_EQ(validation.rows[1].ratio(), four_ms / 1000);
+}
+
+TEST(Validation, PredictsScheduledStepsAsOneSchedule) {
+  const Validation validation = validation_of_steps(
+      "me,judged,dgx-h200:1x8,,a,megatron_dynamic,64K|64*1K,causal,,,,,step,,gpt-8b,,2,1,,,full,,"
+      "1000\n");
+  TrainingJob job{.model = load_model("gpt-8b"),
+                  .cluster = load_cluster("dgx-h200:1x8"),
+                  .masks = {MaskUse{}},
+                  .plan = {},
+                  .options = {.recompute = Recompute::kFull},
+                  .micro_batches = {{65536}, BatchLengths(64, 1024)}};
+  job.plan.max_roundings = kAnyRoundings;
+  const StepSetting setting{.sizes = {.tp = 1, .cp = 4, .dp = 2, .pp = 1},
+                            .strategy = {"megatron_dynamic", {}}};
+  const StepOutcome outcome = StepPlanner(job, [](const std::string&) {}).predict(setting);
+  ASSERT_EQ(outcome.verdict, Verdict::kFits) << outcome.reason;
+  EXPECT_DOUBLE_EQ(validation.rows[0].predicted_ms.value(), 1e-3 * outcome.prediction->time_us);
+}
+
+TEST(Validation, KeepsStepsApartFromAttention) {
+  const std::string attention = ",zigzag,16K,causal,32,8,128,bf16,forward,,,,,,,,,,5\n";
+  const std::string step = ",zigzag,16K,causal,,,,,step,,gpt-8b,4,,,,,,,1000\n";
+  const std::string machine = "me,judged,dgx-h100:1x8,,";
+  const Validation validation = validation_of_steps(
+      machine + "a" + attention + machine + "a" + step + machine + "b" + attention + machine + "b" +
+      ",ring,16K,causal,,,,,step,,gpt-8b,4,,,,off,,,900\n");
+  ASSERT_EQ(validation.methods.size(), 4U);
+  EXPECT_EQ(validation.methods[0].kind, RowKind::kAttention);
+  EXPECT_EQ(validation.methods[1].kind, RowKind::kStep);
+  EXPECT_DOUBLE_EQ(validation.methods[1].ratios.median, validation.rows[1].ratio());
+  // The steps differ in more than the method, so only attention has an order.
+  ASSERT_EQ(validation.experiments.size(), 1U);
+  EXPECT_THAT(validation.experiments[0].batch, HasSubstr("forward"));
+  const std::string text = validation_text(validation);
+  EXPECT_THAT(text, AllOf(HasSubstr("me, judged: gpt-8b, TP 4, CP 2, DP 1, PP 1\n"),
+                          HasSubstr("me, judged: gpt-8b, TP 4, CP 2, DP 1, PP 1, gradient overlap "
+                                    "off\n"),
+                          HasSubstr("me, a, steps "),
+                          HasSubstr("a: dgx-h100:1x8, 16K causal, "
+                                    "step")));
+  const Json row = validation_json(validation)["rows"][1];
+  EXPECT_EQ(row["model"], "gpt-8b");
+  EXPECT_EQ(row["tp"], 4);
+  EXPECT_EQ(row["cp"], 2);
+  EXPECT_EQ(row["optimizer"], "zero1");
+  EXPECT_EQ(row["gradient_overlap"], "on");
+  EXPECT_EQ(row["linear_mfu"], 0.5);
+  EXPECT_FALSE(validation_json(validation)["rows"][0].contains("model"));
+}
+
+TEST(Validation, SaysWhyAStepCannotBePredicted) {
+  const Validation validation = validation_of_steps(
+      "me,judged,dgx-h100:1x8,,a,zigzag,512K,causal,,,,,step,,gpt-8b,4,,,,,,,1000\n"
+      "me,judged,dgx-h100:1x6,,a,ulysses,8K,causal,,,,,step,,gpt-8b,2,,,,,,,1000\n"
+      "me,judged,dgx-h100:1x8,,a,,8K,causal,,,,,step,,gpt-8b,4,,,,,,,1000\n");
+  EXPECT_THAT(validation.rows[0].reason, HasSubstr("out of memory on stage 0"));
+  EXPECT_THAT(validation.rows[1].reason, HasSubstr("ulysses splits heads over 3 ranks"));
+  EXPECT_EQ(validation.rows[2].reason, "no strategy here does the same");
+  EXPECT_THAT(message_of([] {
+                return validation_of_steps(
+                    "me,judged,dgx-h100:1x8,,a,zigzag:stages=2,8K,causal,,,,,step,,gpt-8b,4,,,,,,,"
+                    "1000\n");
+              }),
+              AllOf(HasSubstr("v.csv: line 2: "), HasSubstr("stages")));
 }
 
 TEST(Validation, SummarizesFittedAndJudgedRowsApart) {

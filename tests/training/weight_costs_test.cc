@@ -177,5 +177,13 @@ TEST(OptimizerShards, HaveTheNamesOfTheProgramsOption) {
               HasSubstr("expected one of replicated, zero1, fsdp, found 'zero3'"));
 }
 
+TEST(GradientOverlap, HasTheNamesOfTheProgramsOption) {
+  for (const GradientOverlap overlap : {GradientOverlap::kOff, GradientOverlap::kOn}) {
+    EXPECT_EQ(parse_gradient_overlap(to_string(overlap)), overlap);
+  }
+  EXPECT_THAT(message_of([] { static_cast<void>(parse_gradient_overlap("yes")); }),
+              HasSubstr("gradient overlap: expected one of off, on, found 'yes'"));
+}
+
 }  // namespace
 }  // namespace contextile

@@ -279,6 +279,8 @@ enum class GradientOverlap : std::uint8_t {
   kOn,   // during the layers, attention included: reductions in the last backward, gathers in the
          // next first forward; with kFsdp both in every phase
 };
+[[nodiscard]] std::string_view to_string(GradientOverlap overlap);  // "off", "on"
+[[nodiscard]] GradientOverlap parse_gradient_overlap(std::string_view text);
 
 // Constants of the prediction that the cluster does not have.
 struct IterationOptions {

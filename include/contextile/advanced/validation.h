@@ -1,6 +1,6 @@
 // Predictions held against times that others measured: rows of a CSV file, and of each the
-// predicted time, the ratios of every method, and the order of the methods in every experiment.
-// docs/predict.md describes the file.
+// predicted time, the ratios of every method, and the order of the methods in every experiment. A
+// row is the attention of one layer, or a whole training step. docs/predict.md describes the file.
 //
 //   const MeasuredRows measured = read_measured_rows("rows.csv");
 //   const Validation validation = validate_rows(measured);
@@ -17,6 +17,8 @@
 #include <string_view>
 #include <vector>
 
+#include "contextile/advanced/model.h"
+#include "contextile/advanced/training.h"
 #include "contextile/base.h"
 #include "contextile/cluster.h"
 #include "contextile/plan_options.h"
@@ -30,9 +32,14 @@ inline constexpr std::size_t kMaxMeasuredRows = 20'000;
 enum class RowSplit : std::uint8_t { kFitted, kJudged };
 [[nodiscard]] std::string_view to_string(RowSplit split);  // "fitted", "judged"
 
-// The directions whose times a row adds up.
-enum class RowDirection : std::uint8_t { kForward, kBackward, kBoth };
-[[nodiscard]] std::string_view to_string(RowDirection direction);  // …, "forward+backward"
+// The directions of attention whose times a row adds up, or a whole training step.
+enum class RowDirection : std::uint8_t { kForward, kBackward, kBoth, kStep };
+[[nodiscard]] std::string_view to_string(RowDirection direction);  // …, "forward+backward", "step"
+
+// The two kinds of rows: the attention of one layer, and a training step of a model. Their ratios
+// are never mixed.
+enum class RowKind : std::uint8_t { kAttention, kStep };
+[[nodiscard]] std::string_view to_string(RowKind kind);  // "attention", "step"
 
 // `count` documents of `tokens` tokens each.
 struct DocumentRun {
@@ -41,6 +48,16 @@ struct DocumentRun {
   friend bool operator==(const DocumentRun&, const DocumentRun&) = default;
 };
 using DocumentBatch = std::vector<DocumentRun>;
+
+// The training step that a row of direction `step` measured. `contextile iterate` has an option for
+// each of its columns.
+struct MeasuredStep {
+  std::string model_text;  // as the row has it
+  ModelSpec model;
+  ParallelSizes sizes;             // CP has the devices that TP, DP and PP leave
+  std::int32_t micro_batches = 1;  // of every replica
+  IterationOptions options;
+};
 
 // One measured time.
 struct MeasuredRow {
@@ -55,14 +72,19 @@ struct MeasuredRow {
   std::string strategy_text;
   std::optional<StrategyChoice> strategy;  // none: no strategy here does the same
   std::string lengths_text;
-  std::vector<DocumentBatch> batches;  // the row is the mean of their times
+  // The row is the mean of their times. A step takes DP x `micro_batches` of them, in their order.
+  std::vector<DocumentBatch> batches;
   std::string mask_text;
   MaskUse mask;
-  AttentionShape shape;
+  AttentionShape shape;  // of a step: that of one tensor-parallel rank
   RowDirection direction = RowDirection::kForward;
+  std::optional<MeasuredStep> step;  // of rows of direction `step` alone
+  std::optional<Dtype> wire;         // of partial results; unset: that of the original
   double ms = 0;
   std::string experiment;  // tells experiments apart that no other column does
   std::string note;
+
+  [[nodiscard]] RowKind kind() const { return step ? RowKind::kStep : RowKind::kAttention; }
 };
 
 struct MeasuredRows {
@@ -99,10 +121,11 @@ struct RatioSummary {
   double furthest = 1;  // the one furthest from 1, by factor
 };
 
-// Rows of one source, method and split.
+// Rows of one source, method, kind and split.
 struct HeldMethod {
   std::string source;
   std::string method;
+  RowKind kind = RowKind::kAttention;
   RowSplit split = RowSplit::kJudged;
   RatioSummary ratios;          // of the rows that are predicted
   std::size_t unpredicted = 0;  // rows that are not
@@ -126,7 +149,7 @@ struct HeldExperiment {
   std::string source;
   RowSplit split = RowSplit::kJudged;
   std::string batch;  // of its rows: "dgx-h100:2x8, 128K causal, forward"
-  std::string shape;  // "64/8 heads of 128, bf16"
+  std::string shape;  // "64/8 heads of 128, bf16"; of steps "gpt-8b, TP 4, CP 16, DP 1, PP 1"
   std::size_t methods = 0;
   KendallOrder order;
 };
@@ -149,9 +172,10 @@ struct ValidationOptions {
 };
 
 // Plans and simulates every row. The plan is the one that the row's strategy makes for the batch on
-// the cluster, for both directions. Partial results travel in the wire type of the original, as in
-// `compare_strategies`. The predicted time is attention's, as `simulate` returns it. Rows that
-// differ only in direction or time share a plan.
+// the cluster, for both directions. Partial results travel in the row's wire type, or in that of
+// the original, as in `compare_strategies`. The predicted time is attention's, as `simulate`
+// returns it. Rows that differ only in direction or time share a plan. The predicted time of a
+// step is that of `StepPlanner`, with the row's strategy and 1F1B.
 //
 // A row whose strategy does not support it, or that has none, gets the reason instead. Throws
 // InvalidArgument (file, line) on options that the strategy does not have and on a mask that does

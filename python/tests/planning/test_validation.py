@@ -106,7 +106,7 @@ def test_the_program_finds_the_same(validation, path):
         else:
             assert row["predicted_s"] == pytest.approx(held.predicted_ms / 1e3, rel=1e-12)
     for summary, method in zip(document["methods"], validation.methods, strict=True):
-        for name in ("source", "method", "split", "rows", "unpredicted"):
+        for name in ("source", "method", "kind", "split", "rows", "unpredicted"):
             assert summary[name] == getattr(method, name)
         for name in ("median_ratio", "furthest_ratio"):
             assert summary.get(name) == getattr(method, name)
@@ -114,6 +114,34 @@ def test_the_program_finds_the_same(validation, path):
         for name in ("source", "split", "setting", "methods", "pairs", "pairs_in_order"):
             assert found[name] == getattr(experiment, name)
         assert found.get("tau") == experiment.tau
+
+
+STEPS = """\
+source,split,cluster,method,strategy,lengths,mask,q_heads,kv_heads,head_dim,dtype,direction,ms,\
+wire,model,tp,dp,gradient_overlap
+me,judged,dgx-h100:1x8,p2p,zigzag,16K|8K,causal,,,,,step,900,f32,gpt-8b,4,2,off
+me,judged,dgx-h100:1x8,p2p,zigzag,8K,causal,8,2,128,bf16,forward,0.1,,,,,
+"""
+
+
+def test_rows_may_be_training_steps(tmp_path):
+    steps = tmp_path / "steps.csv"
+    steps.write_text(STEPS)
+    step, attention = ct.validate(steps).rows
+    assert (step.direction, step.model, step.wire) == ("step", "gpt-8b", "f32")
+    assert (step.tp, step.cp, step.dp, step.pp, step.micro_batches) == (4, 1, 2, 1, 1)
+    assert (step.optimizer, step.gradient_overlap, step.recompute) == ("zero1", "off", "none")
+    assert step.linear_mfu == 0.5
+    assert (step.shape.q_heads, step.shape.kv_heads) == (8, 2)
+    assert step.ratio == pytest.approx(step.predicted_ms / 900)
+    assert (attention.model, attention.wire) == ("", None)
+    for name in ("tp", "cp", "dp", "pp", "micro_batches", "optimizer", "gradient_overlap"):
+        assert getattr(attention, name) is None
+    assert (attention.recompute, attention.linear_mfu) == (None, None)
+    assert [method.kind for method in ct.validate(steps).methods] == ["step", "attention"]
+    steps.write_text(STEPS.replace("gpt-8b", ""))
+    with pytest.raises(ct.InvalidArgument, match="line 2: expected a model, .*found none"):
+        ct.validate(steps)
 
 
 def test_parts_outlive_the_whole(path):

@@ -56,7 +56,7 @@ inline constexpr Command kCommands[] = {
      add_iterate_command},
     {"helix", kPredict, "Predict decoding on devices that share the KV cache (Helix).",
      add_helix_command},
-    {"validate", kPredict, "Hold predictions against measured times of plans.",
+    {"validate", kPredict, "Hold predictions against measured times of plans and steps.",
      add_validate_command},
     {"profile", kTools, "Measure this machine and write a cluster file.", add_profile_command},
     {"partition", kTools, "Partition a hypergraph file.", add_partition_command},

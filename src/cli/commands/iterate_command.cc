@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/quote.h"
 #include "cli/commands/contextile_program.h"
 #include "cli/commands/plan_schedules.h"
 #include "cli/help.h"
@@ -318,11 +317,7 @@ void add_training_options(CLI::App& app, IterationOptions& options) {
   add_value(app, "--gradient-overlap",
             {"on|off", "gradient and weight collectives during the layers", "on"},
             [&options](const std::string& text) {
-              if (text != "on" && text != "off") {
-                fail_argument("--gradient-overlap: expected on or off, found {}", quote(text));
-              }
-              options.gradient_overlap =
-                  text == "on" ? GradientOverlap::kOn : GradientOverlap::kOff;
+              options.gradient_overlap = parse_gradient_overlap(text);
             });
   add_value(app, "--linear-mfu",
             {"X", "share of the peak that everything outside attention reaches", "0.5"},

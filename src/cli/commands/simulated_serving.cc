@@ -22,7 +22,7 @@ namespace contextile {
 namespace {
 
 // Layouts of a family, and whose rows of prompts their groups compute.
-struct Kind {
+struct LayoutKind {
   HelixFamily family;
   HelixPrompts prompts = HelixPrompts::kAllRows;
 
@@ -30,10 +30,10 @@ struct Kind {
     return prompts == HelixPrompts::kOwnRows ? "TP x CP" : std::string(to_string(family));
   }
 };
-constexpr Kind kKinds[] = {{HelixFamily::kTensorParallel},
-                           {HelixFamily::kContextParallel},
-                           {HelixFamily::kHelix},
-                           {HelixFamily::kHelix, HelixPrompts::kOwnRows}};
+constexpr LayoutKind kLayoutKinds[] = {{HelixFamily::kTensorParallel},
+                                       {HelixFamily::kContextParallel},
+                                       {HelixFamily::kHelix},
+                                       {HelixFamily::kHelix, HelixPrompts::kOwnRows}};
 
 constexpr std::string_view kOnlySimulated[] = {"--weight-bytes",
                                                "--kv-bytes",
@@ -142,7 +142,7 @@ bool takes_mode(const Setting& setting, const HelixLayout& layout) {
 // The layout of a kind whose decoding steps take the least time per request, among those that
 // hold the longest request.
 std::optional<HelixLayout> layout_of(const Setting& setting, std::int32_t devices,
-                                     const Kind& kind) {
+                                     const LayoutKind& kind) {
   const HelixStudy& study = setting.study;
   std::optional<HelixLayout> best;
   double best_us = 0;
@@ -165,7 +165,8 @@ std::string short_text(const HelixLayout& layout) {
   return fmt::format("{}x{}/{}x{}", layout.kvp, layout.tpa, layout.tpf, layout.ep);
 }
 
-std::vector<Cell> cells_of(const Setting& setting, const Kind& kind, const HelixLayout& layout) {
+std::vector<Cell> cells_of(const Setting& setting, const LayoutKind& kind,
+                           const HelixLayout& layout) {
   const EngineOptions engine = engine_on(setting, layout);
   const HelixStudy& study = setting.study;
   const ServingSimulation found = simulate_serving(
@@ -204,7 +205,7 @@ class Runs {
     }
     for (const std::int32_t devices : setting.study.devices) {
       bool fits = false;
-      for (const Kind& kind : kKinds) {
+      for (const LayoutKind& kind : kLayoutKinds) {
         if (kind.prompts == HelixPrompts::kOwnRows && !setting.shares_prompts) continue;
         const auto layout = layout_of(setting, devices, kind);
         if (!layout) continue;
