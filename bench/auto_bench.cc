@@ -2,7 +2,7 @@
 //
 //   auto_bench [--devices 8,32] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
 //              [--clusters p4de,dgx-h200] [--datasets prolong,single] [--seed 1] [--rows]
-//              [--steps 300000,600000] [--objective layer|attention]
+//              [--steps 300000,600000] [--objective layer|attention] [--limit 600000]
 //
 // The time of a plan is that of a layer: attention, and linear layers of the device that owns the
 // most tokens (guessed_linear_us_per_token), or of attention alone.
@@ -15,6 +15,7 @@
 // - its distance to the lower bound, the whole one and the old one without its joint part;
 // - how much slower the plan of a search with 50 ms and one thread is, and its wall time; the same
 //   of searches with those limits in steps, and their CPU time.
+// `auto` searches without a limit, or with that of --limit in steps.
 // --rows prints every workload.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
@@ -57,6 +58,7 @@ struct Options {
   AttentionShape shape;
   std::vector<std::string> steps = {};
   std::string objective = "layer";
+  std::string limit = "0";
   bool rows = false;
 
   // Time of the linear layers of a token, forward and backward.
@@ -215,7 +217,10 @@ FastestPlans fastest_of(const Strategy& strategy, const Workload& workload, cons
     StrategyRequest request;
     request.max_roundings = kAnyRoundings;  // as the originals
     request.options = variant;
-    if (strategy.name() == "auto") request.options["objective"] = options.objective;
+    if (strategy.name() == "auto") {
+      request.options["objective"] = options.objective;
+      request.options["steps"] = options.limit;
+    }
     if (strategy.unsupported(workload, cluster, request)) continue;
     const std::vector<std::int64_t> sizes = strategy.block_sizes(request);
     if (sizes.empty()) predict(strategy, workload, cluster, request, options, fastest);
@@ -373,6 +378,8 @@ Options parse(const std::vector<std::string>& args) {
       options.steps = split(value);
     } else if (key == "--objective") {
       options.objective = value;
+    } else if (key == "--limit") {
+      options.limit = value;
     } else if (key == "--seed") {
       options.seed = std::stoull(value);
     } else if (key == "--tokens-per-device") {

@@ -37,8 +37,8 @@ struct SearchPhase {
   bool disabled = false;  // by StrategyRequest::disabled_phases
   double seconds = 0;
   std::int32_t candidates = 0;  // plans simulated in this phase
-  // Predicted time of the best candidate when the phase ended, forward and backward; unset: there
-  // is no candidate yet.
+  // Predicted time of the best candidate when the phase ended, forward and backward, of what the
+  // search compares (Objective in extend/strategies.h); unset: there is no candidate yet.
   std::optional<double> best_us = {};
   bool improved = false;  // the phase found a better candidate than the phases before it
 };

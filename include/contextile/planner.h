@@ -135,6 +135,13 @@ class CheckFailed : public Error {
 // token, and twice that in backward.
 [[nodiscard]] double layer_us(const PlannedBatch& planned, const Simulation& simulation,
                               double linear_us_per_token);
+// Its linear layers alone, and the part that the tokens of that device above the mean take, µs.
+struct LinearTimes {
+  double linear_us = 0;
+  double uneven_us = 0;
+};
+[[nodiscard]] LinearTimes linear_times(const PlannedBatch& planned, const Simulation& simulation,
+                                       double linear_us_per_token);
 
 // ------------------------------------------------------------------------------- comparison
 
@@ -162,7 +169,8 @@ struct ComparedSchedule {
   std::size_t micro_batches = 0;
   std::int64_t most_tokens = 0;   // that a rank holds at a time
   std::int64_t memory_bytes = 0;  // peak of attention on a rank, one micro-batch at a time
-  double layer_us = 0;            // with linear layers; 0 if the cost of a token is not given
+  double layer_us = 0;            // with linear layers
+  LinearTimes linear;             // the part that these add, and what is more than with even tokens
 };
 
 // The result of one strategy on all batches of a comparison.
@@ -174,11 +182,14 @@ struct ComparedStrategy {
                                         // fit in memory
   std::vector<Simulation> simulations;  // one for each batch whose plan verifies
   std::vector<BatchBound> bounds;       // one for each batch whose plan verifies
-  // Times of a layer with its linear layers (layer_us), one for each batch whose plan verifies;
-  // empty if the cost of a token is not given.
+  // Times of a layer with its linear layers (layer_us), one for each batch whose plan verifies, and
+  // the parts of them that linear_times tells. The price of a token is that of the options, or a
+  // guess (guessed_linear_us_per_token).
   std::vector<double> layers_us;
+  std::vector<double> linear_us;
+  std::vector<double> uneven_us;
   // One for each batch whose plan verifies, if the strategy schedules micro-batches. The plans
-  // and times above are of all its rounds in one plan; layers_us are the schedule's.
+  // and times above are of all its rounds in one plan; those of layers are the schedule's.
   std::vector<ComparedSchedule> schedules;
 
   // Returns true if every plan verifies, or if the strategy does not apply.

@@ -45,7 +45,7 @@ constexpr std::array kSettings = {
 
 constexpr const char* kChoices =
     "ring,zigzag,ulysses,hybrid,all_gather,all_gather:algorithm=nested,double_ring,"
-    "megatron_dynamic,magi,dcp,fcp,distca,auto:steps=100000";
+    "megatron_dynamic,magi,dcp,fcp,distca,auto:steps=100000,objective=attention";
 
 std::vector<const StudySetting*> chosen_settings(const StudyOptions& options) {
   std::vector<const StudySetting*> chosen;

@@ -46,7 +46,7 @@ def measure(instance, equal_blocks, solve_s, num_plans, threads):
     auto = ct.plan(
         workload,
         cluster=cluster,
-        strategy="auto",
+        strategy="auto:objective=attention",
         block_size=instance.block_size,
         token_limit=token_limit_of(workload, cluster),
         backward=False,

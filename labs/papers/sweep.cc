@@ -178,6 +178,8 @@ PaperResult make(const TableOverrides& overrides) {
   std::vector<StrategyChoice> choices;
   for (const Strategy* strategy : strategies()) {
     choices.push_back({std::string(strategy->name()), {}});
+    // The papers compare attention.
+    if (strategy->name() == "auto") choices.back().options["objective"] = "attention";
   }
   const std::vector<PaperSetting> settings = settings_of(overrides);
   Standings standings = rank(settings, choices, overrides);

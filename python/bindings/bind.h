@@ -107,6 +107,7 @@ using Path = std::filesystem::path;
 // Each is defined in the file of its name.
 void bind_errors(nb::module_& module);
 void bind_masks(nb::module_& module);
+void bind_models(nb::module_& module);
 void bind_workloads(nb::module_& module);
 void bind_clusters(nb::module_& module);
 void bind_strategies(nb::module_& module);

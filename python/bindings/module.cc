@@ -15,6 +15,7 @@ NB_MODULE(_core, module) {
   bind_masks(module);
   bind_workloads(module);
   bind_clusters(module);
+  bind_models(module);
   bind_strategies(module);
   bind_arrangements(module);
   bind_plans(module);

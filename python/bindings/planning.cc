@@ -1,4 +1,5 @@
 // contextile/planner.h: planning and comparing strategies.
+#include <cmath>
 #include <map>
 #include <string>
 #include <utility>
@@ -15,14 +16,20 @@ namespace {
 PlanOptions options_of(std::optional<std::int64_t> block_size,
                        const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
                        std::optional<std::int64_t> token_limit,
-                       std::optional<std::int64_t> memory_limit_bytes, bool force,
+                       std::optional<std::int64_t> memory_limit_bytes,
+                       std::optional<double> linear_us_per_token, bool force,
                        std::int32_t max_roundings, nb::object progress) {
+  if (linear_us_per_token && !(std::isfinite(*linear_us_per_token) && *linear_us_per_token >= 0)) {
+    fail("linear_us_per_token: expected 0 or more microseconds, found " +
+         std::to_string(*linear_us_per_token));
+  }
   PlanOptions options;
   options.block_size = block_size;
   if (wire) options.wire = parse_dtype(*wire);
   options.backward = backward;
   options.seed = seed;
   options.limits = {token_limit, memory_limit_bytes};
+  options.linear_us_per_token = linear_us_per_token;
   options.force = force;
   options.max_roundings = max_roundings;
   options.progress = progress_hook(std::move(progress));
@@ -37,6 +44,8 @@ struct Comparison {
   std::optional<PlanStats> statistics;
   std::optional<Simulation> simulation;
   BatchBound bound;
+  std::optional<double> layer_us;
+  std::optional<double> uneven_us;
   double planning_s = 0;
 };
 
@@ -95,7 +104,11 @@ std::pair<std::vector<Comparison>, std::vector<ChangedStanding>> compare(
       if (row.failed.empty() && !batch.verified.ok())
         row.failed = batch.verified.violations.front();
     }
-    if (!compared.simulations.empty()) row.simulation = compared.simulations.front();
+    if (!compared.simulations.empty()) {
+      row.simulation = compared.simulations.front();
+      row.layer_us = compared.layers_us.front();
+      row.uneven_us = compared.uneven_us.front();
+    }
     if (!compared.bounds.empty()) row.bound = compared.bounds.front();
     rows.push_back(std::move(row));
   }
@@ -133,7 +146,7 @@ void bind_standings(nb::module_& module) {
 void bind_comparison(nb::module_& module) {
   nb::class_<Comparison>(
       module, "Comparison",
-      "One strategy in a comparison. time_us is the predicted time of one layer, "
+      "One strategy in a comparison. Times are predictions in µs of one layer of every mask, "
       "forward and backward; None if there is no plan.")
       .def_ro("strategy", &Comparison::strategy)
       .def_ro("skipped", &Comparison::skipped,
@@ -146,11 +159,20 @@ void bind_comparison(nb::module_& module) {
       .def_prop_ro("forward_bound", [](const Comparison& row) { return row.bound.forward; })
       .def_prop_ro("backward_bound", [](const Comparison& row) { return row.bound.backward; })
       .def_ro("planning_s", &Comparison::planning_s)
-      .def_prop_ro("time_us",
-                   [](const Comparison& row) -> std::optional<double> {
-                     if (!row.simulation) return std::nullopt;
-                     return row.simulation->time_us();
-                   })
+      .def_prop_ro(
+          "time_us",
+          [](const Comparison& row) -> std::optional<double> {
+            if (!row.simulation) return std::nullopt;
+            return row.simulation->time_us();
+          },
+          "Time of attention.")
+      .def_ro("layer_us", &Comparison::layer_us,
+              "Time of attention and of the linear layers of the device that owns the most tokens. "
+              "If the strategy schedules micro-batches, it is the schedule's.")
+      .def_ro("uneven_us", &Comparison::uneven_us,
+              "The part of it that uneven tokens cost: the linear layers of the tokens that the "
+              "fullest device owns above the mean. If the strategy schedules micro-batches, it is "
+              "what linear layers take longer than with even tokens.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Comparison", {"strategy", "time_us", "skipped", "failed"});
       });
@@ -166,16 +188,17 @@ void bind_options(nb::module_& module) {
           [](PlanOptions* self, std::optional<std::int64_t> block_size,
              const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
              std::optional<std::int64_t> token_limit,
-             std::optional<std::int64_t> memory_limit_bytes, bool force, std::int32_t max_roundings,
+             std::optional<std::int64_t> memory_limit_bytes,
+             std::optional<double> linear_us_per_token, bool force, std::int32_t max_roundings,
              nb::object progress) {
             new (self) PlanOptions(options_of(block_size, wire, backward, seed, token_limit,
-                                              memory_limit_bytes, force, max_roundings,
-                                              std::move(progress)));
+                                              memory_limit_bytes, linear_us_per_token, force,
+                                              max_roundings, std::move(progress)));
           },
           nb::kw_only(), "block_size"_a = nb::none(), "wire"_a = nb::none(), "backward"_a = true,
           "seed"_a = 0, "token_limit"_a = nb::none(), "memory_limit_bytes"_a = nb::none(),
-          "force"_a = false, "max_roundings"_a = PlanOptions().max_roundings,
-          "progress"_a = nb::none())
+          "linear_us_per_token"_a = nb::none(), "force"_a = false,
+          "max_roundings"_a = PlanOptions().max_roundings, "progress"_a = nb::none())
       .def_ro("block_size", &PlanOptions::block_size)
       .def_prop_ro("wire",
                    [](const PlanOptions& options) -> std::optional<std::string> {
@@ -190,7 +213,10 @@ void bind_options(nb::module_& module) {
       .def_ro("seed", &PlanOptions::seed)
       .def_prop_ro("token_limit", [](const PlanOptions& options) { return options.limits.tokens; })
       .def_prop_ro("memory_limit_bytes",
-                   [](const PlanOptions& options) { return options.limits.memory_bytes; });
+                   [](const PlanOptions& options) { return options.limits.memory_bytes; })
+      .def_ro("linear_us_per_token", &PlanOptions::linear_us_per_token,
+              "Time of a token outside attention: the matrix products of one layer, forward, µs on "
+              "its device. None: a guess from the attention's width.");
   module.attr("ANY_ROUNDINGS") = kAnyRoundings;
 }
 

@@ -98,9 +98,11 @@ def plan_html(plan: Plan) -> str:
     return _table_html(["plan", ""], facts) + _table_html(head, rows) + _tiles_svg(plan)
 
 
+# Times of one layer: with the linear layers of the fullest device, and of attention alone.
 _COMPARISON_HEAD = [
     "strategy",
-    "ms",
+    "layer ms",
+    "time ms",
     "x bound",
     "between nodes MB",
     "inside MB",
@@ -114,7 +116,8 @@ def _comparison_rows(rows: Iterable[Any]) -> list[list[str]]:
     table = []
     for row in rows:
         if not row.ok:
-            table.append([row.strategy, "", "", "", "", "", "", row.skipped or row.failed])
+            blank = [""] * (len(_COMPARISON_HEAD) - 2)
+            table.append([row.strategy, *blank, row.skipped or row.failed])
             continue
         directions = [
             part for part in (row.statistics.forward, row.statistics.backward) if part is not None
@@ -125,6 +128,7 @@ def _comparison_rows(rows: Iterable[Any]) -> list[list[str]]:
         table.append(
             [
                 row.strategy,
+                f"{row.layer_us / 1e3:.4g}",
                 f"{row.time_us / 1e3:.4g}",
                 f"{row.time_us / sum(bounds):.3f}" if bounds and sum(bounds) > 0 else "",
                 _mb(sum(part.inter_bytes for part in directions)),

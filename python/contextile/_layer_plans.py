@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contextile import _core
+from contextile import _checks, _core
 from contextile._core import Cluster, Plan
 from contextile._heads import HeadMasks, HeadPlans, expanded
+from contextile._linear_layers import LinearLayers, linear_us_of
 from contextile._planning import AnyMask, cluster_of, make_workload, plan
 
 _DEFAULT_HEADS = (32, 8)  # as in make_workload
@@ -64,6 +65,29 @@ def _groups_of(
         else:
             group[name] = entry
     return groups
+
+
+def _heads_of(given: Any) -> tuple[int, int]:
+    """Returns the numbers of query heads and KV heads of a layer."""
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+    q_heads, kv_heads = given if is_pair else (given, given)
+    return _checks.count("q_heads", q_heads, 1), _checks.count("kv_heads", kv_heads, 1)
+
+
+def _linear_us_of(given: LinearLayers | None, heads: Any, cluster: Cluster) -> float | None:
+    """Returns the time of a token outside attention, for the heads of whole layers.
+
+    The groups of heads of a layer have plans of their own, but the layer is computed on one rank.
+    """
+    by_mask = list(heads.values()) if isinstance(heads, Mapping) else [heads]
+    pairs = [_heads_of(_DEFAULT_HEADS if one is None else one) for one in by_mask]
+    times = {linear_us_of(given, *pair, cluster) for pair in pairs or [_DEFAULT_HEADS]}
+    if len(times) > 1:
+        raise _core.InvalidArgument(
+            f"linear_layers: expected microseconds, because layers differ in query heads, found "
+            f"{given!r:.80} for {', '.join(str(q_heads) for q_heads, _ in pairs)} query heads"
+        )
+    return times.pop()
 
 
 def _work_of(lengths: Any, group: dict[str, Any], shape: dict[str, Any]) -> float:
@@ -126,6 +150,7 @@ def plans(
     cluster: Cluster | str,
     mask: AnyMask | HeadMasks = "causal",
     home: Any = None,
+    linear_layers: LinearLayers | None = None,
     **batch: Any,
 ) -> dict[str, Plan | HeadPlans]:
     """Plans a batch for a model whose layers have unlike shapes: one plan for each shape.
@@ -140,6 +165,8 @@ def plans(
         As for ``plan``, without a workload.
     mask
         As for ``plan``: masks by name. Each may differ by head.
+    linear_layers : float, str or path, optional
+        As for ``plan``: the time of a token in a whole layer, with all its heads.
     **batch
         The other arguments of ``plan``. Of ``heads``, ``head_dim``, ``value_dim``, ``scale``,
         ``softcap`` and ``sink``, each is one for all masks, or a dict with one for each.
@@ -154,8 +181,8 @@ def plans(
     ------
     InvalidArgument
         As ``plan`` does; also if a dict has other names than the masks, if there are more or fewer
-        masks by head than heads, or if the strategy does not keep the placement of another plan
-        (``wlb``).
+        masks by head than heads, if the strategy does not keep the placement of another plan
+        (``wlb``), or if ``linear_layers`` is a model and layers differ in query heads.
 
     Examples
     --------
@@ -169,6 +196,9 @@ def plans(
     the_cluster = cluster_of(cluster)
     masks: Any = {"by_head": mask} if isinstance(mask, HeadMasks) else mask
     given = {key: batch.pop(key) for key in _OF_A_SHAPE if batch.get(key) is not None}
+    if linear_layers is not None:
+        heads_given = given.get("heads", _DEFAULT_HEADS)
+        batch["linear_layers"] = _linear_us_of(linear_layers, heads_given, the_cluster)
     are_named = isinstance(masks, Mapping)
     heads = expanded(dict(masks) if are_named else {"": masks}, given, _DEFAULT_HEADS)
     groups = _groups_of(heads.masks, heads.shapes)

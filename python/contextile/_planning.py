@@ -24,6 +24,7 @@ from contextile._core import (
     Workload,
 )
 from contextile._heads import HeadMasks
+from contextile._linear_layers import LinearLayers, linear_us_of
 
 # A rule, its text, one rule per document, bands of the batch, or a function that makes them of the
 # lengths.
@@ -114,9 +115,13 @@ class _Options(NamedTuple):
     token_limit: int | None = None
     memory_limit_bytes: int | None = None
     force: bool = False
+    linear_layers: LinearLayers | None = None
 
-    def checked(self, progress: Any = None) -> PlanOptions:
-        """Returns plan options. Raises InvalidArgument on values of other kinds."""
+    def checked(self, shape: AttentionShape, cluster: Cluster, progress: Any = None) -> PlanOptions:
+        """Returns options of plans for a shape and a cluster.
+
+        Raises InvalidArgument on values of other kinds, and IoError if a model's file is gone.
+        """
         is_original = isinstance(self.wire, str) and self.wire == "original"
         roundings = {"max_roundings": _core.ANY_ROUNDINGS} if is_original else {}
         return PlanOptions(
@@ -126,15 +131,18 @@ class _Options(NamedTuple):
             seed=_whole_or_none("seed", self.seed, 0) or 0,
             token_limit=_whole_or_none("token_limit", self.token_limit, 1),
             memory_limit_bytes=_whole_or_none("memory_limit_bytes", self.memory_limit_bytes, 1),
+            linear_us_per_token=linear_us_of(
+                self.linear_layers, shape.q_heads, shape.kv_heads, cluster
+            ),
             force=_checks.flag("force", self.force),
             progress=progress,
             **roundings,
         )
 
 
-def options_of(given: Mapping[str, Any]) -> PlanOptions:
-    """Returns plan options by name; those left out have the defaults of ``plan``."""
-    return _Options(**given).checked()
+def options_of(given: Mapping[str, Any], *, shape: AttentionShape, cluster: Cluster) -> PlanOptions:
+    """Returns options of plans by name; those left out have the defaults of ``plan``."""
+    return _Options(**given).checked(shape, cluster)
 
 
 def cluster_of(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
@@ -369,6 +377,7 @@ def plan(
     seed: int = 0,
     token_limit: int | None = None,
     memory_limit_bytes: int | None = None,
+    linear_layers: LinearLayers | None = None,
     force: bool = False,
     progress: Progress = False,
 ) -> Plan:
@@ -403,6 +412,13 @@ def plan(
         Most tokens that a device may own. ``auto`` observes it; the proof checks it.
     memory_limit_bytes : int, optional
         Most bytes of a device in one direction. ``auto`` observes it; the proof checks it.
+    linear_layers : float, str or path, optional
+        Time of a token outside attention, in one layer, forward, on its device. A device with more
+        tokens than others makes them wait, so ``auto`` and choices of block sizes weigh it. A
+        number is microseconds, 0 to 1e6. A text is a model: a preset's name, such as
+        ``"llama-3-8b"``, or the path of a ``.json`` file. The time of a model is divided by its
+        tensor-parallel ranks: its query heads over those of the batch. Default: a guess from the
+        attention's width.
     force : bool
         Whether to plan even if blocks are so small that there are more than 2e8 tiles.
     progress : bool or function
@@ -416,9 +432,12 @@ def plan(
     ------
     InvalidArgument
         The strategy is unknown, options are bad, or the strategy cannot plan this batch; the
-        message says why.
+        message says why. Also if the heads of the batch are not those of ``linear_layers``, or a
+        share of them.
     CheckFailed
         The plan does not verify. The message has the number of violations and the first one.
+    IoError
+        The file of ``linear_layers`` cannot be read.
 
     Examples
     --------
@@ -443,8 +462,17 @@ def plan(
     }
     workload = _workload_of("plan", lengths, the_cluster, batch)
     with progress_hook(progress) as hook:
-        given = _Options(block_size, wire, backward, seed, token_limit, memory_limit_bytes, force)
-        options = given.checked(hook)
+        given = _Options(
+            block_size,
+            wire,
+            backward,
+            seed,
+            token_limit,
+            memory_limit_bytes,
+            force,
+            linear_layers,
+        )
+        options = given.checked(workload.shape, the_cluster, hook)
         if callable(strategy):
             arrangement = strategy(workload, the_cluster, options)
             if not isinstance(arrangement, Arrangement):
@@ -468,6 +496,7 @@ def schedule(
     seed: int = 0,
     token_limit: int | None = None,
     memory_limit_bytes: int | None = None,
+    linear_layers: LinearLayers | None = None,
     progress: Progress = False,
     **batch: Any,
 ) -> Schedule:
@@ -482,6 +511,8 @@ def schedule(
     ----------
     lengths, cluster, block_size, wire, backward, seed, token_limit, memory_limit_bytes, progress
         As for ``plan``. The limits hold for one micro-batch at a time.
+    linear_layers : float, str or path, optional
+        As for ``plan``. It counts in the plans inside the groups.
     strategy : StrategyChoice or str
         ``megatron_dynamic``, ``megatron_packed`` or ``bytescale``. Their option ``cap`` is the
         number of tokens of a rank: ``max_seqlen_per_dp_cp_rank`` of Megatron-LM.
@@ -502,6 +533,8 @@ def schedule(
         The strategy runs batches at once, options are bad, or a group cannot plan its sequences.
     CheckFailed
         A plan does not verify.
+    IoError
+        The file of ``linear_layers`` cannot be read.
 
     Examples
     --------
@@ -513,14 +546,25 @@ def schedule(
     the_cluster = cluster_of(cluster)
     workload = _workload_of("schedule", lengths, the_cluster, batch)
     with progress_hook(progress) as hook:
-        given = _Options(block_size, wire, backward, seed, token_limit, memory_limit_bytes)
-        options = given.checked(hook)
+        given = _Options(
+            block_size,
+            wire,
+            backward,
+            seed,
+            token_limit,
+            memory_limit_bytes,
+            linear_layers=linear_layers,
+        )
+        options = given.checked(workload.shape, the_cluster, hook)
         inside = None if group_strategy is None else choice_of(group_strategy)
         return _core.plan_schedule(workload, the_cluster, choice_of(strategy), options, inside)
 
 
 class Comparisons(Sequence[Comparison]):
     """The result of ``compare``: rows of strategies, fastest first. It prints as a table.
+
+    The order is that of ``layer_us``: attention plus the linear layers of the device that owns the
+    most tokens, because a training step takes both. ``time_us`` is attention alone.
 
     Attributes
     ----------
@@ -532,7 +576,7 @@ class Comparisons(Sequence[Comparison]):
     def __init__(
         self, rows: list[Comparison], sensitivity: list[ChangedStanding] | None = None
     ) -> None:
-        self._rows = sorted(rows, key=lambda row: (not row.ok, row.time_us or 0.0))
+        self._rows = sorted(rows, key=lambda row: (not row.ok, row.layer_us or 0.0))
         self.sensitivity = sensitivity
 
     def __len__(self) -> int:
@@ -545,7 +589,7 @@ class Comparisons(Sequence[Comparison]):
         return iter(self._rows)
 
     def best(self) -> Comparison:
-        """Returns the fastest row. Raises InvalidArgument if no strategy applies."""
+        """Returns the row with the least layer_us. Raises InvalidArgument if none applies."""
         if not self._rows or not self._rows[0].ok:
             raise _core.InvalidArgument("comparison: expected a strategy that applies, found none")
         return self._rows[0]
@@ -570,10 +614,15 @@ def compare(
     wire: str | None = None,
     backward: bool = True,
     seed: int = 0,
+    linear_layers: LinearLayers | None = None,
     sensitivity: str | None = None,
     **batch: Any,
 ) -> Comparisons:
     """Plans a batch with several strategies and predicts the time of each.
+
+    Every row has three times of one layer, forward and backward, in microseconds. ``time_us`` is
+    attention. ``layer_us`` adds the linear layers of the device that owns the most tokens, and
+    ``uneven_us`` is the part of it that uneven tokens cost.
 
     Parameters
     ----------
@@ -584,20 +633,24 @@ def compare(
     sensitivity : str, optional
         ``"kept"`` also simulates the plans on clusters with one constant halved or doubled.
         ``"replan"`` plans again for each such cluster, which takes as long as that many
-        comparisons.
+        comparisons. Both compare times of attention.
+    linear_layers : float, str or path, optional
+        As for ``plan``. It also prices the linear layers in ``layer_us``.
     **batch
         ``mask``, ``heads`` and the rest, as for ``make_workload``.
 
     Returns
     -------
     Comparisons
-        Rows, fastest first. ``skipped`` says why a strategy does not apply, and ``failed`` says
-        what went wrong in one; both are empty for the others.
+        Rows, those with the least ``layer_us`` first. ``skipped`` says why a strategy does not
+        apply, and ``failed`` says what went wrong in one; both are empty for the others.
 
     Raises
     ------
     InvalidArgument
         A strategy is unknown, options are bad, or the batch is.
+    IoError
+        The file of ``linear_layers`` cannot be read.
 
     Examples
     --------
@@ -605,6 +658,8 @@ def compare(
     >>> rows = ct.compare([5000, 3192], cluster="dgx-h200:1x4", strategies="zigzag,dcp")
     >>> len(rows), rows.best().ok
     (2, True)
+    >>> rows.best().layer_us > rows.best().time_us
+    True
     """
     if sensitivity not in (None, "kept", "replan"):
         raise _core.InvalidArgument(
@@ -619,7 +674,8 @@ def compare(
         choices = _core.parse_strategies(strategies)
     else:
         choices = [choice_of(strategy) for strategy in strategies]
-    options = _Options(block_size, wire, backward, seed).checked()
+    given = _Options(block_size, wire, backward, seed, linear_layers=linear_layers)
+    options = given.checked(workload.shape, the_cluster)
     rows, standings = _core.compare(workload, the_cluster, choices, options, sensitivity == "kept")
     if sensitivity == "replan":
         standings = _core.replan_standings(workload, the_cluster, choices, options)

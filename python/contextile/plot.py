@@ -469,7 +469,9 @@ def _draw_spans(ax: Axes, spans: dict[str, np.ndarray]) -> None:
 
 
 def compare(rows: Comparisons | Sequence[Any], *, ax: Axes | None = None) -> Axes:
-    """Draws the predicted time of one layer under every strategy, with its lower bound as a line.
+    """Draws the predicted time of one layer's attention under every strategy.
+
+    A line is its lower bound.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "contextile/advanced/model.h"
 #include "contextile/planner.h"
 #include "contextile/schedule.h"
 #include "planner/checked_batch.h"
@@ -49,15 +50,21 @@ std::shared_ptr<const Plan> description_of(const Plan& plan) {
 
 }  // namespace
 
-double layer_us(const PlannedBatch& planned, const Simulation& simulation,
-                double linear_us_per_token) {
+LinearTimes linear_times(const PlannedBatch& planned, const Simulation& simulation,
+                         double linear_us_per_token) {
   const Plan& plan = *planned.plan;
   const PlanStats& stats = planned.statistics;
-  const double most_tokens = (1 + stats.token_overload) * static_cast<double>(stats.tokens) /
-                             (plan.nodes * plan.devices_per_node);
   const auto layers = static_cast<double>(plan.rounds.front().masks.size());
   const double passes = layers * (simulation.backward ? kPassesWithBackward : 1);
-  return simulation.time_us() + passes * linear_us_per_token * most_tokens;
+  const double even_us = passes * linear_us_per_token * static_cast<double>(stats.tokens) /
+                         (plan.nodes * plan.devices_per_node);
+  const double uneven_us = even_us * stats.token_overload;
+  return {.linear_us = even_us + uneven_us, .uneven_us = uneven_us};
+}
+
+double layer_us(const PlannedBatch& planned, const Simulation& simulation,
+                double linear_us_per_token) {
+  return simulation.time_us() + linear_times(planned, simulation, linear_us_per_token).linear_us;
 }
 
 namespace {
@@ -76,17 +83,26 @@ BatchBound bound_beside_checked(const Plan& plan, const Workload& workload, cons
   return bound;
 }
 
-// The batch as micro-batches. Throws CheckFailed.
+// Time of a token outside attention in one layer, forward.
+double token_price(const Workload& workload, const PlanInput& input) {
+  return input.options.linear_us_per_token.value_or(
+      guessed_linear_us_per_token(workload.shape, input.cluster));
+}
+
+// The batch as micro-batches. Linear layers would take `even_linear_us` with even tokens. Throws
+// CheckFailed.
 ComparedSchedule compared_schedule(const Workload& workload, const PlanInput& input,
-                                   const StrategyChoice& choice, const PlanOptions& options) {
+                                   const StrategyChoice& choice, const PlanOptions& options,
+                                   double even_linear_us) {
   const PlannedSchedule schedule =
       plan_and_check_schedule(workload, input.cluster, choice, options);
-  const double linear_us = input.options.linear_us_per_token.value_or(0);
-  const SchedulePrediction prediction = predict_schedule(schedule, linear_us);
+  const SchedulePrediction prediction = predict_schedule(schedule, token_price(workload, input));
+  const double linear_us = prediction.time_us - predict_schedule(schedule, 0).time_us;
   return {.micro_batches = schedule.num_micro_batches(),
           .most_tokens = prediction.most_tokens(),
           .memory_bytes = prediction.memory_bytes(),
-          .layer_us = linear_us > 0 ? prediction.time_us : 0};
+          .layer_us = prediction.time_us,
+          .linear = {.linear_us = linear_us, .uneven_us = linear_us - even_linear_us}};
 }
 
 }  // namespace
@@ -118,6 +134,8 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
                         .simulations = {},
                         .bounds = {},
                         .layers_us = {},
+                        .linear_us = {},
+                        .uneven_us = {},
                         .schedules = {}});
   }
   for (std::size_t i = 0; i < compared.size(); ++i) {
@@ -133,14 +151,18 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
           row.simulations.push_back(simulate(*planned.plan, input.cluster));
           row.bounds.push_back(
               bound_beside_checked(*planned.plan, workload, input.cluster, row.simulations.back()));
-          if (input.options.linear_us_per_token) {
-            row.layers_us.push_back(
-                layer_us(planned, row.simulations.back(), *input.options.linear_us_per_token));
-          }
+          const double price_us = token_price(workload, input);
+          double layer_of_batch_us = layer_us(planned, row.simulations.back(), price_us);
+          LinearTimes linear = linear_times(planned, row.simulations.back(), price_us);
           if (is_scheduled && workload.home.empty()) {
-            row.schedules.push_back(compared_schedule(workload, input, row.choice, options));
-            if (!row.layers_us.empty()) row.layers_us.back() = row.schedules.back().layer_us;
+            row.schedules.push_back(compared_schedule(workload, input, row.choice, options,
+                                                      linear.linear_us - linear.uneven_us));
+            layer_of_batch_us = row.schedules.back().layer_us;
+            linear = row.schedules.back().linear;
           }
+          row.layers_us.push_back(layer_of_batch_us);
+          row.linear_us.push_back(linear.linear_us);
+          row.uneven_us.push_back(linear.uneven_us);
           if (hooks.planned) hooks.planned(i, b, planned);
         }
         planned.plan = description_of(*planned.plan);

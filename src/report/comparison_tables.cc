@@ -160,7 +160,8 @@ Table planning_table(std::span<const ComparedStrategy> comparisons) {
       {"predicted_of_bound", ""},
       {"predicted_exposed", ""},
       {"predicted_mfu", ""},
-      {"predicted_layer_s", ""}};
+      {"predicted_layer_s", ""},
+      {"predicted_uneven_s", ""}};
   Table table(columns);
   const auto inter = [](const DirectionStats& s) { return s.inter_bytes; };
   const auto intra = [](const DirectionStats& s) { return s.intra_bytes; };
@@ -188,7 +189,8 @@ Table planning_table(std::span<const ComparedStrategy> comparisons) {
          predicted.of_bound,
          predicted.exposed,
          predicted.mfu,
-         predicted.layer_s});
+         predicted.layer_s,
+         predicted.uneven_s});
   }
   return table;
 }
@@ -242,12 +244,12 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
     text += fmt::format(
                 "\npredicted on {}\n"
                 "x bound: over what no plan undercuts; exposed: waiting for transfers, mean over\n"
-                "devices; plan: arranging and building{}\n\n",
-                printable(input.cluster.name),
-                input.options.linear_us_per_token
-                    ? "; layer: with linear layers of the device\nthat owns most tokens"
-                    : "") +
-            prediction_table(comparisons).text(colour);
+                "devices; plan: arranging and building\n\n",
+                printable(input.cluster.name)) +
+            prediction_table(comparisons).text(colour) +
+            "\na layer: attention, and linear layers on the device that owns most tokens;\n"
+            "uneven: the part that its tokens above the mean take\n\n" +
+            layer_table(comparisons).text(colour);
   }
   if (!runs.empty()) {
     text +=

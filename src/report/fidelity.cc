@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -38,6 +39,11 @@ Fidelity fidelity_of(const StrategyRuns& runs) {
     }
   }
   return fidelity;
+}
+
+// The mean over batches, in seconds.
+double mean_s(const std::vector<double>& us) {
+  return 1e-6 * std::accumulate(us.begin(), us.end(), 0.0) / static_cast<double>(us.size());
 }
 
 }  // namespace
@@ -78,11 +84,8 @@ PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   if (bound_us > 0) predicted.of_bound = total_us / bound_us;
   predicted.exposed = total_us > 0 ? exposed_us / total_us : 0;
   predicted.mfu = total_us > 0 ? peak_us / total_us : 0;
-  if (!comparison.layers_us.empty()) {
-    predicted.layer_s =
-        1e-6 * std::accumulate(comparison.layers_us.begin(), comparison.layers_us.end(), 0.0) /
-        batches;
-  }
+  predicted.layer_s = mean_s(comparison.layers_us);
+  predicted.uneven_s = mean_s(comparison.uneven_us);
   return predicted;
 }
 
@@ -102,33 +105,46 @@ Json prediction_json(const Simulation& simulation, const BatchBound& bound) {
 }
 
 Table prediction_table(std::span<const ComparedStrategy> comparisons) {
-  const bool has_layers = std::ranges::any_of(
-      comparisons, [](const ComparedStrategy& c) { return !c.layers_us.empty(); });
-  std::vector<Column> columns = {{"strategy", "strategy"},
-                                 {"predicted_forward_s", "forward\nms", Format::kMilliseconds},
-                                 {"predicted_backward_s", "backward\nms", Format::kMilliseconds},
-                                 {"predicted_total_s", "total\nms", Format::kMilliseconds},
-                                 {"predicted_of_bound", "x\nbound"},
-                                 {"predicted_exposed", "exposed", Format::kPercent},
-                                 {"predicted_mfu", "MFU", Format::kPercent},
-                                 {"planning_s", "plan\nms", Format::kMilliseconds}};
-  if (has_layers) {
-    columns.push_back({"predicted_layer_s", "layer\nms", Format::kMilliseconds});
-  }
-  Table table(columns);
+  Table table({{"strategy", "strategy"},
+               {"predicted_forward_s", "forward\nms", Format::kMilliseconds},
+               {"predicted_backward_s", "backward\nms", Format::kMilliseconds},
+               {"predicted_total_s", "total\nms", Format::kMilliseconds},
+               {"predicted_of_bound", "x\nbound"},
+               {"predicted_exposed", "exposed", Format::kPercent},
+               {"predicted_mfu", "MFU", Format::kPercent},
+               {"planning_s", "plan\nms", Format::kMilliseconds}});
   for (const ComparedStrategy& comparison : comparisons) {
     if (comparison.simulations.empty()) continue;
     const PredictedTimes predicted = predicted_times(comparison);
-    std::vector<Cell> cells = {choice_text(comparison.choice),
-                               predicted.forward_s,
-                               predicted.backward_s,
-                               predicted.total_s,
-                               predicted.of_bound,
-                               predicted.exposed,
-                               predicted.mfu,
-                               mean_planning_s(comparison)};
-    if (has_layers) cells.push_back(predicted.layer_s);
-    table.add_row(std::move(cells));
+    table.add_row({choice_text(comparison.choice), predicted.forward_s, predicted.backward_s,
+                   predicted.total_s, predicted.of_bound, predicted.exposed, predicted.mfu,
+                   mean_planning_s(comparison)});
+  }
+  return table;
+}
+
+Table layer_table(std::span<const ComparedStrategy> comparisons) {
+  Table table({{"strategy", "strategy"},
+               {"predicted_attention_s", "attention\nms", Format::kMilliseconds},
+               {"predicted_linear_s", "linear\nms", Format::kMilliseconds},
+               {"predicted_uneven_s", "uneven\nms", Format::kMilliseconds},
+               {"predicted_layer_s", "layer\nms", Format::kMilliseconds},
+               {"predicted_of_best", "x\nbest"}});
+  const auto layer_s = [](const ComparedStrategy& comparison) {
+    return mean_s(comparison.layers_us);
+  };
+  double best_s = std::numeric_limits<double>::infinity();
+  for (const ComparedStrategy& comparison : comparisons) {
+    if (!comparison.simulations.empty()) best_s = std::min(best_s, layer_s(comparison));
+  }
+  for (const ComparedStrategy& comparison : comparisons) {
+    if (comparison.simulations.empty()) continue;
+    // A schedule's rounds take other times than its plan in one round, so attention is the rest.
+    const double uneven_s = mean_s(comparison.uneven_us);
+    const double linear_s = mean_s(comparison.linear_us);
+    table.add_row({choice_text(comparison.choice), layer_s(comparison) - linear_s, linear_s,
+                   uneven_s, layer_s(comparison),
+                   best_s > 0 ? Cell(layer_s(comparison) / best_s) : Cell()});
   }
   return table;
 }

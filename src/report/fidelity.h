@@ -21,7 +21,8 @@ struct PredictedTimes {
   Cell of_bound;  // total over the bounds' total: 1 or more
   Cell exposed;   // share of the total in which devices wait for transfers
   Cell mfu;
-  Cell layer_s;  // with linear layers; none if the cost of tokens is unknown
+  Cell layer_s;   // with linear layers
+  Cell uneven_s;  // the part of it that uneven tokens cost
 };
 [[nodiscard]] PredictedTimes predicted_times(const ComparedStrategy& comparison);
 [[nodiscard]] double mean_planning_s(const ComparedStrategy& comparison);
@@ -30,6 +31,9 @@ struct PredictedTimes {
 
 // Predicted and planning times, means over batches.
 [[nodiscard]] Table prediction_table(std::span<const ComparedStrategy> comparisons);
+// Predicted times of a layer: attention, linear layers, their part that uneven tokens cost, and the
+// sum over the best one.
+[[nodiscard]] Table layer_table(std::span<const ComparedStrategy> comparisons);
 // Predicted and measured times of executed strategies, sums over batches.
 [[nodiscard]] Table fidelity_table(std::span<const ComparedStrategy> comparisons,
                                    std::span<const StrategyRuns> runs);

@@ -79,7 +79,8 @@ class DcpArranger {
     CONTEXTILE_CHECK(block_size > 0, "block size: expected a positive number of tokens, found {}",
                      block_size);
     Placement placement;
-    placement.input = cut_into_tiles(workload_, cut_sequences(workload_, block_size, options_.cuts));
+    placement.input =
+        cut_into_tiles(workload_, cut_sequences(workload_, block_size, options_.cuts));
     const AttentionShape& shape = workload_.shape;
     const std::int32_t groups = options_.head_groups;
     std::vector<std::int64_t> work;
@@ -155,10 +156,13 @@ class DcpStrategy : public TypedStrategy<DcpOptions> {
 
   [[nodiscard]] std::vector<DcpOptions> variants_with(const Workload&, const Cluster& cluster,
                                                       const StrategyRequest&) const override {
-    // The published method, and the fastest of its looser forms.
+    // The published method, and the fastest of its looser forms: with even tokens, and where these
+    // cost nothing.
+    const bool relays = cluster.nodes > 1;
     return {
         DcpOptions{},
-        DcpOptions{.data_tolerance = 1, .share = PairShare::kReached, .relays = cluster.nodes > 1}};
+        DcpOptions{.share = PairShare::kReached, .results = ResultTiming::kEarly, .relays = relays},
+        DcpOptions{.data_tolerance = 1, .share = PairShare::kReached, .relays = relays}};
   }
 
   [[nodiscard]] Arrangement arrange_with(const Workload& workload, const Cluster& cluster,

@@ -231,7 +231,8 @@ TEST_F(Prediction, CompareAsCsvHasThePredictedColumns) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out,
               HasSubstr(",predicted_forward_s,predicted_backward_s,predicted_total_s,"
-                        "predicted_of_bound,predicted_exposed,predicted_mfu,predicted_layer_s\n"));
+                        "predicted_of_bound,predicted_exposed,predicted_mfu,predicted_layer_s,"
+                        "predicted_uneven_s\n"));
 }
 
 TEST_F(Prediction, CompareShowsLayersWhereTokensHaveACost) {
@@ -244,13 +245,16 @@ TEST_F(Prediction, CompareShowsLayersWhereTokensHaveACost) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     return nlohmann::json::parse(outcome.out).at("strategies");
   };
-  for (const auto& row : compare({})) EXPECT_FALSE(row.contains("predicted_layer_s"));
+  // 32 query and 8 KV heads of 128: the guess is a layer of Llama 3 8B.
+  EXPECT_EQ(compare({})[0].at("predicted_layer_s"),
+            compare({"--linear-layers", "llama-3-8b"})[0].at("predicted_layer_s"));
   double longest_auto = 0;
   for (const auto& row : compare({"--linear-layers", "2"})) {
     const auto& statistics = row.at("batches")[0].at("statistics");
     const double most_tokens = 32768.0 / 4 * (1 + statistics.at("token_overload").get<double>());
     const double layer = row.at("predicted_layer_s");
     EXPECT_NEAR(layer, row.at("predicted_total_s").get<double>() + 3 * 2e-6 * most_tokens, 1e-9);
+    EXPECT_NEAR(row.at("predicted_uneven_s"), 3 * 2e-6 * (most_tokens - 32768.0 / 4), 1e-9);
     if (row.at("strategy") == "auto") longest_auto = layer;
   }
   for (const auto& row : compare({"--linear-layers", "2"})) {

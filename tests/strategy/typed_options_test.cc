@@ -150,7 +150,8 @@ void randomize(Setter& setter, AutoOptions& options) {
   setter.set_real(options.effort, 0.1, 100);
   setter.set_enum(options.retain, 3);
   setter.set_enum(options.candidates, 2);
-  setter.set_enum(options.tokens, 4);
+  setter.set_enum(options.objective, 2);
+  setter.set_enum(options.tokens, 3);
   setter.set(options.steps, 0, 1 << 20);
   setter.set(options.budget_ms, 0, 1 << 20);
 }

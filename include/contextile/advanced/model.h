@@ -87,9 +87,9 @@ inline constexpr double kLinearMfu = 0.5;
 [[nodiscard]] double linear_us_per_token(const ModelSpec& model, const Cluster& cluster,
                                          double mfu = kLinearMfu);
 
-// Returns a guess of the same where only the attention of one of `tp` tensor-parallel ranks is
-// known: a layer as wide as all query heads, with the feed-forward of Llama 3, 3.5 times as wide.
+// Returns a guess of the same where only attention's shape is known: a layer as wide as all query
+// heads, with the feed-forward of Llama 3, 3.5 times as wide.
 [[nodiscard]] double guessed_linear_us_per_token(const AttentionShape& shape,
-                                                 const Cluster& cluster, std::int32_t tp = 1);
+                                                 const Cluster& cluster);
 
 }  // namespace contextile

@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from contextile import _checks, _core
+from contextile._linear_layers import LinearLayers
 from contextile._planning import AnyStrategy, choice_of, cluster_of
 from contextile._planning import plan as make_plan
 from contextile.megatron._groups import Team, Teams, group_field_of
@@ -108,8 +109,9 @@ class Planner:
     cluster : Cluster or str, optional
         The cluster of the group. Default: its hosts (``Cluster.from_torch``). Other groups have its
         constants on their own hosts.
-    block_size, wire
-        As for ``contextile.plan``.
+    block_size, wire, linear_layers
+        As for ``contextile.plan``. With a model as ``linear_layers``, the tensor parallelism is
+        that of Megatron's layers.
     plans_cached : int
         Number of plans that are cached, or more if a batch of ``prepare_batch`` has more.
     pool : str, optional
@@ -122,7 +124,7 @@ class Planner:
     ------
     InvalidArgument
         The cluster has another number of devices than the group has ranks; or there is a GPU, a
-        block size, or a wire type with a pool.
+        block size, a wire type or ``linear_layers`` with a pool.
 
     Examples
     --------
@@ -142,13 +144,18 @@ class Planner:
         cluster: _core.Cluster | str | None = None,
         block_size: int | None = None,
         wire: str | None = None,
+        linear_layers: LinearLayers | None = None,
         plans_cached: int = 64,
         pool: str | None = None,
     ) -> None:
         given = None if cluster is None else cluster_of(cluster)
         plans_cached = _checks.count("planner, plans_cached", plans_cached, least=1)
         self._strategy = strategy
-        self._options: dict[str, Any] = {"block_size": block_size, "wire": wire}
+        self._options: dict[str, Any] = {
+            "block_size": block_size,
+            "wire": wire,
+            "linear_layers": linear_layers,
+        }
         self._plans: PlanCache[Planned] = PlanCache(plans_cached)
         self._pool: ReplicaPool | None = None
         self._static_teams: Teams | None = None

@@ -154,6 +154,32 @@ def test_what_a_mask_function_raises_is_the_steps_failure():
             next(loader)
 
 
+def test_plans_weigh_the_linear_layers_that_are_given():
+    given = {
+        "cluster": "dgx-h200:1x8",
+        "strategy": "auto:steps=20000",
+        "heads": (32, 8),
+        "head_dim": 128,
+        "block_size": None,
+        "tokens": 40_000,
+        "end_step": 1,
+    }
+    dataset, digests = Text(count=40, longest=20_000), set()
+    for price in (0.0, 10.0, "llama-3-8b"):
+        loader = loaders(1, dataset, linear_layers=price, **given)[0]
+        (step,) = loader
+        lengths = [piece.end - piece.begin for piece in step.pieces]
+        same = {name: given[name] for name in ("cluster", "strategy", "heads", "head_dim")}
+        expected = ct.plan(lengths, linear_layers=price, dtype="f32", **same)
+        assert step.plan.digest == expected.digest
+        digests.add(expected.digest)
+    assert len(digests) > 1
+    with pytest.raises(ct.InvalidArgument, match="^linear_layers: expected 0 to 1e6 .*, found -1"):
+        loaders(1, linear_layers=-1)
+    with pytest.raises(ct.PlanningFailed, match="linear_layers: .* KV heads .*, found 2"):
+        next(iter(loaders(1, linear_layers="llama-3-8b", schedule="megatron_dynamic")[0]))
+
+
 def test_a_run_goes_on_behind_a_step_that_cannot_be_planned():
     def mask(pieces):
         if pieces[0].document == second:

@@ -153,7 +153,8 @@ WAITS = {
         job = _core.PlanJob(
             sampler=ct.BatchSampler([100], tokens=100), shape=workload.shape,
             cluster=cluster_of("local:1x2"),
-            choice=choice_of("zigzag"), options=options_of({}), workload=lambda step: workload,
+            choice=choice_of("zigzag"), workload=lambda step: workload,
+            options=options_of({}, shape=workload.shape, cluster=cluster_of("local:1x2")),
         )
         feed = _core.PlanFeed(store, job, rank=0, run_id="r", first_step=0, timeout=HOUR)
         begins()
@@ -374,7 +375,8 @@ shape = make_workload([100], mask="causal", heads=(4, 2), head_dim=32)
 def planner(run_id):
     job = _core.PlanJob(
         sampler=ct.BatchSampler([100], tokens=100), shape=shape.shape,
-        cluster=cluster_of("local:1x2"), choice=choice_of("zigzag"), options=options_of({}),
+        cluster=cluster_of("local:1x2"), choice=choice_of("zigzag"),
+        options=options_of({}, shape=shape.shape, cluster=cluster_of("local:1x2")),
         workload=workload, lengths=lambda step: [100],
     )
     return _core.LookaheadPlanner(

@@ -175,6 +175,20 @@ def test_planning_that_failed_is_tried_again():
     assert attend(planner, 16).shape == (16, 1, 64)
 
 
+def test_plans_weigh_the_linear_layers_that_are_given():
+    prices = []
+
+    def strategy(_workload, _cluster, options):
+        prices.append(options.linear_us_per_token)
+
+    for given in (None, 0.5, "llama-3-8b"):
+        with pytest.raises(ct.InvalidArgument):
+            planner_of(strategy=strategy, linear_layers=given).plan_of(
+                config_of("plain"), seq_length=16
+            )
+    assert prices == [None, 0.5], "4 query heads and 2 KV heads are no share of 32 and 8"
+
+
 def test_plans_that_were_used_last_are_kept(monkeypatch):
     planning, planner = Planning(monkeypatch), planner_of(plans_cached=2)
     for seq_length in (16, 32, 16, 48, 16, 32):

@@ -321,6 +321,10 @@ def refused(planner):
     check(
         "pool dp_cp: expected no wire, found bf16", lambda: ctm.Planner(pool="dp_cp", wire="bf16")
     )
+    check(
+        "pool dp_cp: expected no linear_layers, found 0.5",
+        lambda: ctm.Planner(pool="dp_cp", linear_layers=0.5),
+    )
     interleaved = config_of("plain", context_parallel_size=2)
     interleaved.virtual_pipeline_model_parallel_size = 2
     message = (

@@ -145,9 +145,11 @@ void add_packing_options(CLI::App& app, InputOptions& options) {
 }
 
 // The cost of a token, forward, on a device of the group.
-std::optional<double> linear_us(const InputOptions& options, const Cluster& group) {
+double linear_us(const InputOptions& options, const Cluster& group) {
   const std::string& text = options.linear_layers;
-  if (text.empty()) return std::nullopt;
+  if (text.empty()) {
+    return guessed_linear_us_per_token(options.workload.shape, group) / options.workload.tp;
+  }
   if (text.find_first_not_of("0123456789.eE+-") == std::string::npos) {
     const double us = parse_number("--linear-layers", text);
     constexpr double kMostUs = 1e6;

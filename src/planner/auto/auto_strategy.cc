@@ -57,6 +57,7 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
     found["chosen"] = result.chosen;
     if (!result.binding.empty()) found["binding"] = result.binding;
     found["predicted_us"] = fmt::format("{:.1f}", result.predicted_us);
+    if (result.layer_us) found["predicted_layer_us"] = fmt::format("{:.1f}", *result.layer_us);
     found["tried"] = fmt::format("{}", result.candidates);
     arrangement.options = std::move(found);
     if (request.searched) request.searched(result.report);

@@ -137,9 +137,11 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   SearchResult result{.arrangement = state.best.arrange(),
                       .chosen = std::move(state.best.chosen),
                       .predicted_us = state.best.time_us,
+                      .layer_us = {},
                       .binding = {},
                       .candidates = state.tried,
                       .report = std::move(report)};
+  if (state.tokens.us > 0) result.layer_us = state.objective_us();
   state.reserve_us = 0;
   if (state.has_time_for(tuning::kSimulationsOfBinding *
                          steps_of_simulating(cluster.num_devices(), state.best.tiles))) {

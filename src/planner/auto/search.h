@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "contextile/cluster.h"
@@ -14,8 +15,9 @@ namespace contextile {
 
 struct SearchResult {
   Arrangement arrangement;
-  std::string chosen;       // "placement" or the name of another strategy
-  double predicted_us = 0;  // forward + backward, one layer of every mask
+  std::string chosen;                   // "placement" or the name of another strategy
+  double predicted_us = 0;              // attention, forward + backward, one layer of every mask
+  std::optional<double> layer_us = {};  // with linear layers, if tokens have a price
   // The resource that costs most: "compute", "inter-node", "intra-node", "latency"; empty if there
   // was no time to find out.
   std::string binding;

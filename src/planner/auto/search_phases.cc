@@ -284,7 +284,7 @@ std::vector<SearchPhase> run_phases(SearchParts& parts) {
       phase.candidates = state.tried - tried_before;
       phase.improved = state.best.cost_us < cost_before_us;
     }
-    if (state.has_plan()) phase.best_us = state.best.time_us;
+    if (state.has_plan()) phase.best_us = state.objective_us();
     phases.push_back(std::move(phase));
   }
   return phases;

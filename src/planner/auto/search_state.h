@@ -100,6 +100,10 @@ struct SearchState {
     if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= tuning::kOverTokenCapFactor;
     return time_us + tokens.us * static_cast<double>(most_tokens - tokens.mean);
   }
+  // Time of the best candidate: of its attention, and of its linear layers if tokens have a price.
+  [[nodiscard]] double objective_us() const {
+    return best.time_us + tokens.us * static_cast<double>(best.most_tokens);
+  }
   [[nodiscard]] PlacingRules placing(bool retain) const {
     return {.wire = request.wire.value_or(Dtype::kF32),
             .backward = request.backward,

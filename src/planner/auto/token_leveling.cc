@@ -87,7 +87,7 @@ class Leveling {
       }
     }
   }
-  // Of the same node if one has room there.
+  // One of the same node if one there has room.
   [[nodiscard]] Rank with_most_room(Rank from) const {
     const std::int32_t width = cluster_.devices_per_node;
     const auto key = [&](Rank rank) {

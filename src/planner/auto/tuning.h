@@ -41,10 +41,10 @@ inline constexpr std::int64_t kUnlimitedSteps = 120'000'000;
 // Tokens above the mean that a device may own with `tokens=even`, a documented promise. Larger:
 // attention gets faster and linear layers slower (docs/results/auto.md, Training steps).
 inline constexpr std::int64_t kEvenTokensAboveMean = 1024;
-// Tokens above the mean, as a share, that placements for the layer may give a device before they are
-// leveled. Of 0, 0.5, 1, 3 and 8%, this one made the layer fastest (28 workloads of seed 901, 4 x 8
-// devices of p4de and dgx-h100, 600,000 steps; 2026-11-30). Smaller: placements have less freedom;
-// larger: more tokens change their owner when they are leveled.
+// Share of tokens above the mean that a placement for the layer may give a device before it is
+// leveled. The layer is fastest with this one of 0, 0.5, 1, 2, 3 and 8% (28 workloads of seed 901,
+// 4 x 8 devices of p4de and dgx-h100, 600,000 steps; 2026-11-30). Smaller: placements have less
+// freedom; larger: more tokens change their owner when they are leveled.
 inline constexpr double kTokenSlack = 0.01;
 // Factor of the time of a plan above the token cap. Large enough that such a plan is a last resort.
 inline constexpr double kOverTokenCapFactor = 1e3;

@@ -148,15 +148,14 @@ double linear_us_per_token(const ModelSpec& model, const Cluster& cluster, doubl
 }
 
 // Not by a ModelSpec, whose check refuses shapes that attention allows.
-double guessed_linear_us_per_token(const AttentionShape& shape, const Cluster& cluster,
-                                   std::int32_t tp) {
+double guessed_linear_us_per_token(const AttentionShape& shape, const Cluster& cluster) {
   constexpr double kGatedFfnMatrices = 3;
   constexpr double kFfnOverHidden = 3.5;
-  const double hidden = static_cast<double>(tp) * shape.q_heads * shape.head_dim;
-  const double keys = static_cast<double>(tp) * shape.kv_heads * shape.head_dim;
+  const double hidden = static_cast<double>(shape.q_heads) * shape.head_dim;
+  const double keys = static_cast<double>(shape.kv_heads) * shape.head_dim;
   const double weights =
       hidden * (2 * hidden + 2 * keys + kGatedFfnMatrices * kFfnOverHidden * hidden);
-  return kFlopsPerWeight * weights / tp / (1e6 * peak_tflops_of(cluster) * kLinearMfu);
+  return kFlopsPerWeight * weights / (1e6 * peak_tflops_of(cluster) * kLinearMfu);
 }
 
 // A tensor-parallel rank has whole KV heads and the query heads that read them, so tp must divide

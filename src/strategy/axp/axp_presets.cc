@@ -213,7 +213,7 @@ class PresetStrategy : public TypedStrategy<Options> {
   }
 
   // hybrid is tried with every number of ranks that can split the heads, except all ranks: that is
-  // ulysses.
+  // ulysses. double_ring is also tried with as many as a node can.
   [[nodiscard]] std::vector<Options> variants_with(const Workload& workload, const Cluster& cluster,
                                                    const StrategyRequest&) const override {
     std::vector<Options> variants = {Options{}};
@@ -224,6 +224,11 @@ class PresetStrategy : public TypedStrategy<Options> {
         const bool is_default = heads == head_parallel(workload, cluster, Options{});
         if (most % heads != 0 || is_ulysses || is_default) continue;
         variants.push_back({.head_parallel = heads});
+      }
+    }
+    if constexpr (std::is_same_v<Options, DoubleRingOptions>) {
+      if (head_parallel(workload, cluster, {.head_parallel = 0}) > 1) {
+        variants.push_back({.head_parallel = 0});
       }
     }
     return variants;

@@ -181,7 +181,7 @@ class PlanSource:
                 shape=shape,
                 cluster=cluster,
                 choice=choice,
-                options=options_of(options),
+                options=options_of(options, shape=shape, cluster=cluster),
                 workload=of_replica.workload,
                 lengths=of_replica.lengths,
             )

@@ -42,6 +42,8 @@ def _check_scheduled(**given: Any) -> None:
         )
 
 
+# The options of plans among the arguments of a batch.
+_PLAN_OPTIONS = ("block_size", "wire", "backward", "linear_layers")
 # The least value of every number.
 _LEAST = {
     "rank": None,
@@ -244,9 +246,9 @@ class DataLoader:
         Names of fields that have a value per document instead of one per token.
     **batch
         ``heads``, ``head_dim``, ``dtype`` and the rest as for ``contextile.make_workload``; also
-        ``block_size``, ``wire`` and ``backward``. Layers of unlike shapes have dicts by mask, as
-        for ``contextile.plans``; this process then makes all plans (no store), and ``Step.plans``
-        has those of a micro-batch.
+        ``block_size``, ``wire``, ``backward`` and ``linear_layers``, as for ``contextile.plan``.
+        Layers of unlike shapes have dicts by mask, as for ``contextile.plans``; this process then
+        makes all plans (no store), and ``Step.plans`` has those of a micro-batch.
 
     Raises
     ------
@@ -348,9 +350,7 @@ class DataLoader:
             kept_steps=pace.kept_steps,
         )
         self._order = order.state(lengths, ranks)
-        options: dict[str, Any] = {
-            key: batch.pop(key) for key in ("block_size", "wire", "backward") if key in batch
-        }
+        options: dict[str, Any] = {key: batch.pop(key) for key in _PLAN_OPTIONS if key in batch}
         self._batches = Batches(
             dealer,
             mask,
