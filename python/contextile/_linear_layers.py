@@ -15,7 +15,11 @@ _MOST_US = 1e6
 
 
 def linear_us_of(
-    given: LinearLayers | None, q_heads: int, kv_heads: int, cluster: _core.Cluster
+    given: LinearLayers | None,
+    q_heads: int,
+    kv_heads: int,
+    cluster: _core.Cluster,
+    head_dim: int | None = None,
 ) -> float | None:
     """Returns the time of a token in the linear layers of one layer, forward, µs on its device.
 
@@ -28,6 +32,8 @@ def linear_us_of(
         tensor-parallel ranks its weights are divided.
     cluster : Cluster
         The cluster whose devices compute.
+    head_dim : int, optional
+        Elements of a query or key of one head, if all layers have the same.
 
     Returns
     -------
@@ -45,7 +51,13 @@ def linear_us_of(
         return None
     if isinstance(given, (str, os.PathLike)):
         model = _model_of(given)
-        return _core.linear_us_per_token(model, cluster) / _tp_of(model, q_heads, kv_heads)
+        tp = _tp_of(model, q_heads, kv_heads)
+        if head_dim is not None and head_dim != model.head_dim:
+            raise _core.InvalidArgument(
+                f"linear_layers: expected heads of {model.head_dim}, which {model.name} has, found "
+                f"{head_dim} in the batch"
+            )
+        return _core.linear_us_per_token(model, cluster) / tp
     is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
     if not is_number or not 0 <= given <= _MOST_US:
         raise _refused(given)

@@ -132,7 +132,7 @@ class _Options(NamedTuple):
             token_limit=_whole_or_none("token_limit", self.token_limit, 1),
             memory_limit_bytes=_whole_or_none("memory_limit_bytes", self.memory_limit_bytes, 1),
             linear_us_per_token=linear_us_of(
-                self.linear_layers, shape.q_heads, shape.kv_heads, cluster
+                self.linear_layers, shape.q_heads, shape.kv_heads, cluster, shape.head_dim
             ),
             force=_checks.flag("force", self.force),
             progress=progress,
@@ -666,10 +666,7 @@ def compare(
             f"sensitivity: expected 'kept', 'replan' or None, found {sensitivity!r:.80}"
         )
     the_cluster = cluster_of(cluster)
-    if isinstance(lengths, Workload):
-        workload = lengths
-    else:
-        workload = make_workload(lengths, num_ranks=the_cluster.num_devices, **batch)
+    workload = _workload_of("compare", lengths, the_cluster, batch)
     if isinstance(strategies, str):
         choices = _core.parse_strategies(strategies)
     else:

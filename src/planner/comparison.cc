@@ -98,11 +98,12 @@ ComparedSchedule compared_schedule(const Workload& workload, const PlanInput& in
       plan_and_check_schedule(workload, input.cluster, choice, options);
   const SchedulePrediction prediction = predict_schedule(schedule, token_price(workload, input));
   const double linear_us = prediction.time_us - predict_schedule(schedule, 0).time_us;
-  return {.micro_batches = schedule.num_micro_batches(),
-          .most_tokens = prediction.most_tokens(),
-          .memory_bytes = prediction.memory_bytes(),
-          .layer_us = prediction.time_us,
-          .linear = {.linear_us = linear_us, .uneven_us = linear_us - even_linear_us}};
+  return {
+      .micro_batches = schedule.num_micro_batches(),
+      .most_tokens = prediction.most_tokens(),
+      .memory_bytes = prediction.memory_bytes(),
+      .layer_us = prediction.time_us,
+      .linear = {.linear_us = linear_us, .uneven_us = std::max(0.0, linear_us - even_linear_us)}};
 }
 
 }  // namespace

@@ -111,7 +111,8 @@ PredictedSteps predict_steps(const MeasuredRow& row, const Cluster& cluster,
     if (outcome.verdict != Verdict::kFits) return {.reason = outcome.reason};
     sum_us += outcome.prediction->time_us;
   }
-  return {.ms = 1e-3 * sum_us / static_cast<double>(row.batches.size() / of_step), .reason = {}};
+  const std::size_t steps = row.batches.size() / of_step;
+  return {.ms = 1e-3 * sum_us / static_cast<double>(steps), .reason = {}};
 }
 
 }  // namespace contextile

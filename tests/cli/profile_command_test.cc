@@ -267,6 +267,9 @@ TEST_F(Prediction, CompareShowsLayersWhereTokensHaveACost) {
       contextile({"compare", "--dataset", "prolong", "--tokens", "32K", "--linear-layers", "-1"});
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_THAT(bad.err, HasSubstr("--linear-layers: expected 0 to 1000000 us, found '-1'"));
+  expect_bad_input(contextile({"compare", "--dataset", "prolong", "--tokens", "32K", "--heads", "8",
+                               "--kv-heads", "2", "--linear-layers", "llama-3-8b"}),
+                   {"--linear-layers: expected the heads of 'llama-3-8b', 32/8 of 128, found 8/2"});
   for (const char* text : {"nan", "inf", "5us"}) {
     expect_bad_input(
         contextile({"compare", "--dataset", "prolong", "--tokens", "32K", "--linear-layers", text}),

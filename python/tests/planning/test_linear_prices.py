@@ -33,14 +33,15 @@ class Received(Exception):
     """Ends a call of plan once its strategy has the options."""
 
 
-def price(given, heads=(32, 8)):
+def price(given, heads=(32, 8), head_dim=128):
     """The price that a strategy in Python receives."""
 
     def strategy(_workload, _cluster, options):
         raise Received(options.linear_us_per_token)
 
     with pytest.raises(Received) as received:
-        ct.plan([64], cluster=CLUSTER, strategy=strategy, heads=heads, linear_layers=given)
+        shape = {"heads": heads, "head_dim": head_dim}
+        ct.plan([64], cluster=CLUSTER, strategy=strategy, linear_layers=given, **shape)
     return received.value.args[0]
 
 
@@ -72,12 +73,13 @@ def test_the_price_of_a_model_is_its_weights_over_half_of_the_peak():
 
 
 def test_models_come_from_files(tiny, monkeypatch):
+    shape = {"heads": (8, 4), "head_dim": 32}
     expected = 2 * linear_weights(MODEL) / (1e6 * CLUSTER.peak_tflops * 0.5)
-    assert price(tiny, heads=(8, 4)) == pytest.approx(expected, rel=1e-12)
-    assert price(str(tiny), heads=(8, 4)) == price(tiny, heads=(8, 4))
+    assert price(tiny, **shape) == pytest.approx(expected, rel=1e-12)
+    assert price(str(tiny), **shape) == price(tiny, **shape)
     # A path is a file, never a preset.
     monkeypatch.chdir(tiny.parent)
-    assert price(Path("tiny.json"), heads=(8, 4)) == price(tiny, heads=(8, 4))
+    assert price(Path("tiny.json"), **shape) == price(tiny, **shape)
     with pytest.raises(ct.IoError):
         price(Path("llama-3-8b"))
     with pytest.raises(ct.IoError, match="none.json"):
@@ -266,3 +268,14 @@ def test_plans_of_unlike_shapes_have_the_price_of_whole_layers(tiny):
     ):
         ct.plans([300, 84], linear_layers=tiny, heads=unlike, **given)
     ct.plans([300, 84], linear_layers=0.5, heads=unlike, **given)
+
+
+def test_compare_refuses_a_batch_that_a_workload_has_already():
+    workload = ct.make_workload([900, 100, 24], **SMALL)
+    with pytest.raises(ct.InvalidArgument, match="compare: expected a workload alone, found it"):
+        ct.compare(workload, cluster=CLUSTER, strategies="zigzag", mask="full")
+
+
+def test_heads_of_another_size_than_the_models_are_refused():
+    with pytest.raises(ct.InvalidArgument, match="heads of 128, which llama-3-8b has, found 64"):
+        price("llama-3-8b", head_dim=64)

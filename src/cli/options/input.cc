@@ -158,12 +158,23 @@ double linear_us(const InputOptions& options, const Cluster& group) {
     }
     return us;
   }
+  ModelSpec model;
   try {
-    return linear_us_per_token(load_model(text), group) / options.workload.tp;
+    model = load_model(text);
   } catch (const InvalidArgument& error) {
     if (text.ends_with(".json")) throw;  // it says where in the file
     fail_argument("--linear-layers: expected microseconds or a model; {}", error.what());
   }
+  const AttentionShape& shape = options.workload.shape;  // of the whole model
+  if (shape.q_heads != model.q_heads || shape.kv_heads != model.kv_heads ||
+      shape.head_dim != model.head_dim) {
+    fail_argument(
+        "--linear-layers: expected the heads of {}, {}/{} of {}, found {}/{} of {} (--heads, "
+        "--kv-heads and --head-dim name those of the whole model, which --tp divides)",
+        quote(model.name), model.q_heads, model.kv_heads, model.head_dim, shape.q_heads,
+        shape.kv_heads, shape.head_dim);
+  }
+  return linear_us_per_token(model, group) / options.workload.tp;
 }
 
 void check_size(const Workload& workload, const Cluster& cluster, const InputOptions& options) {

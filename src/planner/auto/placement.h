@@ -99,8 +99,7 @@ struct SchedulePair {
 // The placement under the schedules; with `retain`, forward keeps received q and
 // kv for backward.
 [[nodiscard]] Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
-                                            const Placement& placement,
-                                            const StrategyRequest& request,
+                                            const Placement& placed, const StrategyRequest& request,
                                             const SchedulePair& schedules, bool retain);
 
 }  // namespace contextile

@@ -126,9 +126,13 @@ TrialOutcome PlacementTrials::simulated(const Placement& placement,
           {ends_of(simulation.forward), ends_of(simulation.backward)}};
 }
 
+std::int64_t PlacementTrials::owned_tokens(const Placement& placement) const {
+  if (state_.tokens.of_home) return *state_.tokens.of_home;
+  return most_tokens(placement, state_.cluster.num_devices());
+}
+
 double PlacementTrials::cost_us(const Placement& placement, const PlanTimes& times) const {
-  return state_.cost_us(times.forward_us + times.backward_us,
-                        most_tokens(placement, state_.cluster.num_devices()));
+  return state_.cost_us(times.forward_us + times.backward_us, owned_tokens(placement));
 }
 
 std::vector<TrialOutcome> PlacementTrials::simulate_all(
@@ -234,7 +238,7 @@ void PlacementTrials::keep_if_best(const Tried& tried) {
       .cost_us = tried.cost_us,
       .time_us = tried.outcome.times.sum_us(),
       .chosen = "placement",
-      .most_tokens = most_tokens(tried.placement, state_.cluster.num_devices()),
+      .most_tokens = owned_tokens(tried.placement),
       .tiles = num_tiles(tried.placement),
       .arranging_steps = steps_of_arranging(state_.num_devices(), num_tiles(tried.placement)),
       .arrange = {}};

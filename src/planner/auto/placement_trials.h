@@ -69,6 +69,8 @@ class PlacementTrials {
                                                        std::span<const SchedulePair> pairs);
   [[nodiscard]] TrialOutcome simulated(const Placement& placement,
                                        const SchedulePair& schedules) const;
+  // Tokens of the device that owns the most.
+  [[nodiscard]] std::int64_t owned_tokens(const Placement& placement) const;
   [[nodiscard]] double cost_us(const Placement& placement, const PlanTimes& times) const;
 
   SearchState& state_;
@@ -76,8 +78,8 @@ class PlacementTrials {
 };
 
 // The number of tiles that a plan of the placement has.
-[[nodiscard]] std::int64_t num_tiles(const Placement& placement);
+[[nodiscard]] std::int64_t num_tiles(const Placement& placed);
 // Tokens of the device that owns most.
-[[nodiscard]] std::int64_t most_tokens(const Placement& placement, std::int32_t num_devices);
+[[nodiscard]] std::int64_t most_tokens(const Placement& placed, std::int32_t num_devices);
 
 }  // namespace contextile

@@ -59,6 +59,16 @@ std::int64_t tokens_of_message(const Workload& workload, const Cluster& cluster,
       std::min(messages * (cluster.launch_us + cluster.intra_latency_us) / token_us, kMost));
 }
 
+// Tokens of the device that owns the most in the workload's home layout.
+std::int64_t most_tokens_of_home(const Workload& workload, const Cluster& cluster) {
+  IdVector<Rank, std::int64_t> owned(IdRange<Rank>{cluster.num_devices()}, 0);
+  for (const HomeRange& home : workload.home) {
+    // Planning refuses other owners, with a message.
+    if (home.owner.value < cluster.num_devices()) owned[home.owner] += home.tokens.size();
+  }
+  return *std::ranges::max_element(owned);
+}
+
 }  // namespace
 
 TokenRule token_rule(const Workload& workload, const Cluster& cluster,
@@ -80,13 +90,13 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
     rule.cap = rule.cap == 0 ? limit : std::min(rule.cap, limit);
   }
   rule.placing_cap = rule.cap;
-  if (rule.us > 0) {
-    const auto even =
-        mean + static_cast<std::int64_t>(tuning::kTokenSlack * static_cast<double>(mean));
-    rule.placing_cap = rule.cap == 0 ? even : std::min(rule.cap, even);
-    if (workload.home.empty()) {  // which else decides who owns what
-      rule.level_cap = mean + tokens_of_message(workload, cluster, request, rule.us);
-    }
+  if (!workload.home.empty()) {
+    rule.of_home = most_tokens_of_home(workload, cluster);
+  } else if (rule.us > 0) {
+    const auto slack = static_cast<std::int64_t>(tuning::kTokenSlack * static_cast<double>(mean));
+    const std::int64_t most = rule.cap == 0 ? tokens : rule.cap;
+    rule.placing_cap = std::min(most, mean + slack);
+    rule.level_cap = std::min(most, mean + tokens_of_message(workload, cluster, request, rule.us));
   }
   return rule;
 }

@@ -63,8 +63,10 @@ struct PlanTimes {
 
 // The cost of tokens on a device (AutoOptions::tokens).
 struct TokenRule {
-  std::int64_t cap = 0;          // that a device may own; 0: none
-  double us = 0;                 // of a token of the fullest device, all passes
+  std::int64_t cap = 0;  // that a device may own; 0: none
+  double us = 0;         // of a token of the fullest device, all passes
+  // Tokens of the fullest device if a home layout says who owns which. No candidate can change it.
+  std::optional<std::int64_t> of_home = {};
   std::int64_t mean = 0;         // of a device, rounded up
   std::int64_t placing_cap = 0;  // PlacingRules::token_cap
   std::int64_t level_cap = 0;    // PlacingRules::level_cap
@@ -95,8 +97,9 @@ struct SearchState {
   // The cost by which candidates are compared: the time of a plan whose fullest device owns
   // `most_tokens` tokens, and that of the linear layers of those above the mean if tokens have a
   // price. All plans need the rest. Plans of more tokens than the cap win only if there is no
-  // other.
+  // other. If a home layout decides who owns which tokens, only the time counts.
   [[nodiscard]] double cost_us(double time_us, std::int64_t most_tokens) const {
+    if (tokens.of_home) return time_us;
     if (tokens.cap > 0 && most_tokens > tokens.cap) time_us *= tuning::kOverTokenCapFactor;
     return time_us + tokens.us * static_cast<double>(most_tokens - tokens.mean);
   }

@@ -100,6 +100,30 @@ TEST(Auto, SpreadsTokensEvenlyWhereLinearLayersWaitForThem) {
   EXPECT_GT(most_tokens_of(auto_plan(workload, cluster, request)), 2000);
 }
 
+// A home layout fixes the tokens of every device, so that only attention differs.
+TEST(Auto, IsNeverSlowerThanAnotherStrategyUnderAHomeLayout) {
+  for (std::uint64_t seed = 60; seed < 66; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomBatch batch = random_batch(seed);
+    batch.workload.home = load_layout(seed % 2 == 0 ? "zigzag" : "contiguous",
+                                      batch.workload.sequences, batch.cluster.num_devices());
+    // Uneven: the first rank owns what the last one did.
+    for (HomeRange& home : batch.workload.home) {
+      if (home.owner.value + 1 == batch.cluster.num_devices()) home.owner = Rank{0};
+    }
+    StrategyRequest request;
+    request.linear_us_per_token = 2;
+    const Arrangement found = find_strategy("auto").arrange(batch.workload, batch.cluster, request);
+    const Plan plan = build_plan(batch.workload, batch.cluster, found);
+    const double ours = simulate(plan, batch.cluster).time_us();
+    for_each_other(batch, request, [&](const Plan& other) {
+      EXPECT_LE(ours, simulate(other, batch.cluster).time_us());
+    });
+    const double layer_us = std::stod(found.options.at("predicted_layer_us"));
+    EXPECT_NEAR(layer_us, ours + 3 * 2 * static_cast<double>(most_tokens_of(plan)), 0.1);
+  }
+}
+
 TEST(Auto, KeepsToATokenLimit) {
   for (std::uint64_t seed = 100; seed < 106; ++seed) {
     SCOPED_TRACE(seed);
