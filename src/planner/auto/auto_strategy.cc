@@ -20,8 +20,9 @@ namespace {
 // Source: ours (docs/auto.md).
 // Steps: the grid partitioner makes placements from the cost model's times, with a byte weighted by
 // the time it takes. Stages have equal compute; inputs arrive in them evenly from every sender, and
-// results leave as soon as they are complete. Every other strategy is a candidate as well. The
-// least predicted time wins.
+// results leave as soon as they are complete. Tokens are leveled where they have a price
+// (token_leveling.h). Every other strategy is a candidate as well. The least predicted time wins:
+// of attention, and of the linear layers that wait for the fullest device.
 // Bytes and memory: those of the winner; with retained inputs forward's q and kv stay for backward.
 // Loses if the prediction is wrong.
 class AutoStrategy : public TypedStrategy<AutoOptions> {

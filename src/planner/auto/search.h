@@ -25,11 +25,12 @@ struct SearchResult {
   SearchReport report;
 };
 
-// Walks the table of phases (search_phases.h) and keeps the candidate of the least predicted time;
-// ties go to the earlier candidate. By prediction it is never slower than any other strategy with
-// its defaults, as far as the limits let every phase run. Deterministic unless budget_ms is set.
-// Throws InvalidArgument if every candidate needs more memory than a device has or than the request
-// allows, and if disabled phases leave no candidate within the limits.
+// Walks the table of phases (search_phases.h) and keeps the candidate of the least predicted time,
+// of the layer or of attention (AutoOptions::objective); ties go to the earlier candidate. By
+// prediction it is never slower than any other strategy with its variants, as far as the limits let
+// every phase run. Deterministic unless budget_ms is set. Throws InvalidArgument if every candidate
+// needs more memory than a device has or than the request allows, and if disabled phases leave no
+// candidate within the limits.
 [[nodiscard]] SearchResult search(const Workload& workload, const Cluster& cluster,
                                   const StrategyRequest& request, const AutoOptions& options);
 
