@@ -236,8 +236,7 @@ void print_row(const std::string& name, const Predicted& ours, bool even, const 
                const Predicted& best_even) {
   fmt::print(
       "  {:56} auto {:9.3f} ms, attention {:.3f}, tokens +{:.1f}%{} {:.2f}x bound ({}), {:.2f}x "
-      "old; "
-      "planned {:.2f} s; {:.3f}x faster than {}; even {:.3f}x than {}\n",
+      "old; planned {:.2f} s; {:.3f}x faster than {}; even {:.3f}x than {}\n",
       name, ours.time_us / 1e3, ours.attention_us / 1e3, 100 * ours.overload,
       even ? "" : " (uneven)", ours.time_us / ours.bound_us, ours.binding,
       ours.time_us / ours.separate_bound_us, ours.planning_s, best.time_us / ours.time_us,

@@ -84,8 +84,10 @@ PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   if (bound_us > 0) predicted.of_bound = total_us / bound_us;
   predicted.exposed = total_us > 0 ? exposed_us / total_us : 0;
   predicted.mfu = total_us > 0 ? peak_us / total_us : 0;
-  predicted.layer_s = mean_s(comparison.layers_us);
-  predicted.uneven_s = mean_s(comparison.uneven_us);
+  if (!comparison.layers_us.empty()) {  // else its micro-batches have failed
+    predicted.layer_s = mean_s(comparison.layers_us);
+    predicted.uneven_s = mean_s(comparison.uneven_us);
+  }
   return predicted;
 }
 
@@ -135,10 +137,10 @@ Table layer_table(std::span<const ComparedStrategy> comparisons) {
   };
   double best_s = std::numeric_limits<double>::infinity();
   for (const ComparedStrategy& comparison : comparisons) {
-    if (!comparison.simulations.empty()) best_s = std::min(best_s, layer_s(comparison));
+    if (!comparison.layers_us.empty()) best_s = std::min(best_s, layer_s(comparison));
   }
   for (const ComparedStrategy& comparison : comparisons) {
-    if (comparison.simulations.empty()) continue;
+    if (comparison.layers_us.empty()) continue;
     // A schedule's rounds take other times than its plan in one round, so attention is the rest.
     const double uneven_s = mean_s(comparison.uneven_us);
     const double linear_s = mean_s(comparison.linear_us);

@@ -112,7 +112,7 @@ struct SearchState {
             .backward = request.backward,
             .retain = retain,
             .token_cap = tokens.placing_cap,
-            .token_us = tokens.us,
+            .token_us = tokens.of_home ? 0 : tokens.us,
             .level_cap = tokens.level_cap};
   }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "contextile/extend/partition.h"
 
 namespace contextile {
@@ -32,18 +33,12 @@ class Leveling {
       kept_[b] = blocks_.num_tokens(b);
       tokens_[owner_[b]] += kept_[b];
     }
-    count_users(placement);
   }
 
-  // Returns true if tokens have moved.
-  bool run() {
-    bool moved = false;
-    for (const Rank rank : IdRange<Rank>(cluster_.num_devices())) {
-      if (tokens_[rank] <= cap_) continue;
-      unload(rank);
-      moved = true;
-    }
-    return moved;
+  [[nodiscard]] bool is_level() const { return *std::ranges::max_element(tokens_) <= cap_; }
+  void run(const Placement& placement) {
+    count_users(placement);
+    for (const Rank rank : IdRange<Rank>(cluster_.num_devices())) unload(rank);
   }
   [[nodiscard]] const std::vector<Piece>& pieces(BlockId block) const { return pieces_[block]; }
   [[nodiscard]] std::int64_t kept(BlockId block) const { return kept_[block]; }
@@ -68,6 +63,7 @@ class Leveling {
   }
 
   void unload(Rank rank) {
+    if (tokens_[rank] <= cap_) return;
     std::vector<BlockId> mine;
     for (const BlockId b : IdRange<BlockId>(blocks_.num_blocks())) {
       if (owner_[b] == rank) mine.push_back(b);
@@ -77,7 +73,6 @@ class Leveling {
     for (const BlockId block : mine) {
       while (tokens_[rank] > cap_ && kept_[block] > 0) {
         const Rank to = with_most_room(rank);
-        if (tokens_[to] >= cap_) return;
         const std::int64_t piece =
             std::min({tokens_[rank] - cap_, cap_ - tokens_[to], kept_[block]});
         kept_[block] -= piece;
@@ -116,7 +111,13 @@ class Leveling {
 std::optional<Placement> level_tokens(const Workload& workload, const Cluster& cluster,
                                       const Placement& placement, std::int64_t cap, bool backward) {
   Leveling leveling(cluster, placement, cap);
-  if (!leveling.run()) return std::nullopt;
+  if (leveling.is_level()) return std::nullopt;
+  CONTEXTILE_CHECK(
+      cap * cluster.num_devices() >= workload.num_tokens(),
+      "leveling: expected a cap of at least the mean of {} tokens on {} devices, found "
+      "{}",
+      workload.num_tokens(), cluster.num_devices(), cap);
+  leveling.run(placement);
   const PricedTiles& before = *placement.priced;
   const Blocking& blocks = before.tiles.work.blocks;
   Placement leveled;

@@ -11,8 +11,8 @@
 
 namespace contextile {
 
-// Returns the placement with other owners, such that no device owns more than `cap` tokens; nothing
-// if that holds already, or if all devices together have no room. Tiles stay on their devices.
+// Returns the placement with other owners, such that no device owns more than `cap` tokens, which
+// is at least the mean of all devices; nothing if that holds already. Tiles stay on their devices.
 // Pieces go to devices of the same node if those have room, from the blocks that the fewest devices
 // use. O(tiles + blocks · devices).
 [[nodiscard]] std::optional<Placement> level_tokens(const Workload& workload,
