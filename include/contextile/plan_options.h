@@ -72,6 +72,11 @@ struct PlanOptions {
   bool backward = true;      // false: forward only (prefill)
   std::uint64_t seed = 0;    // of strategies that draw random numbers
   DeviceLimits limits = {};  // searches keep to them
+  // Every device owns a multiple of so many tokens, as FP8 and MXFP8 linear layers and static
+  // shapes need. Whatever the strategy, tokens above a multiple get other owners, and attention
+  // fetches them. The batch must be a multiple, and its workload must have no home layout.
+  std::int64_t tokens_multiple = 1;
+  bool equal_tokens = false;  // every device owns as many tokens as any other
   // Time of a token outside attention: the matrix products of one layer, forward, on its device. A
   // device that owns more tokens than others makes them wait, so searches and choices of block
   // sizes weigh it. Unset: a guess, guessed_linear_us_per_token (advanced/model.h).

@@ -16,8 +16,8 @@ namespace {
 PlanOptions options_of(std::optional<std::int64_t> block_size,
                        const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
                        std::optional<std::int64_t> token_limit,
-                       std::optional<std::int64_t> memory_limit_bytes,
-                       std::optional<double> linear_us_per_token, bool force,
+                       std::optional<std::int64_t> memory_limit_bytes, std::int64_t tokens_multiple,
+                       bool equal_tokens, std::optional<double> linear_us_per_token, bool force,
                        std::int32_t max_roundings, nb::object progress) {
   if (linear_us_per_token && !(std::isfinite(*linear_us_per_token) && *linear_us_per_token >= 0)) {
     fail("linear_us_per_token: expected 0 or more microseconds, found " +
@@ -29,6 +29,8 @@ PlanOptions options_of(std::optional<std::int64_t> block_size,
   options.backward = backward;
   options.seed = seed;
   options.limits = {token_limit, memory_limit_bytes};
+  options.tokens_multiple = tokens_multiple;
+  options.equal_tokens = equal_tokens;
   options.linear_us_per_token = linear_us_per_token;
   options.force = force;
   options.max_roundings = max_roundings;
@@ -188,17 +190,18 @@ void bind_options(nb::module_& module) {
           [](PlanOptions* self, std::optional<std::int64_t> block_size,
              const std::optional<std::string>& wire, bool backward, std::uint64_t seed,
              std::optional<std::int64_t> token_limit,
-             std::optional<std::int64_t> memory_limit_bytes,
-             std::optional<double> linear_us_per_token, bool force, std::int32_t max_roundings,
-             nb::object progress) {
-            new (self) PlanOptions(options_of(block_size, wire, backward, seed, token_limit,
-                                              memory_limit_bytes, linear_us_per_token, force,
-                                              max_roundings, std::move(progress)));
+             std::optional<std::int64_t> memory_limit_bytes, std::int64_t tokens_multiple,
+             bool equal_tokens, std::optional<double> linear_us_per_token, bool force,
+             std::int32_t max_roundings, nb::object progress) {
+            new (self) PlanOptions(options_of(
+                block_size, wire, backward, seed, token_limit, memory_limit_bytes, tokens_multiple,
+                equal_tokens, linear_us_per_token, force, max_roundings, std::move(progress)));
           },
           nb::kw_only(), "block_size"_a = nb::none(), "wire"_a = nb::none(), "backward"_a = true,
           "seed"_a = 0, "token_limit"_a = nb::none(), "memory_limit_bytes"_a = nb::none(),
-          "linear_us_per_token"_a = nb::none(), "force"_a = false,
-          "max_roundings"_a = PlanOptions().max_roundings, "progress"_a = nb::none())
+          "tokens_multiple"_a = 1, "equal_tokens"_a = false, "linear_us_per_token"_a = nb::none(),
+          "force"_a = false, "max_roundings"_a = PlanOptions().max_roundings,
+          "progress"_a = nb::none())
       .def_ro("block_size", &PlanOptions::block_size)
       .def_prop_ro("wire",
                    [](const PlanOptions& options) -> std::optional<std::string> {
@@ -214,6 +217,10 @@ void bind_options(nb::module_& module) {
       .def_prop_ro("token_limit", [](const PlanOptions& options) { return options.limits.tokens; })
       .def_prop_ro("memory_limit_bytes",
                    [](const PlanOptions& options) { return options.limits.memory_bytes; })
+      .def_ro("tokens_multiple", &PlanOptions::tokens_multiple,
+              "Every device owns a multiple of so many tokens. contextile sees to it.")
+      .def_ro("equal_tokens", &PlanOptions::equal_tokens,
+              "Every device owns as many tokens as any other. contextile sees to it.")
       .def_ro("linear_us_per_token", &PlanOptions::linear_us_per_token,
               "Time of a token outside attention: the matrix products of one layer, forward, µs on "
               "its device. None: a guess from the attention's width.");

@@ -212,6 +212,8 @@ def plans(
             check_placement(next(iter(by_name.values())), one, next(iter(group)))
         elif len(groups) > 1:
             home = _home_of(one)
+            for alignment in ("tokens_multiple", "equal_tokens"):  # that home has it
+                batch.pop(alignment, None)
         by_name.update(dict.fromkeys(one.mask_names, one))
     # The masks keep the order in which they were given.
     return heads.folded({name: by_name[name] for name in heads.masks} if are_named else by_name)

@@ -116,6 +116,8 @@ class _Options(NamedTuple):
     memory_limit_bytes: int | None = None
     force: bool = False
     linear_layers: LinearLayers | None = None
+    tokens_multiple: int = 1
+    equal_tokens: bool = False
 
     def checked(self, shape: AttentionShape, cluster: Cluster, progress: Any = None) -> PlanOptions:
         """Returns options of plans for a shape and a cluster.
@@ -135,6 +137,8 @@ class _Options(NamedTuple):
                 self.linear_layers, shape.q_heads, shape.kv_heads, cluster, shape.head_dim
             ),
             force=_checks.flag("force", self.force),
+            tokens_multiple=_checks.whole("tokens_multiple", self.tokens_multiple, 1),
+            equal_tokens=_checks.flag("equal_tokens", self.equal_tokens),
             progress=progress,
             **roundings,
         )
@@ -378,6 +382,8 @@ def plan(
     token_limit: int | None = None,
     memory_limit_bytes: int | None = None,
     linear_layers: LinearLayers | None = None,
+    tokens_multiple: int = 1,
+    equal_tokens: bool = False,
     force: bool = False,
     progress: Progress = False,
 ) -> Plan:
@@ -419,6 +425,11 @@ def plan(
         ``"llama-3-8b"``, or the path of a ``.json`` file. The time of a model is divided by its
         tensor-parallel ranks: its query heads over those of the batch. Default: a guess from the
         attention's width.
+    tokens_multiple : int
+        Every device owns a multiple of so many tokens, as FP8 (16) and MXFP8 (32) linear layers and
+        static shapes need, whatever the strategy. The batch must be a multiple, too.
+    equal_tokens : bool
+        Whether every device owns as many tokens as any other, which ``tokens_multiple`` divides.
     force : bool
         Whether to plan even if blocks are so small that there are more than 2e8 tiles.
     progress : bool or function
@@ -471,6 +482,8 @@ def plan(
             memory_limit_bytes,
             force,
             linear_layers,
+            tokens_multiple,
+            equal_tokens,
         )
         options = given.checked(workload.shape, the_cluster, hook)
         if callable(strategy):
@@ -497,6 +510,8 @@ def schedule(
     token_limit: int | None = None,
     memory_limit_bytes: int | None = None,
     linear_layers: LinearLayers | None = None,
+    tokens_multiple: int = 1,
+    equal_tokens: bool = False,
     progress: Progress = False,
     **batch: Any,
 ) -> Schedule:
@@ -513,6 +528,8 @@ def schedule(
         As for ``plan``. The limits hold for one micro-batch at a time.
     linear_layers : float, str or path, optional
         As for ``plan``. It counts in the plans inside the groups.
+    tokens_multiple, equal_tokens
+        As for ``plan``, among the ranks of a group. Every micro-batch must be such a multiple.
     strategy : StrategyChoice or str
         ``megatron_dynamic``, ``megatron_packed`` or ``bytescale``. Their option ``cap`` is the
         number of tokens of a rank: ``max_seqlen_per_dp_cp_rank`` of Megatron-LM.
@@ -554,6 +571,8 @@ def schedule(
             token_limit,
             memory_limit_bytes,
             linear_layers=linear_layers,
+            tokens_multiple=tokens_multiple,
+            equal_tokens=equal_tokens,
         )
         options = given.checked(workload.shape, the_cluster, hook)
         inside = None if group_strategy is None else choice_of(group_strategy)
@@ -615,6 +634,8 @@ def compare(
     backward: bool = True,
     seed: int = 0,
     linear_layers: LinearLayers | None = None,
+    tokens_multiple: int = 1,
+    equal_tokens: bool = False,
     sensitivity: str | None = None,
     **batch: Any,
 ) -> Comparisons:
@@ -636,6 +657,8 @@ def compare(
         comparisons. Both compare times of attention.
     linear_layers : float, str or path, optional
         As for ``plan``. It also prices the linear layers in ``layer_us``.
+    tokens_multiple, equal_tokens
+        As for ``plan``. Strategies with micro-batches keep to them among the ranks of a group.
     **batch
         ``mask``, ``heads`` and the rest, as for ``make_workload``.
 
@@ -671,7 +694,15 @@ def compare(
         choices = _core.parse_strategies(strategies)
     else:
         choices = [choice_of(strategy) for strategy in strategies]
-    given = _Options(block_size, wire, backward, seed, linear_layers=linear_layers)
+    given = _Options(
+        block_size,
+        wire,
+        backward,
+        seed,
+        linear_layers=linear_layers,
+        tokens_multiple=tokens_multiple,
+        equal_tokens=equal_tokens,
+    )
     options = given.checked(workload.shape, the_cluster)
     rows, standings = _core.compare(workload, the_cluster, choices, options, sensitivity == "kept")
     if sensitivity == "replan":

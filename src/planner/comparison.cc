@@ -21,6 +21,20 @@ std::string skip_reason(const StrategyChoice& choice, const PlanInput& input) {
   return "";
 }
 
+// A strategy before it has planned, or one that has failed: its other batches do not count.
+ComparedStrategy without_numbers(StrategyChoice choice) {
+  return {.choice = std::move(choice),
+          .skipped = {},
+          .failed = {},
+          .batches = {},
+          .simulations = {},
+          .bounds = {},
+          .layers_us = {},
+          .linear_us = {},
+          .uneven_us = {},
+          .schedules = {}};
+}
+
 // Copies the description of the plan: all except bands, owners and programs.
 std::shared_ptr<const Plan> description_of(const Plan& plan) {
   auto description = std::make_shared<Plan>();
@@ -128,16 +142,8 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
   options.max_roundings = kAnyRoundings;
   std::vector<ComparedStrategy> compared;
   for (const StrategyChoice& choice : choices) {
-    compared.push_back({.choice = choice,
-                        .skipped = skip_reason(choice, input),
-                        .failed = {},
-                        .batches = {},
-                        .simulations = {},
-                        .bounds = {},
-                        .layers_us = {},
-                        .linear_us = {},
-                        .uneven_us = {},
-                        .schedules = {}});
+    compared.push_back(without_numbers(choice));
+    compared.back().skipped = skip_reason(choice, input);
   }
   for (std::size_t i = 0; i < compared.size(); ++i) {
     ComparedStrategy& row = compared[i];
@@ -171,6 +177,7 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
       } catch (const TransportError&) {
         throw;  // the environment's failure, not the strategy's
       } catch (const Error& error) {
+        row = without_numbers(std::move(row.choice));
         row.failed = error.what();
       }
     }

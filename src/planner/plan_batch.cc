@@ -18,6 +18,7 @@
 #include "plan/size_text.h"
 #include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
+#include "strategy/schedule/token_alignment.h"
 
 namespace contextile {
 namespace {
@@ -30,6 +31,11 @@ void check_fits(const Workload& workload, const Cluster& cluster) {
                      "home of [{}, {}): expected a rank below {}, found {}", home.tokens.begin,
                      home.tokens.end, cluster.num_devices(), home.owner.value);
   }
+}
+
+void check_request(const Workload& workload, const Cluster& cluster, const PlanOptions& options) {
+  check_fits(workload, cluster);
+  check_alignment(workload, cluster, options);
 }
 
 constexpr std::int64_t kSteps = 3;
@@ -98,7 +104,7 @@ void verify_built(const PlanOptions& options, PlannedBatch& planned) {
 std::optional<std::string> unsupported_reason(const Workload& workload, const Cluster& cluster,
                                               const StrategyChoice& choice,
                                               const PlanOptions& options) {
-  check_fits(workload, cluster);
+  check_request(workload, cluster, options);
   return find_strategy(choice.name).unsupported(workload, cluster, request_of(choice, options));
 }
 
@@ -107,7 +113,7 @@ namespace {
 PlannedBatch arrange_and_build(const Workload& workload, const Cluster& cluster,
                                const StrategyChoice& choice, const PlanOptions& options) {
   const Strategy& strategy = find_strategy(choice.name);
-  check_fits(workload, cluster);
+  check_request(workload, cluster, options);
   // The sizes that strategies choose do not make too many tiles.
   if (options.block_size && !options.force) {
     check_plan_size(workload, cluster, *options.block_size);
@@ -120,6 +126,7 @@ PlannedBatch arrange_and_build(const Workload& workload, const Cluster& cluster,
   Arrangement arrangement =
       with_memory_for([&] { return size_text(workload, cluster, options); },
                       [&] { return arrange_timed(strategy, workload, cluster, request); });
+  align_tokens(workload, cluster, options, arrangement);  // others than ours may not look at it
   const double arrange_s = seconds_since(started);
   PlannedBatch planned = build_checked(workload, cluster, arrangement, options);
   arrangement = {};  // verifying a large plan needs the memory
@@ -147,7 +154,13 @@ PlannedBatch plan_batch(const Workload& workload, const Cluster& cluster,
 PlannedBatch plan_arrangement(const Workload& workload, const Cluster& cluster,
                               const Arrangement& arrangement, const PlanOptions& options) {
   check_workload(workload);
-  PlannedBatch planned = build_checked(workload, cluster, arrangement, options);
+  std::optional<Arrangement> aligned;
+  if (aligns_tokens(options)) {
+    check_request(workload, cluster, options);
+    align_tokens(workload, cluster, options, aligned.emplace(arrangement));
+  }
+  PlannedBatch planned =
+      build_checked(workload, cluster, aligned ? *aligned : arrangement, options);
   verify_built(options, planned);
   return planned;
 }

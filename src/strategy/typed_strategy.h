@@ -17,6 +17,7 @@
 #include "strategy/disabled_phases.h"
 #include "strategy/options.h"
 #include "strategy/roundings.h"
+#include "strategy/schedule/token_alignment.h"
 
 namespace contextile {
 
@@ -80,6 +81,7 @@ class TypedStrategy : public Strategy {
     Options options = options_of(request);
     if (const auto reason = unsupported_with(workload, cluster, options)) refuse(*reason);
     Arrangement arrangement = arrange_with(workload, cluster, request, options);
+    align_tokens(workload, cluster, request, arrangement);
     arrangement.strategy = name();
     arrangement.options.merge(table_.print(options));
     if (card_.wire != PartialWire::kArranged) {

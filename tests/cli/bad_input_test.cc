@@ -73,9 +73,9 @@ TEST_F(BadInput, OptionGivenTwice) {
 }
 
 TEST_F(BadInput, NumbersOfEveryOption) {
-  for (const char* option :
-       {"--tokens", "--batches", "--max-length", "--heads", "--kv-heads", "--head-dim",
-        "--value-dim", "--tp", "--pp", "--block-size", "--token-limit", "--memory-limit"}) {
+  for (const char* option : {"--tokens", "--batches", "--max-length", "--heads", "--kv-heads",
+                             "--head-dim", "--value-dim", "--tp", "--pp", "--block-size",
+                             "--token-limit", "--tokens-multiple", "--memory-limit"}) {
     for (const char* value : {"0", "-1", "x", "1.5", "9223372036854775808", "99999999999G"}) {
       SCOPED_TRACE(std::string(option) + "=" + value);
       expect_bad_input(plan_with({std::string(option) + "=" + value}),

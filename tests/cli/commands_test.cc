@@ -68,6 +68,8 @@ TEST_F(Commands, HelpDocumentsEveryCommandAndOption) {
                              "--block-size",
                              "--wire",
                              "--token-limit",
+                             "--tokens-multiple",
+                             "--equal-tokens",
                              "--memory-limit",
                              "--forward-only",
                              "--explain",

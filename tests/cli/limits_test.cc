@@ -50,5 +50,20 @@ TEST_F(Limits, AutoKeepsToTheMemoryLimitThatItSaysCanBeKept) {
   EXPECT_THAT(kept.out, HasSubstr("verified: ok"));
 }
 
+TEST_F(Limits, AllowTokensInMultiplesOrEquallyMany) {
+  const auto overload_of = [&](const std::vector<std::string>& options) {
+    const nlohmann::json plan = document(
+        joined({"plan", "-o", path("p.plan"), "--strategy", "wlb"}, joined(options, small())));
+    EXPECT_EQ(plan.at("plans").at(0).at("verify").at("ok"), true);
+    return plan.at("plans").at(0).at("statistics").at("token_overload").get<double>();
+  };
+  EXPECT_GE(overload_of({"--tokens-multiple", "16"}), 0.0);
+  EXPECT_EQ(overload_of({"--equal-tokens"}), 0.0);
+  const Outcome refused =
+      contextile(joined({"plan", "-o", path("p.plan"), "--tokens-multiple", "1000"}, small()));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("tokens_multiple: expected a batch of a multiple of 1000"));
+}
+
 }  // namespace
 }  // namespace contextile

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -19,6 +20,7 @@
 #include "contextile/planner.h"
 #include "contextile/verify.h"
 #include "support/mask_support.h"
+#include "support/plan_interpreter.h"
 
 namespace contextile {
 namespace {
@@ -73,7 +75,8 @@ void add_home(Rng& rng, std::int32_t num_devices, Workload& workload) {
   }
 }
 
-Batch random_batch_of(std::uint64_t seed) {
+// With a multiple above 1, every device can own equally many tokens, a multiple of that.
+Batch random_batch_of(std::uint64_t seed, std::int64_t multiple = 1) {
   Rng rng(seed);
   Batch batch;
   constexpr std::int32_t kNodes[] = {1, 1, 1, 2, 3};
@@ -91,9 +94,16 @@ Batch random_batch_of(std::uint64_t seed) {
     masks[m].name = std::string(1, static_cast<char>('a' + m));
     masks[m].spec = random_mask_spec(rng, 200);
   }
-  batch.workload = make_workload(random_lengths(rng, 8, 300), shape, masks);
+  std::vector<std::int64_t> lengths = random_lengths(rng, 8, 300);
+  if (multiple > 1) {
+    const std::int64_t whole = multiple * batch.cluster.num_devices();
+    const auto total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+    lengths.back() += whole - total % whole;
+  }
+  batch.workload = make_workload(lengths, shape, masks);
   if (random_chance(rng, 0.3)) add_roles(rng, batch.workload);
-  if (random_chance(rng, 0.4)) add_home(rng, batch.cluster.num_devices(), batch.workload);
+  if (multiple == 1 && random_chance(rng, 0.4))
+    add_home(rng, batch.cluster.num_devices(), batch.workload);
   if (random_chance(rng, 0.5)) batch.request.block_size = random_between(rng, 7, 120);
   if (random_chance(rng, 0.3)) batch.request.wire = Dtype::kF32;
   batch.request.backward = random_chance(rng, 0.9);
@@ -208,6 +218,62 @@ TEST(AllStrategies, KeepEveryTokenAtHome) {
       }
     }
   }
+}
+
+std::vector<std::int64_t> tokens_of_ranks(const Plan& plan) {
+  std::vector<std::int64_t> owned(static_cast<std::size_t>(plan.num_devices()), 0);
+  for (const PlanRound& round : plan.rounds) {
+    for (const BlockId b : IdRange<BlockId>(round.blocks.num_blocks())) {
+      owned[round.owners[b.index()].index()] += round.blocks.num_tokens(b);
+    }
+  }
+  return owned;
+}
+
+// The same batches ask for multiples, and for as many tokens on every device. The values of some
+// plans are compared with dense attention.
+TEST(AllStrategies, LetDevicesOwnMultiplesOrEquallyManyTokens) {
+  constexpr std::int64_t kMultiples[] = {2, 5, 16};
+  std::int64_t plans = 0;
+  std::int64_t moved = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const std::int64_t multiple = kMultiples[seed % 3];
+    Batch batch = random_batch_of(seed, multiple);
+    const std::int64_t mean = batch.workload.num_tokens() / batch.cluster.num_devices();
+    for (const Strategy* strategy : strategies()) {
+      if (is_too_slow_for(*strategy, seed)) continue;
+      batch.request.tokens_multiple = 1;
+      batch.request.equal_tokens = false;
+      if (strategy->unsupported(batch.workload, batch.cluster, batch.request)) continue;
+      const Plan plain =
+          build_plan(batch.workload, batch.cluster,
+                     strategy->arrange(batch.workload, batch.cluster, batch.request));
+      for (const bool equal : {false, true}) {
+        SCOPED_TRACE(fmt::format("seed {} strategy {} multiple {} equal {}", seed, strategy->name(),
+                                 multiple, equal));
+        batch.request.tokens_multiple = multiple;
+        batch.request.equal_tokens = equal;
+        const Plan plan =
+            build_plan(batch.workload, batch.cluster,
+                       strategy->arrange(batch.workload, batch.cluster, batch.request));
+        const VerifyReport report = verify(plan);
+        ASSERT_TRUE(report.ok()) << report.violations.front();
+        for (const std::int64_t tokens : tokens_of_ranks(plan)) {
+          EXPECT_EQ(tokens % multiple, 0);
+          if (equal) {
+            EXPECT_EQ(tokens, mean);
+          }
+        }
+        ++plans;
+        moved += tokens_of_ranks(plan) == tokens_of_ranks(plain) ? 0 : 1;
+        if (seed % 10 == 1) {
+          EXPECT_EQ(ToyBatch(plan, seed).difference(plan), std::nullopt);
+        }
+      }
+    }
+  }
+  EXPECT_GE(plans, 250);
+  EXPECT_GE(moved, 150);
 }
 
 }  // namespace

@@ -72,6 +72,15 @@ def test_ranks_share_every_batch_out():
         assert weights == pytest.approx(1.0)
 
 
+def test_ranks_get_equally_many_tokens_where_that_is_asked_for():
+    everyone = loaders(3, end_step=3, strategy="wlb", equal_tokens=True)
+    for given in zip(*everyone, strict=True):
+        assert [len(step.local.tokens) for step in given] == [100] * 3
+    (loader,) = loaders(1, end_step=1, strategy="wlb", tokens_multiple=16)
+    with pytest.raises(ct.PlanningFailed, match="tokens_multiple: expected a batch of a multiple"):
+        next(iter(loader))
+
+
 def test_only_documents_of_the_rank_are_looked_at():
     dataset = Text()
     loader = loaders(4, dataset, tokens=2000, end_step=1)[0]

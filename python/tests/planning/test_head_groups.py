@@ -15,14 +15,14 @@ LENGTHS = [40, 24, 16]
 HEADS = (8, 4)
 
 
-def split_documents(groups_of_document, *, round_groups=4):
+def split_documents(groups_of_document, *, round_groups=4, lengths=LENGTHS):
     """Documents with these numbers of head groups; tiles where the queries are, keys sent there."""
 
     def strategy(workload, cluster, options):
         blocks = ct.Blocking()
         groups = []
         begin = 0
-        for length, of_document in zip(LENGTHS, groups_of_document, strict=True):
+        for length, of_document in zip(lengths, groups_of_document, strict=True):
             for half in ((begin, begin + length // 2), (begin + length // 2, begin + length)):
                 blocks.add([half])
                 groups.append(of_document)
@@ -94,6 +94,27 @@ def test_a_plan_of_different_head_groups_attends_as_dense_attention():
     assert plan.verify().ok
     assert plan.stats().forward.tiles == 3 * (4 + 1 + 2)
     tensors = inputs(sum(LENGTHS), HEADS, 16)
+    for found, expected in zip(
+        run_plan(plan, tensors), run_dense(tensors, dense_mask(plan)), strict=True
+    ):
+        assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("given", [{"tokens_multiple": 8}, {"equal_tokens": True}])
+def test_blocks_of_different_head_groups_are_cut_where_tokens_are_aligned(given):
+    lengths = [39, 25, 16]  # 39 and 41 tokens
+    plan = ct.plan(
+        lengths,
+        cluster="local:1x2",
+        strategy=split_documents([4, 1, 2], lengths=lengths),
+        heads=HEADS,
+        head_dim=16,
+        dtype="f32",
+        **given,
+    )
+    owned = [plan.num_local_tokens(rank) for rank in range(2)]
+    assert owned == [40, 40]
+    tensors = inputs(sum(lengths), HEADS, 16)
     for found, expected in zip(
         run_plan(plan, tensors), run_dense(tensors, dense_mask(plan)), strict=True
     ):

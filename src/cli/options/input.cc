@@ -76,6 +76,11 @@ void add_planning_options(CLI::App& app, InputOptions& options) {
   add_size_as<std::int64_t>(
       app, "--token-limit", options.plan.limits.tokens, 1,
       {"N", "tokens a device may own; auto keeps to it, verification checks it", "none"});
+  add_size<std::int64_t>(
+      app, "--tokens-multiple", options.plan.tokens_multiple, 1,
+      {"N", "every device owns a multiple of so many tokens, whatever the strategy", ""});
+  add_switch(app, "--equal-tokens", options.plan.equal_tokens,
+             "every device owns equally many tokens, whatever the strategy");
   add_size_as<std::int64_t>(
       app, "--memory-limit", options.plan.limits.memory_bytes, 1,
       {"BYTES",

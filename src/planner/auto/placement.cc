@@ -14,6 +14,7 @@
 #include "planner/auto/tuning.h"
 #include "strategy/schedule/home.h"
 #include "strategy/schedule/overlap.h"
+#include "strategy/schedule/token_alignment.h"
 
 namespace contextile {
 namespace {
@@ -223,8 +224,8 @@ Placement place(const Workload& workload, const Cluster& cluster,
   placement.estimate_us =
       binding + tuning::kShareOfNotBinding * (compute_us + port_us + nic_us - binding);
   placement.priced = std::move(priced);
-  if (rules.level_cap > 0) {
-    auto leveled = level_tokens(workload, cluster, placement, rules.level_cap, rules.backward);
+  if (rules.level.applies()) {
+    auto leveled = level_tokens(workload, cluster, placement, rules.level, rules.backward);
     if (leveled) placement.leveled = std::make_shared<const Placement>(*std::move(leveled));
   }
   return placement;
@@ -275,6 +276,7 @@ Arrangement arrange_placement(const Workload& workload, const Cluster& cluster,
   }
   round.blocks = std::move(work.blocks);
   round.owners = owners;
+  align_tokens(workload, cluster, request, arrangement);  // polished owners may differ
   return arrangement;
 }
 

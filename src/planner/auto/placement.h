@@ -74,6 +74,14 @@ struct RowStart {
   std::vector<double> handicap_us;
 };
 
+// How many tokens devices may own once leveled.
+struct LevelRule {
+  std::int64_t cap = 0;                    // 0: whatever the alignment needs
+  const PlanOptions* alignment = nullptr;  // if these ask for multiples or equally many
+
+  [[nodiscard]] bool applies() const { return cap > 0 || alignment != nullptr; }
+};
+
 // Rules that every placement of a search follows.
 struct PlacingRules {
   Dtype wire = Dtype::kF32;  // of partial results
@@ -81,7 +89,7 @@ struct PlacingRules {
   bool retain = false;         // forward keeps received q and kv
   std::int64_t token_cap = 0;  // that a device may own; 0: the need of its blocks, and one block
   double token_us = 0;         // price of a token above the mean on the fullest device
-  std::int64_t level_cap = 0;  // tokens that no device owns more of once leveled; 0: no leveling
+  LevelRule level = {};
 };
 [[nodiscard]] Placement place(const Workload& workload, const Cluster& cluster,
                               std::shared_ptr<const PricedTiles> priced,

@@ -84,6 +84,7 @@ TokenRule token_rule(const Workload& workload, const Cluster& cluster,
   if (is_even) {
     rule.cap = mean + std::max(tuning::kEvenTokensAboveMean,
                                std::min(tokens, request.block_size.value_or(0)));
+    rule.cap += request.tokens_multiple - 1;  // the rest of a multiple, which alignment may add
   }
   if (request.limits.tokens) {
     const std::int64_t limit = std::max(mean, *request.limits.tokens);

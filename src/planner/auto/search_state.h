@@ -25,6 +25,7 @@
 #include "planner/auto/placement.h"
 #include "planner/auto/search_budget.h"
 #include "planner/auto/tuning.h"
+#include "strategy/schedule/token_alignment.h"
 
 namespace contextile {
 
@@ -69,7 +70,7 @@ struct TokenRule {
   std::optional<std::int64_t> of_home = {};
   std::int64_t mean = 0;         // of a device, rounded up
   std::int64_t placing_cap = 0;  // PlacingRules::token_cap
-  std::int64_t level_cap = 0;    // PlacingRules::level_cap
+  std::int64_t level_cap = 0;    // LevelRule::cap
 };
 [[nodiscard]] TokenRule token_rule(const Workload& workload, const Cluster& cluster,
                                    const StrategyRequest& request, const AutoOptions& options);
@@ -113,7 +114,8 @@ struct SearchState {
             .retain = retain,
             .token_cap = tokens.placing_cap,
             .token_us = tokens.of_home ? 0 : tokens.us,
-            .level_cap = tokens.level_cap};
+            .level = {.cap = tokens.level_cap,
+                      .alignment = aligns_tokens(request) ? &request : nullptr}};
   }
 
   [[nodiscard]] double elapsed_us() const {

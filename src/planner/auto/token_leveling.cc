@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "contextile/extend/partition.h"
+#include "strategy/schedule/token_alignment.h"
 
 namespace contextile {
 namespace {
@@ -21,21 +23,26 @@ struct Piece {
 // The tokens that devices own, and the pieces that leave their owners.
 class Leveling {
  public:
-  Leveling(const Cluster& cluster, const Placement& placement, std::int64_t cap)
+  Leveling(const Cluster& cluster, const Placement& placement, const LevelRule& rule)
       : cluster_(cluster),
         blocks_(placement.priced->tiles.work.blocks),
         owner_(placement.partition.owner),
-        cap_(cap),
         tokens_(IdRange<Rank>{cluster.num_devices()}, 0),
+        most_(IdRange<Rank>{cluster.num_devices()}, rule.cap),
         kept_(IdRange<BlockId>(blocks_.num_blocks()), 0),
         pieces_(IdRange<BlockId>(blocks_.num_blocks())) {
     for (const BlockId b : IdRange<BlockId>(blocks_.num_blocks())) {
       kept_[b] = blocks_.num_tokens(b);
       tokens_[owner_[b]] += kept_[b];
     }
+    if (rule.alignment == nullptr) return;
+    const auto cap = rule.cap == 0 ? std::nullopt : std::optional(rule.cap);
+    most_ = aligned_tokens(tokens_, *rule.alignment, cap);
   }
 
-  [[nodiscard]] bool is_level() const { return *std::ranges::max_element(tokens_) <= cap_; }
+  [[nodiscard]] bool is_level() const {
+    return std::ranges::all_of(tokens_.ids(), [&](Rank r) { return tokens_[r] <= most_[r]; });
+  }
   void run(const Placement& placement) {
     count_users(placement);
     for (const Rank rank : IdRange<Rank>(cluster_.num_devices())) unload(rank);
@@ -63,7 +70,7 @@ class Leveling {
   }
 
   void unload(Rank rank) {
-    if (tokens_[rank] <= cap_) return;
+    if (tokens_[rank] <= most_[rank]) return;
     std::vector<BlockId> mine;
     for (const BlockId b : IdRange<BlockId>(blocks_.num_blocks())) {
       if (owner_[b] == rank) mine.push_back(b);
@@ -71,10 +78,9 @@ class Leveling {
     std::ranges::stable_sort(
         mine, {}, [&](BlockId b) { return std::pair(users_[b.index()], -blocks_.num_tokens(b)); });
     for (const BlockId block : mine) {
-      while (tokens_[rank] > cap_ && kept_[block] > 0) {
+      while (tokens_[rank] > most_[rank] && kept_[block] > 0) {
         const Rank to = with_most_room(rank);
-        const std::int64_t piece =
-            std::min({tokens_[rank] - cap_, cap_ - tokens_[to], kept_[block]});
+        const std::int64_t piece = std::min({tokens_[rank] - most_[rank], room(to), kept_[block]});
         kept_[block] -= piece;
         pieces_[block].push_back({piece, to});
         tokens_[rank] -= piece;
@@ -82,12 +88,11 @@ class Leveling {
       }
     }
   }
+  [[nodiscard]] std::int64_t room(Rank rank) const { return most_[rank] - tokens_[rank]; }
   // One of the same node if one there has room.
   [[nodiscard]] Rank with_most_room(Rank from) const {
-    const std::int32_t width = cluster_.devices_per_node;
     const auto key = [&](Rank rank) {
-      const bool is_far = rank.value / width != from.value / width;
-      return std::pair(tokens_[rank] >= cap_ || is_far, tokens_[rank]);
+      return std::tuple(room(rank) <= 0, !cluster_.same_node(rank, from), -room(rank));
     };
     Rank best = from;
     for (const Rank rank : IdRange<Rank>(cluster_.num_devices())) {
@@ -99,8 +104,8 @@ class Leveling {
   const Cluster& cluster_;
   const Blocking& blocks_;
   const IdVector<BlockId, Rank>& owner_;
-  std::int64_t cap_;
   IdVector<Rank, std::int64_t> tokens_;
+  IdVector<Rank, std::int64_t> most_;
   IdVector<BlockId, std::int64_t> kept_;
   IdVector<BlockId, std::vector<Piece>> pieces_;  // the one at the end of the block first
   std::vector<std::int32_t> users_;
@@ -109,14 +114,15 @@ class Leveling {
 }  // namespace
 
 std::optional<Placement> level_tokens(const Workload& workload, const Cluster& cluster,
-                                      const Placement& placement, std::int64_t cap, bool backward) {
-  Leveling leveling(cluster, placement, cap);
+                                      const Placement& placement, const LevelRule& rule,
+                                      bool backward) {
+  Leveling leveling(cluster, placement, rule);
   if (leveling.is_level()) return std::nullopt;
   CONTEXTILE_CHECK(
-      cap * cluster.num_devices() >= workload.num_tokens(),
+      rule.alignment != nullptr || rule.cap * cluster.num_devices() >= workload.num_tokens(),
       "leveling: expected a cap of at least the mean of {} tokens on {} devices, found "
       "{}",
-      workload.num_tokens(), cluster.num_devices(), cap);
+      workload.num_tokens(), cluster.num_devices(), rule.cap);
   leveling.run(placement);
   const PricedTiles& before = *placement.priced;
   const Blocking& blocks = before.tiles.work.blocks;

@@ -9,7 +9,7 @@
 namespace contextile {
 namespace {
 
-// A unit of some kind. Only units of blocks away from home are noted.
+// A unit of some kind. Only units of routed blocks are noted.
 struct UnitKey {
   Kind kind;
   BlockId block;
@@ -24,9 +24,13 @@ struct UnitUse {
 
 class HomeRouter {
  public:
-  HomeRouter(const ArrangedRound& round, const std::vector<Rank>& workers, Direction direction,
-             ArrangedDirection& arranged)
-      : round_(round), workers_(workers), direction_(direction), arranged_(arranged) {}
+  HomeRouter(const ArrangedRound& round, const std::vector<Rank>& workers,
+             const std::vector<bool>& routed, Direction direction, ArrangedDirection& arranged)
+      : round_(round),
+        workers_(workers),
+        routed_(routed),
+        direction_(direction),
+        arranged_(arranged) {}
 
   void run() {
     shift_and_note();
@@ -43,19 +47,16 @@ class HomeRouter {
  private:
   [[nodiscard]] Rank home(const UnitKey& key) const { return round_.owners[key.block.index()]; }
   [[nodiscard]] Rank worker(const UnitKey& key) const { return workers_[key.block.index()]; }
-  [[nodiscard]] bool is_away(BlockId block) const {
-    return round_.owners[block.index()] != workers_[block.index()];
-  }
+  [[nodiscard]] bool is_routed(BlockId block) const { return routed_[block.index()]; }
 
-  // Delays everything by a stage, for the moves from home, and notes the uses of units away from
-  // home.
+  // Delays everything by a stage, for the moves from home, and notes the uses of routed units.
   void shift_and_note() {
     for (PlacedTile& tile : arranged_.tiles) {
       ++tile.stage;
       for (int k = 0; k < kNumKinds; ++k) {
         const auto kind = static_cast<Kind>(k);
         const BlockId block = is_of_kv(kind) ? tile.kv_block : tile.q_block;
-        if (!occurs_in(kind, direction_) || !is_away(block)) continue;
+        if (!occurs_in(kind, direction_) || !is_routed(block)) continue;
         uses_[{kind, block, tile.group}].tiles.emplace_back(tile.stage, tile.device);
       }
     }
@@ -63,7 +64,7 @@ class HomeRouter {
     for (Transfer& t : arranged_.transfers) {
       ++t.launch_stage;
       ++t.need_stage;
-      if (is_away(t.block)) {
+      if (is_routed(t.block)) {
         uses_[{t.kind, t.block, t.group}].transfers.push_back(t);
       } else {
         unchanged.push_back(t);
@@ -82,7 +83,8 @@ class HomeRouter {
     return last;
   }
 
-  // Adds the move from home to the worker, if the worker uses the unit, and drops hops to the home.
+  // Adds the move from home to the worker, if that is another device and uses the unit, and drops
+  // hops to the home.
   void route_input(const UnitKey& key, const UnitUse& use) {
     const Rank worker_rank = worker(key);
     bool used = std::any_of(use.tiles.begin(), use.tiles.end(),
@@ -91,7 +93,7 @@ class HomeRouter {
       used = used || t.src == worker_rank;
       if (t.dst != home(key)) arranged_.transfers.push_back(t);
     }
-    if (used) {
+    if (used && home(key) != worker_rank) {
       arranged_.transfers.push_back({key.kind, key.block, key.group, home(key), worker_rank, 0, 1});
     }
   }
@@ -125,6 +127,7 @@ class HomeRouter {
 
   const ArrangedRound& round_;
   const std::vector<Rank>& workers_;
+  const std::vector<bool>& routed_;
   Direction direction_;
   ArrangedDirection& arranged_;
   std::map<UnitKey, UnitUse> uses_;
@@ -148,10 +151,20 @@ void finish_round(const Workload& workload, WorkBlocks&& work, ArrangedRound& ro
   round.owners = owners_of(workload, work);
   round.blocks = std::move(work.blocks);
   if (workload.home.empty()) return;
-  const std::vector<Rank> workers = std::move(work.workers);
+  std::vector<bool> is_away;
+  for (std::size_t b = 0; b < round.owners.size(); ++b) {
+    is_away.push_back(round.owners[b] != work.workers[b]);
+  }
+  route_home(work.workers, is_away, round);
+}
+
+void route_home(const std::vector<Rank>& workers, const std::vector<bool>& routed,
+                ArrangedRound& round) {
   for (ArrangedMask& mask : round.programs) {
-    if (mask.forward) HomeRouter(round, workers, Direction::kForward, *mask.forward).run();
-    if (mask.backward) HomeRouter(round, workers, Direction::kBackward, *mask.backward).run();
+    for (const Direction direction : kDirections) {
+      auto& arranged = direction == Direction::kForward ? mask.forward : mask.backward;
+      if (arranged) HomeRouter(round, workers, routed, direction, *arranged).run();
+    }
     std::erase_if(mask.retain, [&](const RetainedUnit& kept) {
       return kept.device == round.owners[kept.block.index()];
     });

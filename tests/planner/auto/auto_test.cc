@@ -124,6 +124,36 @@ TEST(Auto, IsNeverSlowerThanAnotherStrategyUnderAHomeLayout) {
   }
 }
 
+// Its own placements cut blocks for it; those of other strategies are cut when they are arranged.
+TEST(Auto, IsNeverSlowerThanAnotherStrategyWhereTokensAreMultiples) {
+  for (std::uint64_t seed = 80; seed < 86; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomBatch batch = random_batch(seed);
+    const std::int64_t devices = batch.cluster.num_devices();
+    StrategyRequest request;
+    request.tokens_multiple = 16;
+    request.equal_tokens = seed % 2 == 0;
+    if (seed % 3 == 0) request.options["objective"] = "attention";
+    const std::int64_t tokens = batch.workload.num_tokens();
+    batch.workload = batch_of({tokens, 32 * devices - tokens % (16 * devices)});
+    const double token_us = request.options.empty() ? 3 * 2 : 0;
+    request.linear_us_per_token = 2;
+    const auto layer_us_of = [&](const Plan& plan) {
+      return simulate(plan, batch.cluster).time_us() +
+             token_us * static_cast<double>(most_tokens_of(plan));
+    };
+    const Arrangement found = find_strategy("auto").arrange(batch.workload, batch.cluster, request);
+    const Plan plan = build_plan(batch.workload, batch.cluster, found);
+    EXPECT_TRUE(verify(plan).ok());
+    EXPECT_EQ(most_tokens_of(plan) % 16, 0);
+    const double ours = layer_us_of(plan);
+    EXPECT_NEAR(std::stod(found.options.at("predicted_us")),
+                simulate(plan, batch.cluster).time_us(), 0.1);
+    for_each_other(batch, request,
+                   [&](const Plan& other) { EXPECT_LE(ours, layer_us_of(other) * (1 + 1e-9)); });
+  }
+}
+
 TEST(Auto, KeepsToATokenLimit) {
   for (std::uint64_t seed = 100; seed < 106; ++seed) {
     SCOPED_TRACE(seed);

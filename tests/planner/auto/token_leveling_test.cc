@@ -68,7 +68,7 @@ TEST(TokenLeveling, GivesNoDeviceMoreThanTheCapAndLeavesTiles) {
     const Placement placement = place(workload, cluster, priced, choice, {});
     const std::int64_t devices = cluster.num_devices();
     const std::int64_t mean = (workload.num_tokens() + devices - 1) / devices;
-    const auto leveled = level_tokens(workload, cluster, placement, mean, true);
+    const auto leveled = level_tokens(workload, cluster, placement, {.cap = mean}, true);
     const std::vector<std::int64_t> before = tokens_of_devices(placement, cluster);
     ASSERT_EQ(leveled.has_value(), std::ranges::max(before) > mean);
     if (!leveled) continue;
@@ -109,10 +109,10 @@ TEST(TokenLeveling, PrefersDevicesOfTheSameNode) {
   for (std::size_t t = 0; t < placement.priced->tiles.all_tiles.size(); ++t) {
     placement.partition.device.push_back(Rank{0});
   }
-  const auto leveled = level_tokens(workload, cluster, placement, 512, true);
+  const auto leveled = level_tokens(workload, cluster, placement, {.cap = 512}, true);
   ASSERT_TRUE(leveled);
   EXPECT_EQ(tokens_of_devices(*leveled, cluster), (std::vector<std::int64_t>{512, 512, 0, 0}));
-  EXPECT_FALSE(level_tokens(workload, cluster, *leveled, 512, true));
+  EXPECT_FALSE(level_tokens(workload, cluster, *leveled, {.cap = 512}, true));
 }
 
 }  // namespace

@@ -43,7 +43,14 @@ def _check_scheduled(**given: Any) -> None:
 
 
 # The options of plans among the arguments of a batch.
-_PLAN_OPTIONS = ("block_size", "wire", "backward", "linear_layers")
+_PLAN_OPTIONS = (
+    "block_size",
+    "wire",
+    "backward",
+    "linear_layers",
+    "tokens_multiple",
+    "equal_tokens",
+)
 # The least value of every number.
 _LEAST = {
     "rank": None,
@@ -246,7 +253,8 @@ class DataLoader:
         Names of fields that have a value per document instead of one per token.
     **batch
         ``heads``, ``head_dim``, ``dtype`` and the rest as for ``contextile.make_workload``; also
-        ``block_size``, ``wire``, ``backward`` and ``linear_layers``, as for ``contextile.plan``.
+        ``block_size``, ``wire``, ``backward``, ``linear_layers``, ``tokens_multiple`` and
+        ``equal_tokens``, as for ``contextile.plan``.
         Layers of unlike shapes have dicts by mask, as for ``contextile.plans``; this process then
         makes all plans (no store), and ``Step.plans`` has those of a micro-batch.
 
