@@ -45,6 +45,9 @@ const std::vector<EnginePreset>& engine_presets() {
         .host_launch_us = 50,
         .host_message_us = 10,
         .host_merge_us = 71}},
+      {"torch_graphs",
+       "the same operators, replayed by a CUDA graph: merges as torch's, and no host time, assumed",
+       {.name = "torch_graphs", .merge_bytes_per_element = 34}},
       {"dcp",
        "the executor of DCP, kernels that add to what a slot holds; host time of a sequence fitted "
        "to DCP's causal bars (docs/results/measured.md, 2026-11-29)",

@@ -134,7 +134,7 @@ TEST(CostModelKeys, NameAnEngineOrGiveItsCosts) {
   EXPECT_EQ(parse_cluster_json(to_json(mine), "again").engine, expected);
   const auto message = [](const std::string& engine) { return refusal("\"engine\": " + engine); };
   EXPECT_THAT(message(R"("troch")"),
-              HasSubstr("engine: expected one of native, torch, dcp, te, ring, "));
+              HasSubstr("engine: expected one of native, torch, torch_graphs, dcp, te, ring, "));
   EXPECT_THAT(message(R"("torchs")"), HasSubstr("did you mean 'torch'"));
   EXPECT_THAT(message("3"), HasSubstr("engine: expected a name, or an object with a \"name\""));
   EXPECT_THAT(message("{}"), HasSubstr("engine: expected a name, or an object"));

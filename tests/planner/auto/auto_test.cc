@@ -154,6 +154,24 @@ TEST(Auto, IsNeverSlowerThanAnotherStrategyWhereTokensAreMultiples) {
   }
 }
 
+// Host time of stages and launches and merges apart from attention make other plans worth while.
+TEST(Auto, ChoosesForTheEngineOfTheCluster) {
+  double chosen_us = 0;
+  double other_us = 0;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    const Workload workload =
+        batch_of(batches_from_dataset("prolong", {.tokens = 16384, .seed = seed}).front());
+    const Cluster native = cluster_of("dgx-h200", 2, 4);
+    Cluster torch = native;
+    torch.engine = find_engine("torch");
+    StrategyRequest request;
+    request.options["steps"] = "100000";
+    chosen_us += simulate(auto_plan(workload, torch, request), torch).time_us();
+    other_us += simulate(auto_plan(workload, native, request), torch).time_us();
+  }
+  EXPECT_LT(chosen_us, 0.9 * other_us);
+}
+
 TEST(Auto, KeepsToATokenLimit) {
   for (std::uint64_t seed = 100; seed < 106; ++seed) {
     SCOPED_TRACE(seed);
