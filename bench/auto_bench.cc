@@ -3,6 +3,8 @@
 //   auto_bench [--devices 8,32] [--tokens-per-device 4096] [--heads 32] [--kv-heads 8]
 //              [--clusters p4de,dgx-h200] [--datasets prolong,single] [--seed 1] [--rows]
 //              [--steps 300000,600000] [--objective layer|attention] [--limit 600000]
+//   auto_bench --fresh 100 [--seed 2026] [--tokens-per-device 4096] [--limit 600000] [--rows]
+//              [--only 11,38]
 //
 // The time of a plan is that of a layer: attention, and linear layers of the device that owns the
 // most tokens (guessed_linear_us_per_token), or of attention alone.
@@ -17,6 +19,16 @@
 //   of searches with those limits in steps, and their CPU time.
 // `auto` searches without a limit, or with that of --limit in steps.
 // --rows prints every workload.
+//
+// --fresh draws that many workloads by the seed, of all sources of length_sources.h, on dgx-h100,
+// dgx-h200, p4de and gb200-nvl72, with 16, 32 and 128 devices and 8 and 32 KV heads, each about
+// equally often. Seven in ten masks are causal, the others as above; rollouts have trees. For every
+// source, cluster and so on it prints, over all other strategies and options:
+// - gain: geometric mean of the time of the best other plan over that of `auto`, and the least;
+// - losses: workloads in which the best other is faster; they are listed with its options;
+// - room: geometric mean of the time of the best other plan over the lower bound;
+// - share: the part of the room that is gained, log(gain) / log(room).
+// --only runs those workloads of the draw alone, by the numbers that rows begin with.
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
@@ -35,8 +47,8 @@
 #include <utility>
 #include <vector>
 
-#include "contextile/advanced/model.h"
-#include "contextile/bounds.h"
+#include "auto_bench_fresh.h"
+#include "auto_bench_plans.h"
 #include "contextile/data.h"
 #include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"
@@ -49,35 +61,11 @@
 namespace contextile {
 namespace {
 
-struct Options {
-  std::vector<std::int32_t> devices = {8, 32};
-  std::vector<std::string> clusters = {"p4de", "dgx-h200"};
-  std::vector<std::string> datasets = {};  // empty: all, and "single"
-  std::int64_t tokens_per_device = 4096;
-  std::uint64_t seed = 1;
-  AttentionShape shape;
-  std::vector<std::string> steps = {};
-  std::string objective = "layer";
-  std::string limit = "0";
-  bool rows = false;
-
-  // Time of the linear layers of a token, forward and backward.
-  [[nodiscard]] double linear_us(const Cluster& cluster) const {
-    constexpr double kPasses = 3;
-    return objective == "layer" ? kPasses * guessed_linear_us_per_token(shape, cluster) : 0;
-  }
-};
-
-// Tokens of a device on average.
-double mean_tokens(const PlanStats& stats, const Cluster& cluster) {
-  return static_cast<double>(stats.tokens) / static_cast<double>(cluster.num_devices());
-}
-// Time of the linear layers of the device that owns the most tokens.
-double linear_us(const PlanStats& stats, const Cluster& cluster, const Options& options) {
-  return options.linear_us(cluster) * (1 + stats.token_overload) * mean_tokens(stats, cluster);
-}
-
+using bench::AutoBenchOptions;
+using bench::fastest_of;
+using bench::FastestPlans;
 using bench::GeometricMean;
+using bench::PredictedPlan;
 
 // A limit of `auto`: an option and its value.
 struct Limit {
@@ -110,17 +98,6 @@ struct Summary {
 std::size_t class_of(double time_us) { return time_us >= 2000 ? 0 : time_us >= 500 ? 1 : 2; }
 constexpr const char* kClasses[] = {"2 ms and more", "0.5 to 2 ms", "below 0.5 ms"};
 
-struct Predicted {
-  double time_us = std::numeric_limits<double>::infinity();  // by the objective
-  double attention_us = 0;
-  double overload = 0;  // of tokens, above the mean
-  std::string text;     // of the choice
-  double planning_s = 0;
-  double bound_us = 0;
-  double separate_bound_us = 0;
-  std::string binding;  // of the bound's longer direction
-};
-
 double cpu_ms() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -133,7 +110,7 @@ struct LimitedPlan {
   double took_ms = 0;  // wall time of a limit in time, CPU time of one in steps
 };
 LimitedPlan limited_plan(const Workload& workload, const Cluster& cluster, const Limit& limit,
-                         const Options& options) {
+                         const AutoBenchOptions& options) {
   const tbb::global_control one_thread(tbb::global_control::max_allowed_parallelism, 1);
   StrategyRequest request;
   request.max_roundings = kAnyRoundings;  // as the originals
@@ -153,87 +130,8 @@ LimitedPlan limited_plan(const Workload& workload, const Cluster& cluster, const
           took_ms};
 }
 
-// The mean and a block of 1024 tokens (docs/auto.md).
-bool is_even(const Plan& plan) {
-  constexpr double kBlock = 1024;
-  const PlanStats stats = statistics(plan);
-  const double mean = static_cast<double>(stats.tokens) / (plan.nodes * plan.devices_per_node);
-  return stats.token_overload * mean <= kBlock + 1;
-}
-
-// The fastest plan of the strategy's variants, and of those that are even.
-struct FastestPlans {
-  Predicted any;
-  Predicted even;
-};
-
-void add_bound(const Plan& plan, const Workload& workload, const Cluster& cluster,
-               Predicted& predicted) {
-  const BoundOptions beside = bound_options_beside(plan, workload, cluster);
-  double longest_us = 0;
-  for (const Direction direction : kDirections) {
-    const TimeBound bound = lower_bound(workload, cluster, direction, beside);
-    predicted.bound_us += bound.time_us;
-    predicted.separate_bound_us += bound.separate_us;
-    if (bound.time_us > longest_us) predicted.binding = bound.binding;
-    longest_us = std::max(longest_us, bound.time_us);
-  }
-  if (predicted.bound_us > predicted.time_us) {
-    fmt::print(stderr, "{}: {} us is below the bound of {} us\n", predicted.text, predicted.time_us,
-               predicted.bound_us);
-    std::exit(1);
-  }
-}
-
-void predict(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
-             const StrategyRequest& request, const Options& options, FastestPlans& fastest) {
-  Predicted predicted;
-  predicted.text = choice_text({std::string(strategy.name()), request.options});
-  if (request.block_size) predicted.text += fmt::format(" block size {}", *request.block_size);
-  const auto start = std::chrono::steady_clock::now();
-  const Plan plan = build_plan(workload, cluster, strategy.arrange(workload, cluster, request));
-  predicted.planning_s =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const VerifyReport report = verify(plan);
-  if (!report.ok()) {
-    fmt::print(stderr, "{}: {}\n", predicted.text, report.violations.front());
-    std::exit(1);
-  }
-  const PlanStats stats = statistics(plan);
-  predicted.attention_us = simulate(plan, cluster).time_us();
-  predicted.overload = stats.token_overload;
-  predicted.time_us = predicted.attention_us + linear_us(stats, cluster, options);
-  const double least_linear_us = options.linear_us(cluster) * mean_tokens(stats, cluster);
-  predicted.bound_us = predicted.separate_bound_us = least_linear_us;
-  add_bound(plan, workload, cluster, predicted);
-  if (predicted.time_us < fastest.any.time_us) fastest.any = predicted;
-  if (predicted.time_us < fastest.even.time_us && is_even(plan)) fastest.even = predicted;
-}
-
-FastestPlans fastest_of(const Strategy& strategy, const Workload& workload, const Cluster& cluster,
-                        const Options& options) {
-  FastestPlans fastest;
-  for (const auto& variant : strategy.variants(workload, cluster, {})) {
-    StrategyRequest request;
-    request.max_roundings = kAnyRoundings;  // as the originals
-    request.options = variant;
-    if (strategy.name() == "auto") {
-      request.options["objective"] = options.objective;
-      request.options["steps"] = options.limit;
-    }
-    if (strategy.unsupported(workload, cluster, request)) continue;
-    const std::vector<std::int64_t> sizes = strategy.block_sizes(request);
-    if (sizes.empty()) predict(strategy, workload, cluster, request, options, fastest);
-    for (const std::int64_t size : sizes) {
-      request.block_size = size;
-      predict(strategy, workload, cluster, request, options, fastest);
-    }
-  }
-  return fastest;
-}
-
-void print_row(const std::string& name, const Predicted& ours, bool even, const Predicted& best,
-               const Predicted& best_even) {
+void print_row(const std::string& name, const PredictedPlan& ours, bool even,
+               const PredictedPlan& best, const PredictedPlan& best_even) {
   fmt::print(
       "  {:56} auto {:9.3f} ms, attention {:.3f}, tokens +{:.1f}%{} {:.2f}x bound ({}), {:.2f}x "
       "old; planned {:.2f} s; {:.3f}x faster than {}; even {:.3f}x than {}\n",
@@ -244,18 +142,18 @@ void print_row(const std::string& name, const Predicted& ours, bool even, const 
   std::fflush(stdout);
 }
 
-std::vector<Limit> limits_of(const Options& options) {
+std::vector<Limit> limits_of(const AutoBenchOptions& options) {
   std::vector<Limit> limits = {{"budget_ms", "50"}};
   for (const std::string& steps : options.steps) limits.push_back({"steps", steps});
   return limits;
 }
 
 void compare(const std::string& name, const Workload& workload, const Cluster& cluster,
-             const Options& options, std::vector<Summary>& classes) {
+             const AutoBenchOptions& options, std::vector<Summary>& classes) {
   std::map<std::string, double> times;
   FastestPlans ours;
-  Predicted best;
-  Predicted best_even;
+  PredictedPlan best;
+  PredictedPlan best_even;
   double best_planner = std::numeric_limits<double>::infinity();
   for (const Strategy* strategy : strategies()) {
     const FastestPlans plans = fastest_of(*strategy, workload, cluster, options);
@@ -309,7 +207,7 @@ std::string verdict(bool met, double aim) {
   return fmt::format("aim {:.2f} {}", aim, met ? "met" : "missed");
 }
 
-void print_summary(const std::vector<Summary>& classes, const Options& options) {
+void print_summary(const std::vector<Summary>& classes, const AutoBenchOptions& options) {
   const bool grouped = options.shape.kv_heads < options.shape.q_heads;
   const bool is_layer = options.objective == "layer";
   Aims aims = {.old_bound = {grouped ? 1.15 : 1.25, grouped ? 1.30 : 1.40}};
@@ -356,8 +254,8 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-Options parse(const std::vector<std::string>& args) {
-  Options options;
+AutoBenchOptions parse(const std::vector<std::string>& args) {
+  AutoBenchOptions options;
   for (std::size_t i = 0; i < args.size(); ++i) {
     const std::string& key = args[i];
     if (key == "--rows") {
@@ -380,6 +278,10 @@ Options parse(const std::vector<std::string>& args) {
       options.steps = split(value);
     } else if (key == "--objective") {
       options.objective = value;
+    } else if (key == "--fresh") {
+      options.fresh = std::stoi(value);
+    } else if (key == "--only") {
+      options.only = split(value);
     } else if (key == "--limit") {
       options.limit = value;
     } else if (key == "--seed") {
@@ -398,7 +300,8 @@ Options parse(const std::vector<std::string>& args) {
   return options;
 }
 
-int run(const Options& options) {
+int run(const AutoBenchOptions& options) {
+  if (options.fresh > 0) return bench::run_fresh(options);
   std::vector<Summary> classes(std::size(kClasses));
   for (const std::string& preset : options.clusters) {
     for (const std::int32_t devices : options.devices) {
