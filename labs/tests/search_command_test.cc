@@ -33,18 +33,18 @@ TEST_F(SearchCommand, ShowsTheSearchAndThePredictedTime) {
 
 TEST_F(SearchCommand, MarksThePhasesThatAreDisabledAndRunsTheOthers) {
   const std::vector<std::string> without =
-      search({"--disable", "polish", "--disable", "uneven rows"});
+      search({"--disable", "polish", "--disable", "finish rows"});
   const std::string text = output(without);
   EXPECT_THAT(text, ContainsRegex("\npolish [^\n]* disabled\n"));
-  EXPECT_THAT(text, ContainsRegex("\nuneven rows [^\n]* disabled\n"));
+  EXPECT_THAT(text, ContainsRegex("\nfinish rows [^\n]* disabled\n"));
   const json all = document(search({"--json"}));
   const json some = document(joined(without, {"--json"}));
-  EXPECT_EQ(some["disabled"], json({"polish", "uneven rows"}));
+  EXPECT_EQ(some["disabled"], json({"polish", "finish rows"}));
   EXPECT_EQ(all["disabled"], json::array());
   const json& phases = some["batches"][0]["search"]["phases"];
   ASSERT_EQ(phases.size(), all["batches"][0]["search"]["phases"].size());
   for (const json& phase : phases) {
-    const bool disabled = phase["phase"] == "polish" || phase["phase"] == "uneven rows";
+    const bool disabled = phase["phase"] == "polish" || phase["phase"] == "finish rows";
     EXPECT_EQ(phase.value("disabled", false), disabled);
     EXPECT_FALSE(disabled && phase["ran"].get<bool>());
   }
@@ -53,7 +53,7 @@ TEST_F(SearchCommand, MarksThePhasesThatAreDisabledAndRunsTheOthers) {
 
 TEST_F(SearchCommand, RefusesUnknownPhasesAndStrategiesWithoutPhases) {
   expect_bad_input(contextile(search({"--disable", "polsih"})),
-                   {"expected some of", "'quick tiles'", "found 'polsih'", "did you mean"});
+                   {"expected some of", "'quick uneven rows'", "found 'polsih'", "did you mean"});
   expect_bad_input(contextile(search({"--strategy", "zigzag"})),
                    {"--strategy", "searches in phases", "'zigzag'"});
 }

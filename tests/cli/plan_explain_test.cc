@@ -28,7 +28,7 @@ TEST_F(PlanExplain, ExplainShowsThePhasesOfTheSearchAndTheWinner) {
       joined({"plan", "-o", path("p.plan"), "--explain"}, small());
   const std::string text = output(plan);
   for (const char* words :
-       {"phase of the search", "refine rows", "improve tiles", "winner    ", "found in  "}) {
+       {"phase of the search", "refine rows", "partitioning", "winner    ", "found in  "}) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   const json one = document(plan).at("plans").at(0);

@@ -21,6 +21,57 @@ struct Ports {
   }
 };
 
+// Tells which results may travel finished, and so in the dtype of the activations. One is partial
+// if several devices compute it and its sender has received none of it.
+class FinishedResults {
+ public:
+  FinishedResults(const ArrangedRound& round, const ArrangedDirection& arranged,
+                  std::int32_t num_devices)
+      : groups_(round.head_groups), num_devices_(num_devices) {
+    const auto units = static_cast<std::size_t>(round.blocks.num_blocks()) *
+                       static_cast<std::size_t>(round.head_groups);
+    for (auto* of_side : {&of_rows_, &of_columns_}) of_side->assign(units, {});
+    for (const PlacedTile& tile : arranged.tiles) {
+      add(of_rows_[unit(tile.q_block, tile.group)], tile.device);
+      add(of_columns_[unit(tile.kv_block, tile.group)], tile.device);
+    }
+    for (const Transfer& t : arranged.transfers) {
+      if (is_result(t.kind)) received_.push_back(at(t, t.dst));
+    }
+    std::ranges::sort(received_);
+  }
+
+  [[nodiscard]] bool may_be_finished(const Transfer& t) const {
+    const auto& of_side = is_of_kv(t.kind) ? of_columns_ : of_rows_;
+    return !of_side[unit(t.block, t.group)].is_shared ||
+           std::ranges::binary_search(received_, at(t, t.src));
+  }
+
+ private:
+  struct Computed {
+    Rank device;
+    bool is_shared = false;  // several devices compute it
+  };
+  static void add(Computed& computed, Rank device) {
+    computed.is_shared |= computed.device.valid() && computed.device != device;
+    computed.device = device;
+  }
+  [[nodiscard]] std::size_t unit(BlockId block, GroupId group) const {
+    return block.index() * static_cast<std::size_t>(groups_) + group.index();
+  }
+  [[nodiscard]] std::size_t at(const Transfer& t, Rank rank) const {
+    const std::size_t of_kind =
+        unit(t.block, t.group) * kNumKinds + static_cast<std::size_t>(t.kind);
+    return of_kind * static_cast<std::size_t>(num_devices_) + rank.index();
+  }
+
+  std::int32_t groups_;
+  std::int32_t num_devices_;
+  std::vector<Computed> of_rows_;
+  std::vector<Computed> of_columns_;
+  std::vector<std::size_t> received_;  // a kind of unit by a device, sorted
+};
+
 class Loads {
  public:
   Loads(const Workload& workload, const Cluster& cluster, Dtype partial_wire)
@@ -55,11 +106,12 @@ class Loads {
                                  const ArrangedDirection& arranged) const {
     Ports devices(static_cast<std::size_t>(cluster_.num_devices()));
     Ports nics(static_cast<std::size_t>(cluster_.nodes * cluster_.nics_per_node));
+    const FinishedResults results(round, arranged, cluster_.num_devices());
     for (const Transfer& transfer : arranged.transfers) {
-      const auto bytes =
-          static_cast<double>(unit_bytes(transfer.kind, round.blocks.num_tokens(transfer.block),
-                                         shape_, round.groups_of(transfer.block),
-                                         is_result(transfer.kind) ? partial_wire_ : shape_.dtype));
+      const bool is_partial = is_result(transfer.kind) && !results.may_be_finished(transfer);
+      const auto bytes = static_cast<double>(
+          unit_bytes(transfer.kind, round.blocks.num_tokens(transfer.block), shape_,
+                     round.groups_of(transfer.block), is_partial ? partial_wire_ : shape_.dtype));
       const bool inside = cluster_.same_node(transfer.src, transfer.dst);
       (inside ? devices.out : nics.out)[inside ? transfer.src.index() : nic(transfer.src)] += bytes;
       (inside ? devices.in : nics.in)[inside ? transfer.dst.index() : nic(transfer.dst)] += bytes;

@@ -69,7 +69,8 @@ void OtherStrategies::add(const Strategy& strategy, const StrategyChoice& choice
   }
   if (request.block_size) sizes = {*request.block_size};
   for (const std::int64_t size : sizes) {
-    const std::int64_t steps = steps_of_partitioning(devices, num_blocks(state_.workload, size),
+    const std::int64_t steps = steps_of_partitioning(devices, state_.workload.shape.kv_heads,
+                                                     num_blocks(state_.workload, size),
                                                      likely_tiles(state_.workload, size));
     partitioning_.push_back({choice, size, steps});
   }
@@ -87,7 +88,9 @@ void OtherStrategies::try_likely(double draft_share, double share) {
   for (Draft& likely : best) {
     if (is_hopeless(likely.least_cost_us)) break;
     state_.settle();
-    if (!state_.spend(steps_of_simulating_only(likely.arrangement), share)) continue;
+    // Without a plan the first may take what later phases would have.
+    const double most_share = state_.has_plan() ? share : 1;
+    if (!state_.spend(steps_of_simulating_only(likely.arrangement), most_share)) continue;
     Other& other = quick_[likely.index];
     other.is_done = true;
     keep_if_best(simulated(other, std::move(likely.arrangement)));

@@ -115,8 +115,6 @@ bool RowSearch::is_near() const {
 }
 
 void RowSearch::try_sizes(double share) {
-  if (has_tried_sizes_) return;
-  has_tried_sizes_ = true;
   place_and_try(row_choices(state_.workload, state_.cluster, state_.request, state_.options.effort),
                 share);
 }

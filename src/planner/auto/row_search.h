@@ -21,7 +21,7 @@ class RowSearch {
   void refine(double share);
   // Tries placements that give devices uneven work, so that fewer keys travel.
   void try_uneven(double share);
-  // Tries more block sizes, seeds and steps, once in a search.
+  // Tries more block sizes, seeds and steps.
   void try_sizes(double share);
   // Rebalances the best for longer and tries more schedules.
   void improve(double share);
@@ -41,7 +41,6 @@ class RowSearch {
   SearchState& state_;
   PlacementTrials trials_;
   std::vector<Tried> tried_;  // by cost
-  bool has_tried_sizes_ = false;
 };
 
 }  // namespace contextile

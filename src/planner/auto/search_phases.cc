@@ -12,13 +12,8 @@ namespace contextile {
 namespace {
 
 bool is_even(const SearchParts& parts) { return !parts.quick.is_lopsided(); }
-bool tiles_lead(const SearchParts& parts) { return parts.tiles.leads(); }
 bool rows_are_near(const SearchParts& parts) { return parts.rows.is_near(); }
 bool waits_much(const SearchParts& parts) { return parts.quick.waits_much(); }
-bool waits_without_tiles(const SearchParts& parts) {
-  return waits_much(parts) && !tiles_lead(parts);
-}
-bool lacks_plan(const SearchParts& parts) { return !parts.state.has_plan(); }
 bool lacks_allowed_plan(const SearchParts& parts) { return !parts.state.has_allowed_plan(); }
 
 void run_rules(SearchParts& parts, const PhaseRow& row) {
@@ -26,27 +21,34 @@ void run_rules(SearchParts& parts, const PhaseRow& row) {
 }
 void run_quick(SearchParts& parts, const PhaseRow& row) {
   parts.add_tried(parts.quick.try_likely(row.draft_share, row.budget_share));
+  parts.add_tried(parts.quick.try_tiles(row.draft_share, row.budget_share));
 }
 void run_quick_uneven_rows(SearchParts& parts, const PhaseRow& row) {
   parts.add_tried(parts.quick.try_uneven(row.draft_share, row.budget_share));
 }
-void run_quick_tiles(SearchParts& parts, const PhaseRow& row) {
-  parts.add_tried(parts.quick.try_tiles(row.draft_share, row.budget_share));
+void run_tiles(SearchParts& parts, const PhaseRow& row) {
+  parts.tiles.try_sizes(row.budget_share);
+  parts.tiles.improve(row.budget_share);
 }
-void run_any_placement(SearchParts& parts, const PhaseRow& row) {
+void run_finish_rows(SearchParts& parts, const PhaseRow& row) {
+  parts.rows.finish(row.budget_share);
+  if (parts.quick.waits_much()) parts.rows.try_uneven(row.budget_share);
+}
+// Runs only if the limits let no candidate finish, and may exceed them. Each kind of candidate is
+// tried only if those before it gave no plan: none may be left, or all may need too much memory.
+void run_any_plan(SearchParts& parts, const PhaseRow& row) {
+  parts.others.try_any();
+  if (parts.state.has_plan()) return;
   parts.state.any_will_do = true;
   parts.add_tried(parts.quick.try_likely(row.draft_share, row.budget_share));
-}
-void run_any_tiles(SearchParts& parts, const PhaseRow& row) {
-  parts.state.any_will_do = true;
-  parts.tiles.try_sizes(row.budget_share);
+  if (!parts.state.has_plan()) parts.tiles.try_sizes(row.budget_share);
 }
 
 // No measurement of single shares is recorded. They balance a first plan early against a better
 // one late: under a short limit an early phase must leave time for the next kind of candidate. To
 // judge a change, run `build/budget_bench` and `build/auto_bench --devices 32 --seed 11` (plans
 // that a search of 50 ms finds).
-constexpr std::array<PhaseRow, 21> kTable = {{
+constexpr std::array<PhaseRow, 12> kTable = {{
     {
         .name = "rules",
         .work = "arrange strategies that decide by rule, simulate the two most promising",
@@ -58,7 +60,7 @@ constexpr std::array<PhaseRow, 21> kTable = {{
     },
     {
         .name = "quick",
-        .work = "place whole rows, or tiles where rows look slow, with few steps",
+        .work = "place whole rows, and tiles where rows are slow, with few steps",
         .draft_share = 0.5,
         .budget_share = 0.8,
         .progress_share = 0.1,
@@ -81,42 +83,11 @@ constexpr std::array<PhaseRow, 21> kTable = {{
         .run = [](auto& parts, auto& row) { parts.rows.refine(row.budget_share); },
     },
     {
-        .name = "refine tiles",
-        .work = "try the other schedules on the best tile placement",
-        .budget_share = 0.8,
-        .progress_share = 0.1,
-        .run = [](auto& parts, auto& row) { parts.tiles.refine(row.budget_share); },
-    },
-    {
-        .name = "quick tiles",
-        .work = "place tiles with few steps if nothing so far is fast",
-        .draft_share = 0.8,
-        .budget_share = 0.85,
-        .progress_share = 0.1,
-        .run = run_quick_tiles,
-    },
-    {
-        .name = "probe tiles",
-        .work = "place tiles of up to eight head groups if the best plan waits",
-        .budget_share = 0.85,
-        .progress_share = 0.1,
-        .applies = waits_without_tiles,
-        .run = [](auto& parts, auto& row) { parts.tiles.probe(row.budget_share); },
-    },
-    {
         .name = "others",
         .work = "simulate every other strategy that leaves no block size open",
         .budget_share = 0.9,
         .progress_share = 0.2,
         .run = [](auto& parts, auto& row) { parts.others.try_quick(row.budget_share); },
-    },
-    {
-        .name = "likely tiles",
-        .work = "place tiles at several block sizes and head groups if tiles lead",
-        .budget_share = 0.93,
-        .progress_share = 0.3,
-        .applies = tiles_lead,
-        .run = [](auto& parts, auto& row) { parts.tiles.try_sizes(row.budget_share); },
     },
     {
         .name = "more rows",
@@ -135,48 +106,26 @@ constexpr std::array<PhaseRow, 21> kTable = {{
     },
     {
         .name = "tiles",
-        .work = "place tiles likewise if they did not lead",
+        .work = "place tiles at several block sizes and head groups, then the best again",
         .budget_share = 0.97,
-        .progress_share = 0.6,
-        .run = [](auto& parts, auto& row) { parts.tiles.try_sizes(row.budget_share); },
-    },
-    {
-        .name = "far rows",
-        .work = "place rows likewise if they were far",
-        .budget_share = 0.97,
-        .progress_share = 0.6,
-        .run = [](auto& parts, auto& row) { parts.rows.try_sizes(row.budget_share); },
+        .progress_share = 0.7,
+        .run = run_tiles,
     },
     {
         .name = "partitioning",
         .work = "simulate other strategies that partition, at every block size",
         .budget_share = 0.98,
-        .progress_share = 0.7,
+        .progress_share = 0.9,
         .run = [](auto& parts, auto& row) { parts.others.try_partitioning(row.budget_share); },
     },
     {
-        .name = "improve tiles",
-        .work = "place the best tiles with other balances, more steps and more schedules",
-        .budget_share = 1,
-        .progress_share = 0.9,
-        .run = [](auto& parts, auto&) { parts.tiles.improve(); },
-    },
-    {
         .name = "finish rows",
-        .work = "rebalance the best row placements once more",
+        .work = "rebalance the best rows once more, place uneven ones if the plan waits",
         .budget_share = 1,
         .progress_share = 1,
-        .run = [](auto& parts, auto& row) { parts.rows.finish(row.budget_share); },
+        .run = run_finish_rows,
     },
-    // The next two only use what the others leave, so that no limit makes their plans worse.
-    {
-        .name = "uneven rows",
-        .work = "place rows with uneven work if the best plan waits",
-        .budget_share = 1,
-        .progress_share = 1,
-        .applies = waits_much,
-        .run = [](auto& parts, auto& row) { parts.rows.try_uneven(row.budget_share); },
-    },
+    // Only uses what the others leave, so that no limit makes their plans worse.
     {
         .name = "polish",
         .work = "improve small placements on simulated time",
@@ -184,31 +133,14 @@ constexpr std::array<PhaseRow, 21> kTable = {{
         .progress_share = 1,
         .run = [](auto& parts, auto& row) { parts.polish_best(row.budget_share); },
     },
-    // The last three run only if the limits let no candidate finish. They may exceed the limits.
     {
-        .name = "any other",
-        .work = "without a plan: the likeliest of the cheapest other strategies",
-        .budget_share = 1,
-        .progress_share = 1,
-        .applies = lacks_allowed_plan,
-        .run = [](auto& parts, auto&) { parts.others.try_any(); },
-    },
-    {
-        .name = "any placement",
-        .work = "still without a plan: a quick placement, whatever it takes",
+        .name = "any plan",
+        .work = "without a plan: another strategy, else a placement, whatever it takes",
         .draft_share = 1,
         .budget_share = 1,
         .progress_share = 1,
-        .applies = lacks_plan,
-        .run = run_any_placement,
-    },
-    {
-        .name = "any tiles",
-        .work = "still without a plan: tiles, whatever they take",
-        .budget_share = 1,
-        .progress_share = 1,
-        .applies = lacks_plan,
-        .run = run_any_tiles,
+        .applies = lacks_allowed_plan,
+        .run = run_any_plan,
     },
 }};
 

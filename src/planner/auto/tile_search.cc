@@ -40,42 +40,12 @@ void TileSearch::add_tried(Tried tried) {
   std::ranges::stable_sort(tried_, {}, &Tried::cost_us);
 }
 
-void TileSearch::refine(double share) {
-  if (!is_near()) return;
-  Tried& best = tried_.front();
-  state_.settle();
-  std::span<const SchedulePair> pairs = likely_schedules(PlacedUnit::kTiles, 0);
-  const std::int64_t steps = steps_of_simulating(state_.num_devices(), num_tiles(best.placement));
-  while (!pairs.empty() && !state_.spend(std::ssize(pairs) * steps, share)) {
-    pairs = pairs.first(pairs.size() - 1);
-  }
-  trials_.try_pairs_again({&best, 1}, pairs);
-}
-
-void TileSearch::probe(double share) {
-  std::vector<PlacementChoice> choices =
-      tile_choices(state_.workload, state_.cluster, state_.request, tuning::kTileEps);
-  std::int32_t groups = 1;
-  for (const PlacementChoice& choice : choices) {
-    const bool is_probed = choice.head_groups <= tuning::kMostProbeGroups;
-    if (is_probed) groups = std::max(groups, choice.head_groups);
-  }
-  std::erase_if(choices,
-                [&](const PlacementChoice& choice) { return choice.head_groups != groups; });
-  for (PlacementChoice& choice : choices) choice.effort = tuning::kProbeEffort;
-  place_and_try(choices, tuning::kProbesSimulated,
-                likely_schedules(PlacedUnit::kTiles, 0).first(tuning::kProbeSchedules), share);
-}
-
 void TileSearch::try_sizes(double share) {
-  // The last resort tries again what did not fit into the limits.
-  if (has_tried_sizes_ && !state_.any_will_do) return;
-  has_tried_sizes_ = true;
   place_and_try(tile_choices(state_.workload, state_.cluster, state_.request, tuning::kTileEps),
                 tuning::kTilesSimulated, likely_schedules(PlacedUnit::kTiles, 0), share);
 }
 
-void TileSearch::improve() {
+void TileSearch::improve(double share) {
   using Slots = TimelineOptions;
   using Stages = OverlapOptions;
   static const std::vector<SchedulePair> kPairs = {
@@ -85,7 +55,7 @@ void TileSearch::improve() {
   if (!is_near()) return;
   for (const double eps : tuning::kOtherTileEps) {
     place_and_try(tile_choices(state_.workload, state_.cluster, state_.request, eps),
-                  tuning::kOtherEpsSimulated, likely_schedules(PlacedUnit::kTiles, 0), 1);
+                  tuning::kOtherEpsSimulated, likely_schedules(PlacedUnit::kTiles, 0), share);
   }
   if (!is_near()) return;
   std::vector<PlacementChoice> choices;
@@ -98,7 +68,7 @@ void TileSearch::improve() {
       choices.push_back(choice);
     }
   }
-  place_and_try(choices, tuning::kTilesImproved, kPairs, 1);
+  place_and_try(choices, tuning::kTilesImproved, kPairs, share);
 }
 
 }  // namespace contextile

@@ -14,23 +14,14 @@ class TileSearch {
  public:
   TileSearch(SearchState& state, bool retain) : state_(state), trials_(state, retain) {}
 
-  // True if the best candidate of all is one of them.
-  [[nodiscard]] bool leads() const {
-    return !tried_.empty() && tried_.front().cost_us <= state_.best.cost_us;
-  }
   [[nodiscard]] const std::vector<Tried>& tried() const { return tried_; }  // the best first
   // Adds a placement that another part has tried, to go on from it.
   void add_tried(Tried tried);
-  // Tries the best of them near the best so far under more schedules.
-  void refine(double share);
-  // Tries up to eight head groups at several block sizes with few steps.
-  void probe(double share);
-  // Tries several block sizes and head groups, the most promising under several schedules, once in
-  // a search.
+  // Tries several block sizes and head groups, the most promising under several schedules.
   void try_sizes(double share);
   // If the best of them is near the best so far, tries other balances, then more steps and other
   // seeds, under more schedules.
-  void improve();
+  void improve(double share);
 
  private:
   // Steps of a choice with that many simulations.
@@ -43,7 +34,6 @@ class TileSearch {
   SearchState& state_;
   PlacementTrials trials_;
   std::vector<Tried> tried_;  // by cost
-  bool has_tried_sizes_ = false;
 };
 
 }  // namespace contextile

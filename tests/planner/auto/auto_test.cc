@@ -298,6 +298,25 @@ TEST(ArrangementLoad, LeastTimeIsNeverUndercut) {
   }
 }
 
+// Finished results travel in bf16 between nodes, partial ones in f32.
+TEST(ArrangementLoad, CountsFinishedResultsAsTheyTravel) {
+  AttentionShape shape;
+  shape.q_heads = shape.kv_heads = 32;
+  const MaskUse use = parse_mask_use("lambda:64,1024");
+  const Workload workload =
+      make_workload(std::vector<std::int64_t>{16384, 300, 8000, 8084}, shape, {&use, 1});
+  const Cluster cluster = cluster_of("p4de", 4, 4);
+  StrategyRequest request;
+  request.block_size = 1024;
+  for (const char* results : {"after", "early"}) {
+    SCOPED_TRACE(results);
+    request.options = {{"relays", "on"}, {"results", results}, {"share", "reached"}};
+    const Arrangement arrangement = find_strategy("dcp").arrange(workload, cluster, request);
+    const double time_us = simulate(build_plan(workload, cluster, arrangement), cluster).time_us();
+    EXPECT_LE(least_time_us(workload, cluster, arrangement), time_us);
+  }
+}
+
 TEST(Auto, OwnPlacementsAreValidWithAndWithoutRetainedInputs) {
   for (const char* mask : {"causal", "full", "lambda:64,1024", "causal_blockwise:256,2,1",
                            "shared_question:0.2,4", "sliding_window:700", "prefix_lm:100"}) {

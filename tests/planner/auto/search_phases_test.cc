@@ -122,19 +122,17 @@ TEST(SearchPhases, ASearchReportsEveryPhaseAndTheWinner) {
   EXPECT_FALSE(planned_by("zigzag", {}).search);
 }
 
-TEST(SearchPhases, TheLastPhasesRunOnlyWithoutAPlan) {
-  const std::set<std::string> last = {"any other", "any placement", "any tiles"};
-  const auto ran = [&](const PlannedBatch& planned) {
-    std::set<std::string> names;
-    for (const SearchPhase& phase : planned.search->phases) {
-      if (phase.ran && last.contains(phase.name)) names.insert(phase.name);
-    }
-    return names;
-  };
-  EXPECT_TRUE(ran(planned_by("auto", {{"steps", "2000000"}})).empty());
-  EXPECT_EQ(ran(planned_by("auto", {{"steps", "1"}})), std::set<std::string>{"any other"});
-  EXPECT_EQ(ran(planned_by("auto", {{"steps", "1"}, {"candidates", "own"}})),
-            (std::set<std::string>{"any other", "any placement"}));
+TEST(SearchPhases, TheLastPhaseRunsOnlyWithoutAPlan) {
+  const auto ran = [&](const PlannedBatch& planned) { return planned.search->phases.back().ran; };
+  EXPECT_FALSE(ran(planned_by("auto", {{"steps", "2000000"}})));
+  const PlannedBatch other = planned_by("auto", {{"steps", "1"}});
+  EXPECT_TRUE(ran(other));
+  EXPECT_EQ(other.search->found_in, "any plan");
+  EXPECT_NE(other.search->winner, "placement");
+  const PlannedBatch own = planned_by("auto", {{"steps", "1"}, {"candidates", "own"}});
+  EXPECT_TRUE(ran(own));
+  EXPECT_EQ(own.search->found_in, "any plan");
+  EXPECT_EQ(own.search->winner, "placement");
 }
 
 // More blocks than quick placements may have, and no other strategies.
@@ -144,7 +142,8 @@ TEST(SearchPhases, TheLastPhasePlacesTilesWhereNothingElseFoundAPlan) {
                                           {"auto", {{"steps", "1"}, {"candidates", "own"}}});
   EXPECT_TRUE(planned.verified.ok());
   ASSERT_TRUE(planned.search);
-  EXPECT_EQ(planned.search->found_in, "any tiles");
+  EXPECT_EQ(planned.search->found_in, "any plan");
+  EXPECT_EQ(planned.search->winner_options.at("of"), "tiles");
 }
 
 // A search of `auto` without some phases.
@@ -212,21 +211,16 @@ TEST(DisabledPhases, SeveralPhasesCanBeDisabledAndTheRestStillFindsAPlan) {
   }
 }
 
-TEST(DisabledPhases, WithoutTheLastResortsASearchThatFindsNothingSaysSo) {
+TEST(DisabledPhases, WithoutTheLastResortASearchThatFindsNothingSaysSo) {
   const std::map<std::string, std::string> one_step = {{"steps", "1"}};
-  const SearchedWithout without = searched_without({"any other"}, one_step);
-  EXPECT_TRUE(verify(without.plan).ok());
-  EXPECT_EQ(without.report.found_in, "any placement");
-  const SearchedWithout still = searched_without({"any other", "any placement"}, one_step);
-  EXPECT_TRUE(verify(still.plan).ok());
-  EXPECT_EQ(still.report.found_in, "any tiles");
+  EXPECT_EQ(searched_without({"polish"}, one_step).report.found_in, "any plan");
   try {
-    static_cast<void>(searched_without({"any other", "any placement", "any tiles"}, one_step));
+    static_cast<void>(searched_without({"any plan"}, one_step));
     FAIL() << "expected no plan";
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
                  "auto: expected a candidate within the limits of the search, found none (without "
-                 "the phases any other, any placement, any tiles)");
+                 "the phases any plan)");
   }
 }
 
