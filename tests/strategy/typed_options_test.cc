@@ -153,6 +153,7 @@ void randomize(Setter& setter, AutoOptions& options) {
   setter.set_enum(options.objective, 2);
   setter.set_enum(options.tokens, 3);
   setter.set(options.steps, 0, 1 << 20);
+  setter.set(options.steps_per_device, 0, 1 << 20);
   setter.set(options.budget_ms, 0, 1 << 20);
 }
 

@@ -33,9 +33,9 @@ struct PlanJob {
   BatchSampler sampler;
   WorkloadInput input;
   Cluster cluster;
-  // The default takes about 4 seconds of one core for a large batch (docs/auto.md). Strategies with
-  // a time budget are refused, because their plans differ between machines.
-  StrategyChoice choice = {"auto", {{"steps", "600000"}}};
+  // The default takes about 4 seconds of one core for a batch of 128 devices (docs/auto.md).
+  // Strategies with a time budget are refused, because their plans differ between machines.
+  StrategyChoice choice = {"auto", {{"steps", "600000"}, {"steps_per_device", "18750"}}};
   PlanOptions plan;  // `progress` is not used
   // Makes the batch of a step if `input` cannot describe it. Its documents must have the lengths of
   // `lengths_tokens`, and its shape must be the input's. Planning threads call it, several at a

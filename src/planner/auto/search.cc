@@ -107,11 +107,12 @@ std::int64_t num_threads() {
       tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
 }
 
-std::int64_t step_limit(const AutoOptions& options) {
-  if (options.budget_ms == 0) return options.steps == 0 ? tuning::kUnlimitedSteps : options.steps;
+std::int64_t step_limit(const AutoOptions& options, std::int64_t devices) {
+  const std::int64_t steps = std::max(options.steps, options.steps_per_device * devices);
+  if (options.budget_ms == 0) return steps == 0 ? tuning::kUnlimitedSteps : steps;
   constexpr std::int64_t kMostMs = 1'000'000'000;  // the product stays within 64 bits
   const std::int64_t by_time = 1000 * std::min(options.budget_ms, kMostMs) * num_threads();
-  return options.steps == 0 ? by_time : std::min(options.steps, by_time);
+  return steps == 0 ? by_time : std::min(steps, by_time);
 }
 
 std::optional<std::int64_t> memory_limit(const Cluster& cluster, const StrategyRequest& request) {

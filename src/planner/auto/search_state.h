@@ -80,7 +80,7 @@ struct TokenRule {
 
 // The steps that a search may spend: as requested, as its threads have time for, or more than all
 // but the largest batches need.
-[[nodiscard]] std::int64_t step_limit(const AutoOptions& options);
+[[nodiscard]] std::int64_t step_limit(const AutoOptions& options, std::int64_t devices);
 
 struct SearchState {
   SearchState(const Workload& the_workload, const Cluster& the_cluster,
@@ -89,7 +89,7 @@ struct SearchState {
         cluster(the_cluster),
         request(the_request),
         options(the_options),
-        budget(step_limit(the_options)),
+        budget(step_limit(the_options, the_cluster.num_devices())),
         progress(the_request.progress),
         start(std::chrono::steady_clock::now()),
         tokens(token_rule(the_workload, the_cluster, the_request, the_options)),
@@ -143,7 +143,7 @@ struct SearchState {
   // All work that steps were spent on is done. A limit in time then counts its time, not the
   // estimate.
   void settle() {
-    if (options.budget_ms == 0 || options.steps > 0) return;
+    if (options.budget_ms == 0 || options.steps > 0 || options.steps_per_device > 0) return;
     budget.correct(static_cast<std::int64_t>(elapsed_us()) * num_threads());
   }
   // Returns true if the steps fit into that share of all limits.

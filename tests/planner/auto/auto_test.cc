@@ -33,10 +33,14 @@ namespace contextile {
 namespace {
 
 TEST(Auto, WithoutALimitTakesStepsThatEndInMinutes) {
-  EXPECT_EQ(step_limit({}), 120'000'000);
-  EXPECT_EQ(step_limit({.steps = 7}), 7);
-  EXPECT_EQ(step_limit({.steps = 7, .budget_ms = 1'000}), 7);
-  EXPECT_EQ(step_limit({.steps = std::int64_t{1} << 50U}), std::int64_t{1} << 50U);
+  EXPECT_EQ(step_limit({}, 8), 120'000'000);
+  EXPECT_EQ(step_limit({.steps = 7}, 8), 7);
+  EXPECT_EQ(step_limit({.steps = 7, .budget_ms = 1'000}, 8), 7);
+  EXPECT_EQ(step_limit({.steps = std::int64_t{1} << 50U}, 8), std::int64_t{1} << 50U);
+  // The larger of both limits.
+  EXPECT_EQ(step_limit({.steps = 700, .steps_per_device = 50}, 8), 700);
+  EXPECT_EQ(step_limit({.steps = 700, .steps_per_device = 100}, 8), 800);
+  EXPECT_EQ(step_limit({.steps_per_device = 100}, 8), 800);
 }
 
 TEST(Auto, IsNeverSlowerThanAnotherStrategyByPrediction) {
