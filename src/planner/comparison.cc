@@ -7,6 +7,7 @@
 #include "planner/checked_batch.h"
 #include "planner/timed_block_size.h"
 #include "predict/bounds/checked_bound.h"
+#include "strategy/schedule/token_alignment.h"
 
 namespace contextile {
 namespace {
@@ -33,6 +34,12 @@ ComparedStrategy without_numbers(StrategyChoice choice) {
           .linear_us = {},
           .uneven_us = {},
           .schedules = {}};
+}
+
+// Micro-batches are what a strategy makes of the lengths, so whether their tokens are multiples is
+// found when they are planned.
+bool fits_no_group(const Error& error, const PlanOptions& options) {
+  return aligns_tokens(options) && dynamic_cast<const InvalidArgument*>(&error) != nullptr;
 }
 
 // Copies the description of the plan: all except bands, owners and programs.
@@ -112,12 +119,14 @@ ComparedSchedule compared_schedule(const Workload& workload, const PlanInput& in
       plan_and_check_schedule(workload, input.cluster, choice, options);
   const SchedulePrediction prediction = predict_schedule(schedule, token_price(workload, input));
   const double linear_us = prediction.time_us - predict_schedule(schedule, 0).time_us;
-  return {
-      .micro_batches = schedule.num_micro_batches(),
-      .most_tokens = prediction.most_tokens(),
-      .memory_bytes = prediction.memory_bytes(),
-      .layer_us = prediction.time_us,
-      .linear = {.linear_us = linear_us, .uneven_us = std::max(0.0, linear_us - even_linear_us)}};
+  // The difference of two sums may be off by their last bits.
+  const double uneven_us = linear_us - even_linear_us;
+  const double above_even = uneven_us > 1e-9 * linear_us ? uneven_us : 0;
+  return {.micro_batches = schedule.num_micro_batches(),
+          .most_tokens = prediction.most_tokens(),
+          .memory_bytes = prediction.memory_bytes(),
+          .layer_us = prediction.time_us,
+          .linear = {.linear_us = linear_us, .uneven_us = above_even}};
 }
 
 }  // namespace
@@ -178,7 +187,7 @@ std::vector<ComparedStrategy> compare_strategies(const PlanInput& input,
         throw;  // the environment's failure, not the strategy's
       } catch (const Error& error) {
         row = without_numbers(std::move(row.choice));
-        row.failed = error.what();
+        (is_scheduled && fits_no_group(error, options) ? row.skipped : row.failed) = error.what();
       }
     }
   }

@@ -109,7 +109,7 @@ class Planner:
     cluster : Cluster or str, optional
         The cluster of the group. Default: its hosts (``Cluster.from_torch``). Other groups have its
         constants on their own hosts.
-    block_size, wire, linear_layers, tokens_multiple, equal_tokens
+    block_size, wire, linear_layers
         As for ``contextile.plan``. With a model as ``linear_layers``, the tensor parallelism is
         that of Megatron's layers.
     plans_cached : int
@@ -124,7 +124,7 @@ class Planner:
     ------
     InvalidArgument
         The cluster has another number of devices than the group has ranks; or there is a GPU, a
-        block size, a wire type, ``linear_layers`` or a rule for tokens with a pool.
+        block size, a wire type or ``linear_layers`` with a pool.
 
     Examples
     --------
@@ -145,8 +145,6 @@ class Planner:
         block_size: int | None = None,
         wire: str | None = None,
         linear_layers: LinearLayers | None = None,
-        tokens_multiple: int = 1,
-        equal_tokens: bool = False,
         plans_cached: int = 64,
         pool: str | None = None,
     ) -> None:
@@ -157,8 +155,6 @@ class Planner:
             "block_size": block_size,
             "wire": wire,
             "linear_layers": linear_layers,
-            "tokens_multiple": tokens_multiple,
-            "equal_tokens": equal_tokens,
         }
         self._plans: PlanCache[Planned] = PlanCache(plans_cached)
         self._pool: ReplicaPool | None = None
@@ -173,7 +169,7 @@ class Planner:
         if pool != "dp_cp":
             raise _core.InvalidArgument(f"pool: expected dp_cp or None, found {pool!r:.40}")
         for name, value in self._options.items():
-            if value not in (None, False) and (name, value) != ("tokens_multiple", 1):
+            if value is not None:
                 raise _core.InvalidArgument(f"pool dp_cp: expected no {name}, found {value}")
         self._pool = ReplicaPool(
             executor, strategy=strategy, cluster=given, plans_cached=plans_cached

@@ -80,15 +80,42 @@ def test_comparisons_and_schedules_keep_to_it():
         ct.schedule([700, 100, 336, 16], tokens_multiple=16, **given)
 
 
-def test_plans_of_unlike_shapes_share_the_placement():
-    plans = ct.plans(
-        LENGTHS,
-        mask={"full": "causal", "near": "sliding_window:64"},
-        heads={"full": (8, 4), "near": (4, 2)},
-        head_dim=32,
-        cluster="local:1x3",
-        strategy="dcp",
+@pytest.mark.parametrize("strategy", ["zigzag", "ring", "hybrid", "dcp", "fcp", "magi"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_plans_of_unlike_shapes_share_the_placement(strategy, ranks):
+    for lengths in (LENGTHS, [51, 61, 32], [400, 7, 300, 61]):
+        plans = ct.plans(
+            lengths,
+            mask={"full": "causal", "near": "sliding_window:64"},
+            heads={"full": (8, 4), "near": (4, 4)},
+            head_dim=32,
+            cluster=f"local:1x{ranks}",
+            strategy=strategy,
+            tokens_multiple=16,
+        )
+        assert all(tokens % 16 == 0 for tokens in owned(plans["full"]))
+        assert owned(plans["near"]) == owned(plans["full"])
+
+
+def test_comparisons_skip_micro_batches_that_are_no_multiples():
+    rows = ct.compare(
+        [500, 300, 224],
+        cluster="local:1x4",
+        strategies="zigzag,bytescale",
         tokens_multiple=16,
+        **SMALL,
     )
-    assert all(tokens % 16 == 0 for tokens in owned(plans["full"]))
-    assert owned(plans["near"]) == owned(plans["full"])
+    by_name = {row.strategy: row for row in rows}
+    assert by_name["zigzag"].ok and not by_name["bytescale"].ok
+    assert "tokens_multiple: expected a batch of a multiple of 16" in by_name["bytescale"].skipped
+
+
+def test_devices_that_only_compute_own_no_equal_share():
+    with pytest.raises(ct.InvalidArgument, match="attention_servers has devices without tokens"):
+        ct.plan(
+            LENGTHS,
+            cluster="local:1x4",
+            strategy="distca:attention_servers=1",
+            equal_tokens=True,
+            **SMALL,
+        )

@@ -221,6 +221,9 @@ class DistcaStrategy : public TypedStrategy<DistcaOptions> {
                                          const StrategyRequest& request,
                                          DistcaOptions& options) const override {
     apply_upstream(options);
+    if (request.equal_tokens && options.attention_servers > 0) {
+      refuse("with attention_servers has devices without tokens, found equal_tokens");
+    }
     const std::optional<CaPlan> planned = plan(workload, cluster, options);
     if (!planned) refuse(over_limit(options));
     options.tolerance = planned->tolerance;

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -206,11 +207,11 @@ class NeededInputs {
   std::set<Use> uses_;
 };
 
-// Cuts a round into pieces. The first piece of a block keeps the block's number.
+// Cuts a round into pieces, which follow each other in the order of their tokens.
 class RoundCutter {
  public:
   RoundCutter(const IdVector<BlockId, std::vector<Piece>>& pieces, ArrangedRound& round)
-      : round_(round), parts_(pieces.ids()), workers_(round.owners) {
+      : round_(round), parts_(pieces.ids()) {
     if (std::ranges::all_of(pieces, &std::vector<Piece>::empty)) return;
     cut_blocks(pieces);
     for (std::size_t m = 0; m < round_.programs.size(); ++m) {
@@ -222,7 +223,7 @@ class RoundCutter {
       for (const Direction direction : kDirections) {
         auto& arranged = direction == Direction::kForward ? mask.forward : mask.backward;
         if (!arranged) continue;
-        const NeededInputs before(*arranged, retained, direction, routed_);
+        const NeededInputs before(*arranged, retained, direction, was_cut_);
         cut_tiles(index, arranged->tiles);
         cut_transfers(direction, mask.retain, before, *arranged);
       }
@@ -233,39 +234,24 @@ class RoundCutter {
  private:
   void cut_blocks(const IdVector<BlockId, std::vector<Piece>>& pieces) {
     const Blocking before = std::move(round_.blocks);
+    const std::vector<Rank> owners = std::move(round_.owners);
+    const std::vector<std::int32_t> head_groups = std::move(round_.block_head_groups);
     round_.blocks = {};
-    routed_.assign(pieces.size(), false);
-    std::vector<std::vector<Range>> appended;
-    std::vector<BlockId> appended_from;
+    round_.owners.clear();
+    round_.block_head_groups.clear();
     for (const BlockId b : pieces.ids()) {
-      parts_[b] = {b};
-      if (pieces[b].empty()) {
-        round_.blocks.add(before.ranges(b), before.role(b));
-        continue;
-      }
+      const Rank worker = owners[b.index()];
+      const auto add = [&](std::span<const Range> ranges, Rank owner) {
+        parts_[b].push_back(round_.blocks.add(ranges, before.role(b)));
+        round_.owners.push_back(owner);
+        workers_.push_back(worker);
+        routed_.push_back(!pieces[b].empty());
+        if (!head_groups.empty()) round_.block_head_groups.push_back(head_groups[b.index()]);
+      };
+      was_cut_.push_back(!pieces[b].empty());
       std::vector<Range> rest(before.ranges(b).begin(), before.ranges(b).end());
-      for (const Piece& piece : pieces[b]) {
-        std::vector<Range> ranges = take_first(piece.tokens, rest);
-        if (&piece == &pieces[b].front()) {
-          round_.blocks.add(ranges, before.role(b));
-          round_.owners[b.index()] = piece.owner;
-          routed_[b.index()] = true;
-          continue;
-        }
-        parts_[b].push_back(BlockId{static_cast<std::int32_t>(pieces.size() + appended.size())});
-        appended.push_back(std::move(ranges));
-        appended_from.push_back(b);
-        round_.owners.push_back(piece.owner);
-      }
-    }
-    for (std::size_t i = 0; i < appended.size(); ++i) {
-      const BlockId from = appended_from[i];
-      round_.blocks.add(appended[i], before.role(from));
-      workers_.push_back(workers_[from.index()]);
-      routed_.push_back(true);
-      if (!round_.block_head_groups.empty()) {
-        round_.block_head_groups.push_back(round_.block_head_groups[from.index()]);
-      }
+      for (const Piece& piece : pieces[b]) add(take_first(piece.tokens, rest), piece.owner);
+      if (pieces[b].empty()) add(rest, worker);
     }
   }
   // Removes that many tokens from the front of the ranges and returns them.
@@ -290,18 +276,13 @@ class RoundCutter {
     RareInterruptCheck check;
     for (const PlacedTile& tile : tiles) {
       check();
-      const auto& rows = parts_[tile.q_block];
-      const auto& columns = parts_[tile.kv_block];
-      if (!routed_[tile.q_block.index()] && !routed_[tile.kv_block.index()]) {
-        cut.push_back(tile);
-        continue;
-      }
-      for (const BlockId q : rows) {
-        for (const BlockId kv : columns) {
+      const bool is_cut = was_cut_[tile.q_block.index()] || was_cut_[tile.kv_block.index()];
+      for (const BlockId q : parts_[tile.q_block]) {
+        for (const BlockId kv : parts_[tile.kv_block]) {
           PlacedTile part = tile;
           part.q_block = q;
           part.kv_block = kv;
-          part.pairs = pairs_of(index, q, kv);
+          if (is_cut) part.pairs = pairs_of(index, q, kv);
           if (part.pairs > 0) cut.push_back(part);
         }
       }
@@ -324,7 +305,7 @@ class RoundCutter {
                      const NeededInputs& before, ArrangedDirection& arranged) const {
     std::vector<Transfer> needless;
     std::ranges::copy_if(arranged.transfers, std::back_inserter(needless), [&](const Transfer& t) {
-      return !is_result(t.kind) && routed_[t.block.index()] && !before.carries_needed(t);
+      return !is_result(t.kind) && was_cut_[t.block.index()] && !before.carries_needed(t);
     });
     cut_units(needless);
     cut_units(arranged.transfers);
@@ -349,8 +330,9 @@ class RoundCutter {
 
   ArrangedRound& round_;
   IdVector<BlockId, std::vector<BlockId>> parts_;  // of every block as it was
-  std::vector<Rank> workers_;
-  std::vector<bool> routed_;  // blocks that were cut or have another owner
+  std::vector<bool> was_cut_;  // likewise: it is in pieces, or its owner changes
+  std::vector<Rank> workers_;  // of every block as it is
+  std::vector<bool> routed_;   // likewise
   std::map<std::pair<BlockId, BlockId>, std::int64_t> pairs_;
 };
 
