@@ -198,6 +198,7 @@ Json report_json(const NetworkOptions& options, const std::vector<StudiedSetting
           {"window", options.study.chunks.window},
           {"queue", queue_name(options.study.chunks.queue)},
           {"seed", options.study.seed},
+          {"layer", options.study.of_layer},
           {"settings", std::move(settings)},
           {"plans", plans_table(studied).json()},
           {"median_difference", found.median},
@@ -251,9 +252,12 @@ Action add_network_command(CLI::App& app) {
   add_size(app, "--draws", study.draws, 0,
            {"N", "draws of other constants, and of noise, for every setting", ""});
   add_size(app, "--seed", study.seed, std::uint64_t{0}, {"N", "of the draws", ""});
+  add_switch(app, "--layer", study.of_layer,
+             "times of a layer: linear layers of the device that owns the most tokens count, too");
   add_json_option(app, options->json);
   add_csv_option(app, options->csv, "times of the plans");
   add_examples(app, {"contextile-labs network --setting h100 --draws 4",
+                     "contextile-labs network --layer --draws 20",
                      "contextile-labs network --chunk-bytes 64K --draws 0"});
   return [options] { return run(*options); };
 }

@@ -14,8 +14,10 @@
 #include "base/quote.h"
 #include "base/rng.h"
 #include "base/suggest.h"
+#include "contextile/advanced/model.h"
 #include "contextile/data.h"
 #include "contextile/planner.h"
+#include "contextile/simulate.h"
 #include "labs/network/chunk_machine.h"
 
 namespace contextile {
@@ -24,6 +26,7 @@ namespace {
 constexpr std::int64_t kTokens = 1024;  // 1K
 constexpr AttentionShape kStudyShape = {.q_heads = 32, .kv_heads = 8};
 constexpr std::uint64_t kBatchSeed = 7;
+constexpr std::uint64_t kPriceSeed = 0x6c696e656172;  // of the price of tokens, in a draw
 
 constexpr std::array kSettings = {
     StudySetting{"h100", "dgx-h100:1x8", "prolong", 64 * kTokens, "causal"},
@@ -46,6 +49,15 @@ constexpr std::array kSettings = {
 constexpr const char* kChoices =
     "ring,zigzag,ulysses,hybrid,all_gather,all_gather:algorithm=nested,double_ring,"
     "megatron_dynamic,magi,dcp,fcp,distca,auto:steps=100000,objective=attention";
+// For layers, those that a layer's time prefers.
+constexpr const char* kLayerChoices =
+    "zigzag,ulysses,hybrid,all_gather:algorithm=nested,double_ring,megatron_dynamic,magi,dcp,"
+    "dcp:results=early,share=reached,relays=on,fcp,fcp:block=1024,head_parallel=8,distca,"
+    "auto:steps=600000";
+
+const char* choices_of(const StudyOptions& options) {
+  return options.of_layer ? kLayerChoices : kChoices;
+}
 
 std::vector<const StudySetting*> chosen_settings(const StudyOptions& options) {
   std::vector<const StudySetting*> chosen;
@@ -69,6 +81,7 @@ struct PlannedPrograms {
   StrategyChoice choice;
   std::shared_ptr<const Plan> plan;
   std::unique_ptr<NetworkPrograms> programs;
+  double linear_us = 0;  // of the linear layers that count
 };
 
 // Times of all plans of a setting in one draw, by plan.
@@ -108,16 +121,23 @@ class SettingStudy {
         batches_from_dataset(setting_.dataset, {.tokens = setting_.tokens, .seed = kBatchSeed})[0];
     const MaskUse mask = parse_mask_use(setting_.mask);
     const Workload workload = make_workload(lengths, kStudyShape, mask);
-    for (const StrategyChoice& choice : parse_strategies(kChoices)) {
+    for (const StrategyChoice& choice : parse_strategies(choices_of(options_))) {
       if (options_.started) options_.started(setting_, choice);
       if (unsupported_reason(workload, cluster_, choice)) continue;
-      PlannedPrograms planned{choice, plan_and_check(workload, cluster_, choice).plan, nullptr};
-      planned.programs = std::make_unique<NetworkPrograms>(*planned.plan);
+      const PlannedBatch batch = plan_and_check(workload, cluster_, choice);
+      PlannedPrograms planned{choice, batch.plan, std::make_unique<NetworkPrograms>(*batch.plan)};
+      if (options_.of_layer) planned.linear_us = linear_us_of(batch, workload);
       const double simulated_us = planned.programs->set_times(*planned.plan, cluster_);
-      studied.push_back({choice, simulated_us,
-                         chunk_time_us(planned.programs->programs(), cluster_, options_.chunks)});
+      const double chunk_us =
+          chunk_time_us(planned.programs->programs(), cluster_, options_.chunks);
+      studied.push_back({choice, simulated_us + planned.linear_us, chunk_us + planned.linear_us});
       plans_.push_back(std::move(planned));
     }
+  }
+
+  double linear_us_of(const PlannedBatch& batch, const Workload& workload) const {
+    const double token_us = guessed_linear_us_per_token(workload.shape, cluster_);
+    return linear_times(batch, simulate(*batch.plan, cluster_), token_us).linear_us;
   }
 
   std::vector<DrawnTimes> draw() const {
@@ -133,12 +153,16 @@ class SettingStudy {
       const std::uint64_t seed = seed_of(options_.seed, setting_, job / plans_.size());
       const Cluster changed = with_wrong_constants(cluster_, options_.constants_within, seed);
       NetworkPrograms programs = *plans_[plan].programs;
-      drawn.constants_us[plan] = programs.set_times(*plans_[plan].plan, changed);
+      const double price_factor =
+          1 + options_.constants_within * (2 * Rng(seed ^ kPriceSeed).uniform() - 1);
+      const double linear_us = price_factor * plans_[plan].linear_us;
+      drawn.constants_us[plan] = programs.set_times(*plans_[plan].plan, changed) + linear_us;
       drawn.chunks_constants_us[plan] =
-          chunk_time_us(programs.programs(), changed, options_.chunks);
+          chunk_time_us(programs.programs(), changed, options_.chunks) + linear_us;
       std::vector<NetworkProgram> noisy = plans_[plan].programs->programs();
       add_noise(noisy, options_.noise, seed, Rng(seed + plan).next());
-      drawn.noise_us[plan] = chunk_time_us(noisy, cluster_, options_.chunks);
+      drawn.noise_us[plan] =
+          chunk_time_us(noisy, cluster_, options_.chunks) + plans_[plan].linear_us;
     });
     return draws;
   }
@@ -182,7 +206,7 @@ std::string study_text(const StudySetting& setting) {
 }
 
 std::int64_t num_study_plans(const StudyOptions& options) {
-  return std::ssize(chosen_settings(options)) * std::ssize(parse_strategies(kChoices));
+  return std::ssize(chosen_settings(options)) * std::ssize(parse_strategies(choices_of(options)));
 }
 
 void StudiedOrders::add(const StudiedOrders& others) {

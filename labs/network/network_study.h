@@ -41,6 +41,9 @@ struct StudyOptions {
   double constants_within = 0.3;
   Noise noise = {};
   std::uint64_t seed = 1;  // of draws; batches have fixed ones
+  // Times of a layer instead of attention: linear layers of the device that owns the most tokens
+  // count, too, by guessed_linear_us_per_token. Draws change that price as any other constant.
+  bool of_layer = false;
   // Called before each plan.
   std::function<void(const StudySetting& setting, const StrategyChoice& choice)> started = {};
 };

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "contextile/advanced/model.h"
 #include "contextile/planner.h"
 #include "contextile/simulate.h"
 #include "labs/network/chunk_machine.h"
@@ -130,6 +132,30 @@ TEST(Disturbances, SlowOneDeviceAndSpreadInstructions) {
     slow += mean > 1.05 ? 1 : 0;
   }
   EXPECT_EQ(slow, 1);
+}
+
+TEST(NetworkStudy, OfALayerAddsLinearLayersOfTheFullestDevice) {
+  StudyOptions options;
+  options.settings = {"h100-lambda"};
+  options.draws = 0;
+  const auto times_of = [&](bool of_layer) {
+    options.of_layer = of_layer;
+    std::map<std::string, StudiedPlan> plans;
+    const std::vector<StudiedSetting> studied = study_network(options);
+    for (const StudiedPlan& plan : studied.front().plans) {
+      plans[choice_text(plan.choice)] = plan;
+    }
+    return plans;
+  };
+  const auto attention = times_of(false);
+  const auto layer = times_of(true);
+  const double token_us =
+      guessed_linear_us_per_token({.q_heads = 32, .kv_heads = 8}, load_cluster("dgx-h100:1x8"));
+  // ulysses in zigzag chunks owns the mean of 32K tokens, and at most a few more.
+  const double linear_us = layer.at("ulysses").simulated_us - attention.at("ulysses").simulated_us;
+  EXPECT_NEAR(linear_us, 3 * token_us * 4096, 0.02 * linear_us);
+  EXPECT_NEAR(layer.at("ulysses").chunk_us - attention.at("ulysses").chunk_us, linear_us,
+              1e-6 * linear_us);
 }
 
 TEST(OrderChanges, CountWinnersAndFlippedPairsByTheirGap) {
