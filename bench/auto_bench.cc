@@ -17,7 +17,8 @@
 // - its distance to the lower bound, the whole one and the old one without its joint part;
 // - how much slower the plan of a search with 50 ms and one thread is, and its wall time; the same
 //   of searches with those limits in steps, and their CPU time.
-// `auto` searches without a limit, or with that of --limit in steps.
+// `auto` searches without a limit, or with that of --limit in steps, which grows in proportion
+// above 32 devices.
 // --rows prints every workload.
 //
 // --fresh draws that many workloads by the seed, of all sources of length_sources.h, on dgx-h100,

@@ -104,6 +104,7 @@ FastestPlans fastest_of(const Strategy& strategy, const Workload& workload, cons
     if (strategy.name() == "auto") {
       request.options["objective"] = options.objective;
       request.options["steps"] = options.limit;
+      request.options["steps_per_device"] = fmt::format("{}", std::stoll(options.limit) / 32);
     }
     if (strategy.unsupported(workload, cluster, request)) continue;
     const std::vector<std::int64_t> sizes = strategy.block_sizes(request);
