@@ -177,7 +177,7 @@ struct ComparedSchedule {
 struct ComparedStrategy {
   StrategyChoice choice;
   std::string skipped;                  // reason why it does not apply; then nothing below is set
-  std::string failed;                   // message of the error it threw; the same
+  std::string failed;                   // message of the error it threw; then the same
   std::vector<PlannedBatch> batches;    // plans without bands and programs, which would often not
                                         // fit in memory
   std::vector<Simulation> simulations;  // one for each batch whose plan verifies

@@ -126,7 +126,8 @@ PlannedBatch arrange_and_build(const Workload& workload, const Cluster& cluster,
   Arrangement arrangement =
       with_memory_for([&] { return size_text(workload, cluster, options); },
                       [&] { return arrange_timed(strategy, workload, cluster, request); });
-  align_tokens(workload, cluster, options, arrangement);  // others than ours may not look at it
+  align_tokens(workload, cluster, options,
+               arrangement);  // strategies of callers need not know of it
   const double arrange_s = seconds_since(started);
   PlannedBatch planned = build_checked(workload, cluster, arrangement, options);
   arrangement = {};  // verifying a large plan needs the memory

@@ -84,10 +84,8 @@ PredictedTimes predicted_times(const ComparedStrategy& comparison) {
   if (bound_us > 0) predicted.of_bound = total_us / bound_us;
   predicted.exposed = total_us > 0 ? exposed_us / total_us : 0;
   predicted.mfu = total_us > 0 ? peak_us / total_us : 0;
-  if (!comparison.layers_us.empty()) {  // else its micro-batches have failed
-    predicted.layer_s = mean_s(comparison.layers_us);
-    predicted.uneven_s = mean_s(comparison.uneven_us);
-  }
+  predicted.layer_s = mean_s(comparison.layers_us);
+  predicted.uneven_s = mean_s(comparison.uneven_us);
   return predicted;
 }
 

@@ -335,7 +335,7 @@ struct AutoOptions {
   Objective objective = Objective::kLayer;
   TokenCap tokens = TokenCap::kAuto;
   std::int64_t steps = 0;  // of the search, each about a microsecond of one core; 0: 1.2e8
-  std::int64_t steps_per_device = 0;  // the same for each device; the larger of both limits counts
+  std::int64_t steps_per_device = 0;  // steps for each device; the larger limit counts; 0: none
   std::int64_t budget_ms = 0;  // no candidate is started after that; plans then depend on the
                                // machine; 0: no limit
 

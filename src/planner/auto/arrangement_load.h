@@ -17,7 +17,7 @@ namespace contextile {
 
 // A time that simulate() does not undercut for the arrangement's plan, both directions, µs: for
 // every round and mask the busiest device's pairs at the kernel's best share of the peak, or the
-// bytes of the busiest port or NIC at its rate. O(tiles + transfers).
+// bytes of the busiest port or NIC at its rate. O(tiles + transfers · log).
 [[nodiscard]] double least_time_us(const Workload& workload, const Cluster& cluster,
                                    const Arrangement& arrangement);
 

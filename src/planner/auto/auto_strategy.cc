@@ -85,8 +85,9 @@ class AutoStrategy : public TypedStrategy<AutoOptions> {
         .integer("steps", &AutoOptions::steps, 0, std::int64_t{1} << 50,
                  "a search of about that many microseconds of one core, counted, not timed: the "
                  "same plan on any machine; 0: 120 million, which only the largest batches need")
-        .integer("steps_per_device", &AutoOptions::steps_per_device, 0, std::int64_t{1} << 30,
-                 "the same for each device; the larger of both limits counts")
+        .integer(
+            "steps_per_device", &AutoOptions::steps_per_device, 0, std::int64_t{1} << 30,
+            "steps for each device; if `steps` is given, too, the larger limit counts; 0: none")
         .integer("budget_ms", &AutoOptions::budget_ms, 0, std::int64_t{1} << 40,
                  "milliseconds by which candidates are expected to end; plans then depend on the "
                  "machine; 0: no limit");

@@ -42,9 +42,9 @@ def _check_scheduled(**given: Any) -> None:
         )
 
 
-# The options of plans among the arguments of a batch.
 # About 0.7 s of one core on up to 32 devices, and in proportion above.
 _QUICK_SEARCH = "auto:steps=600000,steps_per_device=18750"
+# The options of plans among the arguments of a batch.
 _PLAN_OPTIONS = (
     "block_size",
     "wire",
