@@ -178,7 +178,7 @@ Action add_plan_command(CLI::App& app) {
   auto options = std::make_shared<PlanCommandOptions>();
   add_required_output(
       app, "-o,--output",
-      {"FILE", "where the plan goes, - for stdout; several batches: FILE.0, FILE.1, ...", ""},
+      {"FILE", "plan file, - for stdout; batches: FILE.0, FILE.1", ""},
       [options](const std::string& path) { options->output_path = path; });
   add_strategy_option(app, options->strategy, kQuickAuto, "how tokens and tiles go to devices");
   add_input_options(app, options->input);
