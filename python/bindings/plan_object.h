@@ -29,6 +29,9 @@ struct PlanObject {
 [[nodiscard]] PlanObject object_of(PlannedBatch planned, const Cluster& cluster,
                                    const std::string& strategy);
 
+// Binds the lists of plans, and Plan.stages (stages.cc).
+void bind_stages(nanobind::module_& module, nanobind::class_<PlanObject>& plan);
+
 // A cluster, or a text that Cluster.load takes.
 using MaybeCluster = std::optional<std::variant<Cluster, std::string>>;
 // Returns the given cluster, or else the plan's own. Throws InvalidArgument if there is none.

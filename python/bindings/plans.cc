@@ -469,6 +469,7 @@ True
   bind_proof(plan);
   bind_layout(plan);
   bind_files(plan);
+  bind_stages(module, plan);
 }
 
 }  // namespace contextile::python

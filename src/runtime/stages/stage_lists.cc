@@ -1,0 +1,374 @@
+#include "contextile/advanced/stage_lists.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "base/check.h"
+#include "contextile/plan_file.h"
+#include "runtime/executor/begin_cut.h"
+#include "runtime/executor/check_program.h"
+#include "runtime/executor/prepared_plan.h"
+#include "runtime/executor/token_places.h"
+#include "runtime/stages/row_batch.h"
+#include "runtime/stages/row_segments.h"
+#include "runtime/stages/stage_calls.h"
+#include "runtime/stages/stage_intervals.h"
+
+namespace contextile {
+namespace {
+
+// Pieces of tiles, which head groups share.
+class PieceTable {
+ public:
+  explicit PieceTable(const PlanRound& round, std::size_t mask)
+      : index_(round.masks[mask].mask, round.blocks) {}
+
+  std::span<const BandPiece> find(const TileOp& tile, std::string_view where) {
+    const auto [at, is_new] = found_.try_emplace({tile.q_block, tile.kv_block});
+    auto& [pieces, pairs] = at->second;
+    if (is_new) {
+      std::vector<LocalBand> bands;
+      pairs = index_.append_bands(tile.q_block, tile.kv_block, bands);
+      for (const LocalBand& band : bands) append_pieces(band, pieces);
+    }
+    if (pairs != tile.pairs) {
+      fail_plan("{}, tile (q block {}, kv block {}): expected {} pairs under the mask, found {}",
+                where, tile.q_block.value, tile.kv_block.value, pairs, tile.pairs);
+    }
+    return pieces;
+  }
+
+ private:
+  TileIndex index_;
+  std::map<std::pair<BlockId, BlockId>, std::pair<std::vector<BandPiece>, std::int64_t>> found_;
+};
+
+// The slot of a tile by kind.
+SlotId slot_of(const TileOp& tile, Kind kind) {
+  switch (kind) {
+    case Kind::kQ:
+      return tile.q;
+    case Kind::kKv:
+      return tile.kv;
+    case Kind::kDo:
+      return tile.d_o;
+    case Kind::kDkv:
+      return tile.dkv;
+    case Kind::kO:
+    case Kind::kDq:
+      return tile.result;
+  }
+  return {};
+}
+
+// Turns one program into lists. Its blocks all have the round's head groups.
+class ProgramLists {
+ public:
+  // `begin_cut` counts instructions of the plan.
+  ProgramLists(const Plan& plan, const PlanRound& round, Rank rank, std::size_t mask,
+               Direction direction, const StageOptions& options, std::size_t begin_cut,
+               std::string where)
+      : round_(round),
+        direction_(direction),
+        options_(options),
+        begin_cut_(begin_cut),
+        where_(std::move(where)),
+        device_(round.devices[rank.index()]),
+        program_(*device_.programs[mask].of(direction)),
+        pieces_(round, mask),
+        places_(plan, round) {
+    out_.head_groups = round.head_groups;
+    for (const BlockId block : device_.local_blocks) {
+      first_row_.push_back(out_.own_tokens);
+      out_.own_tokens += round.blocks.num_tokens(block);
+    }
+    for (int k = 0; k < kNumKinds; ++k) {
+      const auto kind = static_cast<Kind>(k);
+      if (!occurs_in(kind, direction)) continue;
+      out_.rows[index_of(kind)] = out_.own_tokens * round.head_groups + program_.arena_tokens(kind);
+    }
+  }
+
+  StageProgram make() {
+    WrittenRows written(out_.rows);
+    written_ = &written;
+    for (at_ = 0; at_ < program_.instructions.size(); ++at_) {
+      if (at_ == begin_cut_) mark_begin_cut();
+      std::visit([this](const auto& op) { add(op); }, program_.instructions[at_]);
+    }
+    close_batch();
+    if (at_ <= begin_cut_) mark_begin_cut();
+    find_last_launch();
+    return std::move(out_);
+  }
+
+  // Appends the units that `backward`, the lists' program of that direction, keeps of forward.
+  void retain(const Program& backward, StageProgram& out) const {
+    const auto last = program_.last_brought();
+    for (const Retain& kept : program_.retain) {
+      const auto found = last.find({kept.kind, kept.slot});
+      if (found == last.end()) {
+        fail_plan("{}: expected a received unit in the retained slot {}[{}], found nothing", where_,
+                  to_string(kept.kind), kept.slot.value);
+      }
+      const auto [block, group] = found->second;
+      const std::int64_t tokens = round_.blocks.num_tokens(block);
+      const std::int64_t forward = row_of(program_, kept.kind, kept.slot);
+      const std::int64_t later = row_of(backward, kept.kind, kept.backward_slot);
+      out.retain.push_back({kept.kind, {forward, forward + tokens}, {later, later + tokens}});
+    }
+  }
+
+ private:
+  // Returns the first row of a slot.
+  [[nodiscard]] std::int64_t row_of(const Program& program, Kind kind, SlotId slot) const {
+    const std::int64_t owned = std::ssize(device_.local_blocks) * round_.head_groups;
+    if (slot.value >= owned) {
+      const auto at = static_cast<std::size_t>(slot.value - owned);
+      return out_own_rows() + program.staging[index_of(kind)][at].offset_tokens;
+    }
+    const std::int32_t group = slot.value % round_.head_groups;
+    return group * own_tokens() +
+           first_row_[static_cast<std::size_t>(slot.value / round_.head_groups)];
+  }
+  [[nodiscard]] std::int64_t row_of(Kind kind, SlotId slot) const {
+    return row_of(program_, kind, slot);
+  }
+  [[nodiscard]] Range rows_of(Kind kind, BlockId block, SlotId slot) const {
+    const std::int64_t first = row_of(kind, slot);
+    return {first, first + round_.blocks.num_tokens(block)};
+  }
+  [[nodiscard]] std::int64_t own_tokens() const {
+    return first_row_.empty()
+               ? 0
+               : first_row_.back() + round_.blocks.num_tokens(device_.local_blocks.back());
+  }
+  [[nodiscard]] std::int64_t out_own_rows() const { return own_tokens() * round_.head_groups; }
+
+  // ------------------------------------------------------------------------------ attention
+
+  void add(const AttentionOp& op) {
+    close_batch();
+    StageAttention stage;
+    std::vector<RowSegment> segments = segments_of(op, stage);
+    stage.num_keys = num_keys(segments);
+    stage.calls = stage_calls(segments, direction_, options_, *written_);
+    std::int64_t pairs = 0;
+    for (const StageCall& call : stage.calls) pairs += call.pairs;
+    if (pairs != stage.pairs) {
+      fail_plan("{} instruction {}: expected entries of {} pairs, found {}", where_, at_,
+                stage.pairs, pairs);
+    }
+    if (options_.tokens) add_places(op, stage);
+    if (options_.intervals) stage.intervals = stage_intervals(segments, direction_);
+    out_.instructions.emplace_back(std::move(stage));
+  }
+
+  // Returns the segments of all units of queries, in the order in which tiles name them first.
+  std::vector<RowSegment> segments_of(const AttentionOp& op, StageAttention& stage) {
+    using Base = std::array<std::int64_t, kNumKinds>;
+    std::map<Base, std::size_t> unit_of;
+    std::vector<UnitPieces> units;
+    std::set<std::pair<Kind, SlotId>> used;
+    for (const TileOp& tile : op.tiles) {
+      Base base{};
+      for (const Kind kind : kinds_of_queries(direction_)) {
+        base[index_of(kind)] = row_of(kind, slot_of(tile, kind));
+      }
+      const auto [at, is_new] = unit_of.try_emplace(base, units.size());
+      if (is_new) units.emplace_back(base, tile.group.value);
+      const std::int64_t key = row_of(Kind::kKv, tile.kv);
+      const std::int64_t shift =
+          direction_ == Direction::kForward ? 0 : row_of(Kind::kDkv, tile.dkv) - key;
+      units[at->second].add(pieces_.find(tile, where_), key, shift);
+      stage.pairs += tile.pairs;
+      const Kind result = direction_ == Direction::kForward ? Kind::kO : Kind::kDq;
+      reset(tile.init_result, result, tile.q_block, tile.result, used, stage);
+      if (direction_ == Direction::kBackward) {
+        reset(tile.init_dkv, Kind::kDkv, tile.kv_block, tile.dkv, used, stage);
+      }
+    }
+    std::vector<RowSegment> segments;
+    for (UnitPieces& unit : units) unit.append_segments(segments);
+    return segments;
+  }
+
+  // Begins a slot again if its first tile of the instruction says so.
+  void reset(bool init, Kind kind, BlockId block, SlotId slot,
+             std::set<std::pair<Kind, SlotId>>& used, StageAttention& stage) {
+    const bool is_first = used.emplace(kind, slot).second;
+    if (!init) return;
+    if (!is_first) {
+      fail_plan(
+          "{} instruction {}: expected {}[{}] to begin with its first tile, found a later one",
+          where_, at_, to_string(kind), slot.value);
+    }
+    const Range rows = rows_of(kind, block, slot);
+    if (!written_->any(kind, rows)) return;
+    RowList list;
+    append_rows(rows, list);
+    written_->remove(kind, list);
+    RowList& resets = stage.resets[index_of(kind)];
+    resets.insert(resets.end(), list.begin(), list.end());
+  }
+
+  void add_places(const AttentionOp& op, StageAttention& stage) {
+    std::array<std::vector<TokenPlace>, kNumKinds> at_row;
+    for (const Kind kind : {Kind::kQ, Kind::kKv}) {
+      at_row[index_of(kind)].resize(static_cast<std::size_t>(out_.rows[index_of(kind)]));
+    }
+    std::set<std::pair<Kind, SlotId>> done;
+    const auto place = [&](Kind kind, BlockId block, SlotId slot) {
+      if (!done.emplace(kind, slot).second) return;
+      std::ranges::copy(places_.of(block), at_row[index_of(kind)].begin() + row_of(kind, slot));
+    };
+    for (const TileOp& tile : op.tiles) {
+      place(Kind::kQ, tile.q_block, tile.q);
+      place(Kind::kKv, tile.kv_block, tile.kv);
+    }
+    const auto fill = [&](const StageCall& call, Kind kind, std::vector<std::int32_t>& tokens,
+                          std::vector<std::int32_t>& positions) {
+      for (const std::int64_t row : call.rows[index_of(kind)]) {
+        const TokenPlace& found = at_row[index_of(kind)][static_cast<std::size_t>(row)];
+        tokens.push_back(found.token);
+        positions.push_back(found.position);
+      }
+    };
+    for (StageCall& call : stage.calls) {
+      fill(call, Kind::kQ, call.q_tokens, call.q_positions);
+      fill(call, Kind::kKv, call.k_tokens, call.k_positions);
+    }
+  }
+
+  // ------------------------------------------------------------------------ reduce and copy
+
+  void add(const ReduceOp& op) {
+    std::vector<Range> srcs;
+    for (const SlotId src : op.srcs) srcs.push_back(rows_of(op.kind, op.block, src));
+    add_to_batch(false, op.kind, rows_of(op.kind, op.block, op.dst), std::move(srcs));
+  }
+  void add(const CopyOp& op) {
+    add_to_batch(true, op.kind, rows_of(op.kind, op.block, op.dst),
+                 {rows_of(op.kind, op.block, op.src)});
+  }
+
+  void add_to_batch(bool is_copy, Kind kind, Range dst, std::vector<Range> srcs) {
+    if (!batch_.add(is_copy, kind, dst, srcs)) {
+      close_batch();
+      static_cast<void>(batch_.add(is_copy, kind, dst, srcs));
+    }
+    RowList list;
+    append_rows(dst, list);
+    written_->add(kind, list);
+  }
+
+  void close_batch() {
+    if (batch_.empty()) return;
+    out_.instructions.push_back(batch_.take());
+  }
+
+  // ------------------------------------------------------------------------- launch and wait
+
+  [[nodiscard]] std::vector<StageMessage> messages(const std::vector<TransferEnd>& ends) const {
+    std::vector<StageMessage> all;
+    std::map<std::tuple<Rank, Kind, Dtype>, std::size_t> found;
+    for (const TransferEnd& end : ends) {
+      const auto [at, is_new] = found.try_emplace({end.peer, end.kind, end.wire}, all.size());
+      if (is_new) all.push_back({end.peer, end.kind, end.wire, {}});
+      append_rows(rows_of(end.kind, end.block, end.slot), all[at->second].rows);
+    }
+    return all;
+  }
+
+  void add(const LaunchOp& op) {
+    close_batch();
+    StageLaunch launch{op.id, messages(op.sends), messages(op.recvs)};
+    for (const StageMessage& message : launch.recvs) written_->add(message.kind, message.rows);
+    out_.instructions.emplace_back(std::move(launch));
+  }
+  void add(const WaitOp& op) {
+    close_batch();
+    out_.instructions.emplace_back(StageWait{op.id});
+  }
+
+  void mark_begin_cut() {
+    close_batch();
+    out_.begin_cut = out_.instructions.size();
+  }
+
+  void find_last_launch() {
+    const auto& all = out_.instructions;
+    out_.launches_end = all.size();
+    while (out_.launches_end > 0 &&
+           !std::holds_alternative<StageLaunch>(all[out_.launches_end - 1])) {
+      --out_.launches_end;
+    }
+  }
+
+  const PlanRound& round_;
+  const Direction direction_;
+  const StageOptions options_;
+  const std::size_t begin_cut_;
+  const std::string where_;
+  const DeviceProgram& device_;
+  const Program& program_;
+  PieceTable pieces_;
+  TokenPlaces places_;
+  std::vector<std::int64_t> first_row_;  // of the owned blocks among the rank's tokens
+  StageProgram out_;
+  WrittenRows* written_ = nullptr;
+  RowBatch batch_;
+  std::size_t at_ = 0;  // instruction
+};
+
+void check_place(const Plan& plan, Rank rank, std::size_t mask, Direction direction) {
+  CONTEXTILE_CHECK(rank.valid() && rank.value < plan.num_devices(),
+                   "stages: expected a rank among 0 … {}, found {}", plan.num_devices() - 1,
+                   rank.value);
+  check_has_rank(plan, rank, "stages");
+  if (plan.rounds.empty()) return;
+  const std::size_t num_masks = plan.rounds[0].masks.size();
+  CONTEXTILE_CHECK(mask < num_masks, "stages: expected a mask below {}, found {}", num_masks, mask);
+  CONTEXTILE_CHECK(plan.rounds[0].has_direction(mask, direction),
+                   "stages: expected a plan with a {} program for mask {}, found none",
+                   to_string(direction), mask);
+}
+
+}  // namespace
+
+std::string_view to_string(EntryClass entry_class) {
+  constexpr std::array<std::string_view, 4> kNames = {"full", "causal", "window", "inverse"};
+  return kNames[static_cast<std::size_t>(entry_class)];
+}
+
+std::vector<StageProgram> stage_lists(const Plan& plan, Rank rank, std::size_t mask,
+                                      Direction direction, const StageOptions& options) {
+  check_structure(plan);
+  check_place(plan, rank, mask, direction);
+  if (has_block_head_groups(plan)) {
+    return stage_lists(with_even_head_groups(plan), rank, mask, direction, options);
+  }
+  std::vector<StageProgram> programs;
+  for (std::size_t r = 0; r < plan.rounds.size(); ++r) {
+    const PlanRound& round = plan.rounds[r];
+    const ProgramPair& pair = round.devices[rank.index()].programs[mask];
+    const std::string where =
+        fmt::format("round {} mask {} {} rank {}", r, mask, to_string(direction), rank.value);
+    check_program(plan, round, *pair.of(direction), direction, rank, where);
+    // A slice does not show how far the other ranks go.
+    const std::size_t cut = plan.slice_of.valid() ? 0 : begin_cut(round, mask, direction, rank);
+    ProgramLists lists(plan, round, rank, mask, direction, options, cut, where);
+    StageProgram program = lists.make();
+    if (direction == Direction::kForward && pair.backward) {
+      lists.retain(*pair.backward, program);
+    }
+    programs.push_back(std::move(program));
+  }
+  return programs;
+}
+
+}  // namespace contextile
