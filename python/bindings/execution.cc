@@ -151,6 +151,43 @@ class TermArrays {
   ScoreTerms terms_;
 };
 
+// The comparison of a call with a neighbour's. It ends the group if it is given up.
+class PendingAgreement {
+ public:
+  PendingAgreement(std::shared_ptr<Transport> transport, const PlanObject& plan, std::size_t mask,
+                   Direction direction, std::int64_t number, const TermArrays* terms,
+                   const std::optional<InStats>& sink)
+      : transport_(std::move(transport)) {
+    SharedCall call{direction, mask, number, {}, numbers_of(sink, "sink")};
+    if (terms != nullptr) call.terms = terms->terms();
+    const TransportUse use(*transport_, to_string(direction));
+    agreement_.emplace(transport_->control(), *plan.plan, call);
+  }
+  ~PendingAgreement() {
+    if (agreement_) transport_->control().abort("a call was given up before it ended");
+  }
+  PendingAgreement(const PendingAgreement&) = delete;
+  PendingAgreement& operator=(const PendingAgreement&) = delete;
+
+  // Ends the group where calls differ.
+  void wait() {
+    if (!agreement_) return;
+    const TransportUse use(*transport_, "call");
+    try {
+      agreement_->wait();
+    } catch (const std::exception& error) {
+      transport_->control().abort(error.what());
+      agreement_.reset();
+      throw;
+    }
+    agreement_.reset();
+  }
+
+ private:
+  const std::shared_ptr<Transport> transport_;
+  std::optional<CallAgreement> agreement_;
+};
+
 // A call that has begun. The caller keeps the executor and the arrays alive until it has finished.
 class PendingCall {
  public:
@@ -290,10 +327,40 @@ void bind_calls(nb::module_& module) {
       .def("finish", &PendingCall::finish, release, "Ends the call. Returns its ExecutionStats.");
 }
 
+void bind_agreements(nb::module_& module) {
+  const auto release = nb::call_guard<WithoutGil>();
+  module.def(
+      "agree_on_plan",
+      [](const std::shared_ptr<Transport>& transport, const PlanObject& plan) {
+        const TransportUse use(*transport, "prepare");
+        return agree_on_plan(transport->control(), *plan.plan);
+      },
+      "transport"_a, "plan"_a, release,
+      "Returns true if any rank has only a slice of the plan, which all ranks give. Collective. "
+      "Raises InvalidPlan, the same on every rank, if plans, versions or numbers of ranks differ.");
+  nb::class_<PendingAgreement>(module, "PendingAgreement",
+                               "The comparison of a call with the neighbour's.")
+      .def("wait", &PendingAgreement::wait, release,
+           "Returns when both are the same call. Raises InvalidArgument.");
+  module.def(
+      "begin_agreement",
+      [](std::shared_ptr<Transport> transport, const PlanObject& plan, std::size_t mask,
+         const std::string& direction, std::int64_t number, const TermArrays* terms,
+         const std::optional<InStats>& sink) {
+        return std::make_shared<PendingAgreement>(std::move(transport), plan, mask,
+                                                  direction_of(direction), number, terms, sink);
+      },
+      "transport"_a, "plan"_a, "mask"_a, "direction"_a, "number"_a, "terms"_a.none() = nb::none(),
+      "sink"_a.none() = nb::none(),
+      "Begins to compare a call with the neighbours': all ranks make the same one, or all learn "
+      "that they do not.");
+}
+
 }  // namespace
 
 void bind_execution(nb::module_& module) {
   bind_calls(module);
+  bind_agreements(module);
   module.def(
       "kernel_table",
       [] {

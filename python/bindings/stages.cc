@@ -110,6 +110,8 @@ void bind_attention(nb::module_& module) {
           "resets", [](const StageAttention& self) { return arrays_by_kind(self.resets); },
           "Rows of results by kind that begin again before the calls.")
       .def_ro("pairs", &StageAttention::pairs)
+      .def_ro("is_first", &StageAttention::is_first,
+              "True if nothing was added before to any row of results that it writes.")
       .def_ro("num_keys", &StageAttention::num_keys, "Rows of keys without repetition.");
 }
 

@@ -104,6 +104,34 @@ struct SharedCall {
   std::span<const float> sink_H = {};  // not compared in a GPU's memory
 };
 
+// For engines that run plans by other means than Executor: the agreements of its ranks.
+
+// Returns true if any rank has only a slice of the plan. Throws InvalidPlan, the same on every
+// rank, naming the ranks and both digests, versions or numbers of ranks where these differ, and
+// InvalidArgument if a neighbour is in a call. Collective.
+[[nodiscard]] bool agree_on_plan(Transport& transport, const Plan& plan);
+
+class CallCheck;
+
+// The comparison of Executor::check_same_call, which waits only when it is told to.
+class CallAgreement {
+ public:
+  // Sends this rank's call to its neighbour, and returns at once. The transport must outlive it.
+  CallAgreement(Transport& transport, const Plan& plan, const SharedCall& call);
+  ~CallAgreement();
+  CallAgreement(CallAgreement&&) noexcept;
+  CallAgreement& operator=(CallAgreement&&) noexcept;
+
+  // Waits for the neighbour's call. Throws InvalidArgument naming both ranks and their calls if
+  // they differ.
+  void wait();
+  // Returns the text of that error if the neighbour's call has come and differs.
+  [[nodiscard]] std::optional<std::string> difference() const;
+
+ private:
+  std::unique_ptr<CallCheck> check_;
+};
+
 // Returns the index of the mask of that name; "" names the mask of a plan that has only one. Throws
 // InvalidArgument with the available names.
 [[nodiscard]] std::size_t find_mask(const Plan& plan, std::string_view name);

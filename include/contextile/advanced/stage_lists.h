@@ -49,7 +49,7 @@ struct StageCall {
   std::int64_t max_q = 0;               // most rows of queries of an entry
   std::int64_t max_k = 0;
   std::int64_t pairs = 0;
-  // True if nothing was added to its rows of results before, so that they may be overwritten.
+  // True if nothing was added before to its rows of o or dq, so that they may be overwritten.
   bool is_first = false;
   // With StageOptions::tokens: token of the batch of every row, and its position in its sequence.
   std::vector<std::int32_t> q_tokens, q_positions, k_tokens, k_positions;
@@ -81,6 +81,7 @@ struct StageAttention {
   // Rows of results that hold earlier results and begin again: LSE = -inf, gradients = 0.
   RowsByKind resets;
   std::int64_t pairs = 0;     // counted once per head group
+  bool is_first = true;       // nothing was added before to any row of results that it writes
   std::int64_t num_keys = 0;  // rows of keys without repetition
 };
 

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "contextile/plan.h"
 #include "contextile/plan_file.h"
+#include "runtime/executor/check_terms.h"
 
 namespace contextile {
 namespace {
@@ -26,6 +27,15 @@ Message message_of(std::int32_t peer, CallTag& tag) {
 }
 
 }  // namespace
+
+CallTag call_tag(const SharedCall& call, const Plan& plan) {
+  return {.plan = plan.digest,
+          .mask = static_cast<std::int64_t>(call.mask),
+          .number = call.number,
+          .direction = static_cast<std::int64_t>(call.direction),
+          .terms = digest_of(call.terms),
+          .sinks = digest_of(call.sink_H)};
+}
 
 std::string text_of(const CallTag& tag) {
   if (tag.direction == CallTag::kPrepare) {

@@ -6,7 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "contextile/advanced/executor.h"
 #include "contextile/extend/transport.h"
+#include "contextile/plan.h"
 
 namespace contextile {
 
@@ -25,6 +27,7 @@ struct CallTag {
   std::array<std::uint64_t, 2> unused{};
 };
 
+[[nodiscard]] CallTag call_tag(const SharedCall& call, const Plan& plan);
 // Returns "backward 7 of plan 0x…, mask 0", or "prepare of plan 0x…".
 [[nodiscard]] std::string text_of(const CallTag& tag);
 

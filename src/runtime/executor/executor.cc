@@ -1,8 +1,6 @@
 #include "contextile/advanced/executor.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,7 +20,6 @@
 #include "runtime/executor/executor_testing.h"
 #include "runtime/executor/prepared_plan.h"
 #include "runtime/flight_recorder.h"
-#include "transport/agreement.h"
 
 namespace contextile {
 
@@ -60,15 +57,10 @@ Executor::Handle::~Handle() = default;
 
 namespace {
 
-CallTag tag_of(const SharedCall& call, const Plan& plan, const AttentionKernel& kernel) {
-  CallTag tag = {.plan = plan.digest,
-                 .mask = static_cast<std::int64_t>(call.mask),
-                 .number = call.number,
-                 .direction = static_cast<std::int64_t>(call.direction),
-                 .terms = digest_of(call.terms)};
-  // Sinks in a GPU's memory are not read, because that would wait for the GPU.
-  if (&kernel.memory() == &host_memory()) tag.sinks = digest_of(call.sink_H);
-  return tag;
+// Sinks in a GPU's memory are not read, because that would wait for the GPU.
+CallTag tag_of(SharedCall call, const Plan& plan, const AttentionKernel& kernel) {
+  if (&kernel.memory() != &host_memory()) call.sink_H = {};
+  return call_tag(call, plan);
 }
 
 }  // namespace
@@ -192,83 +184,6 @@ Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 Executor& Executor::operator=(Executor&&) noexcept = default;
 
-namespace {
-
-// The data that all ranks must agree on. Its layout stays, so that versions can detect a mismatch.
-struct PlanIdentity {
-  std::uint64_t digest = 0;
-  std::int32_t num_devices = 0;
-  std::int32_t slice_of = -1;
-  std::array<char, 16> version{};
-
-  [[nodiscard]] std::string_view version_text() const {
-    return {version.data(), ::strnlen(version.data(), version.size())};
-  }
-};
-
-PlanIdentity identity_of(const Plan& plan) {
-  PlanIdentity identity{plan.digest, plan.num_devices(), plan.slice_of.value, {}};
-  version().copy(identity.version.data(), identity.version.size());
-  return identity;
-}
-
-// Throws InvalidPlan unless all ranks' plans go together.
-void check_identities(std::span<const PlanIdentity> plans) {
-  for (std::size_t r = 1; r < plans.size(); ++r) {
-    if (plans[r].version == plans[0].version) continue;
-    fail_plan(
-        "prepare: expected one version of contextile on all ranks, found {} on rank 0 and {} "
-        "on rank {}",
-        printable(plans[0].version_text()), printable(plans[r].version_text()), r);
-  }
-  for (std::size_t r = 1; r < plans.size(); ++r) {
-    if (plans[r].digest == plans[0].digest) continue;
-    fail_plan(
-        "prepare: expected one plan on all ranks, found digest {} on rank 0 and {} on rank {}",
-        digest_text(plans[0].digest), digest_text(plans[r].digest), r);
-  }
-  for (std::size_t r = 0; r < plans.size(); ++r) {
-    if (std::cmp_equal(plans[r].num_devices, plans.size())) continue;
-    fail_plan("prepare: expected a plan for {} ranks, found one for {} on rank {}", plans.size(),
-              plans[r].num_devices, r);
-  }
-  for (std::size_t r = 0; r < plans.size(); ++r) {
-    if (plans[r].slice_of < 0 || std::cmp_equal(plans[r].slice_of, r)) continue;
-    fail_plan("prepare: expected the slice of rank {} on rank {}, found that of rank {}", r, r,
-              plans[r].slice_of);
-  }
-}
-
-// Throws InvalidArgument if a neighbour is in a call.
-void check_all_prepare(Transport& transport, std::uint64_t plan) {
-  CallCheck check(transport, {.plan = plan, .direction = CallTag::kPrepare});
-  try {
-    check.wait();
-  } catch (const InvalidArgument& error) {
-    transport.abort(error.what());
-    throw;
-  }
-}
-
-// Every rank throws the same when plans differ. Returns true if any rank has only a slice.
-bool check_same_plan(Transport& transport, const PlanIdentity& mine) {
-  const std::vector<std::vector<std::byte>> all =
-      all_gather(transport, std::as_bytes(std::span(&mine, 1)));
-  std::vector<PlanIdentity> plans(all.size());
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    std::memcpy(&plans[r], all[r].data(), sizeof(PlanIdentity));
-  }
-  try {
-    check_identities(plans);
-  } catch (const InvalidPlan&) {
-    let_all_look(transport);
-    throw;
-  }
-  return std::ranges::any_of(plans, [](const PlanIdentity& plan) { return plan.slice_of >= 0; });
-}
-
-}  // namespace
-
 void Executor::prepare(std::shared_ptr<const Plan> plan) {
   State& state = *state_;
   CONTEXTILE_CHECK(plan != nullptr, "prepare: expected a plan, found none");
@@ -276,10 +191,8 @@ void Executor::prepare(std::shared_ptr<const Plan> plan) {
   FlightRecorder& recorder = state.recorder;
   recorder.forget_plan();
   state.recorded(plan.get(), [&] {
-    const bool any_slice = recorder.step({"exchange"}, [&] {
-      check_all_prepare(state.transport.control(), plan->digest);
-      return check_same_plan(state.transport.control(), identity_of(*plan));
-    });
+    const bool any_slice = recorder.step(
+        {"exchange"}, [&] { return agree_on_plan(state.transport.control(), *plan); });
     state.collectively([&] {
       PreparedPlan prepared = recorder.step(
           {"prepare"}, [&] { return prepare_plan(plan, state.transport.rank(), state.kernel); });

@@ -156,6 +156,11 @@ class ProgramLists {
     StageAttention stage;
     std::vector<RowSegment> segments = segments_of(op, stage);
     stage.num_keys = num_keys(segments);
+    const Kind result = direction_ == Direction::kForward ? Kind::kO : Kind::kDq;
+    stage.is_first = std::ranges::none_of(segments, [&](const RowSegment& segment) {
+      const std::int64_t base = segment.base[index_of(result)];
+      return written_->any(result, Range{base + segment.q.begin, base + segment.q.end});
+    });
     stage.calls = stage_calls(segments, direction_, options_, *written_);
     std::int64_t pairs = 0;
     for (const StageCall& call : stage.calls) pairs += call.pairs;

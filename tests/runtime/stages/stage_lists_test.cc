@@ -143,12 +143,16 @@ void expect_first_calls(const StageProgram& program, Direction direction) {
   for (const StageInstruction& instruction : program.instructions) {
     if (const auto* stage = std::get_if<StageAttention>(&instruction)) {
       for (const std::int64_t row : stage->resets[k]) written.erase(row);
+      const std::set before = written;
+      bool all_new = true;
       for (const StageCall& call : stage->calls) {
         bool any = false;
         for (const std::int64_t row : call.rows[k]) any = any || written.contains(row);
         EXPECT_EQ(call.is_first, !any);
         written.insert(call.rows[k].begin(), call.rows[k].end());
+        for (const std::int64_t row : call.rows[k]) all_new = all_new && !before.contains(row);
       }
+      EXPECT_EQ(stage->is_first, all_new);
     } else if (const auto* launch = std::get_if<StageLaunch>(&instruction)) {
       for (const StageMessage& message : launch->recvs) {
         if (message.kind == result) written.insert(message.rows.begin(), message.rows.end());

@@ -216,6 +216,10 @@ class Terms(NamedTuple):
     def has_any(self) -> bool:
         return self.slopes is not None or self.table is not None or self.dropout > 0.0
 
+    def native(self) -> _core.ScoreTerms | None:
+        """Returns them as the library reads them."""
+        return native_terms(self)
+
 
 def terms_of(bias: Bias | None, dropout: float, seed: int | Tensor | None) -> Terms:
     """Returns the terms of a call. Raises InvalidArgument on any that there are not."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from contextile import _core
-from contextile.torch._attention.bias import Bias, Terms, check_known, native_terms, terms_of
+from contextile.torch._attention.bias import Bias, Terms, check_known, terms_of
 from contextile.torch._attention.by_head import attend_by_head
 from contextile.torch._batch.calls import check_batch
 from contextile.torch._execute.dtensor import (
@@ -94,12 +94,17 @@ def _native(tensor: Tensor | None) -> Any:
     return tensor
 
 
+def _terms_for(executor: Executor, terms: Terms) -> Any:
+    """Returns the terms of a call as the executor's engine takes them."""
+    return terms if executor.engine == "torch" else terms.native()
+
+
 def _rows_of_plan(executor: Executor, plan: int, q: Tensor) -> slice:
     """Returns the rows that are tokens of the plan: none if this rank has only a filler."""
     return slice(0) if q.shape[0] == 1 and executor.has_no_tokens(plan) else slice(None)
 
 
-@torch.library.custom_op("contextile::attention", mutates_args=(), device_types=("cpu", "cuda"))
+@torch.library.custom_op("contextile::attention", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -119,7 +124,7 @@ def _forward(
     executor = executor_of(plan)
     executor.note_call(plan)
     rank = rank_executor_of(plan)
-    terms = native_terms(Terms(slopes, table, buckets, first_offset, dropout, seed))
+    terms = _terms_for(executor, Terms(slopes, table, buckets, first_offset, dropout, seed))
     # The identity of the call travels with the saved tensors, because hooks may copy them (offload,
     # compression): their addresses say nothing.
     call = executor.begin_call()
@@ -160,9 +165,7 @@ def _(
     return _new_output(q, v, saved_bytes)
 
 
-@torch.library.custom_op(
-    "contextile::attention_backward", mutates_args=(), device_types=("cpu", "cuda")
-)
+@torch.library.custom_op("contextile::attention_backward", mutates_args=())
 def _backward(
     dout: Tensor,
     q: Tensor,
@@ -193,7 +196,7 @@ def _backward(
     dq, dk, dv, dsink, dtable = _new_gradients(q, k, v, sink, table if table_learns else None)
     executor = executor_of(plan)
     rank = rank_executor_of(plan)
-    terms = native_terms(Terms(slopes, table, buckets, first_offset, dropout, seed))
+    terms = _terms_for(executor, Terms(slopes, table, buckets, first_offset, dropout, seed))
     check = executor.check_tensor
     rows = _rows_of_plan(executor, plan, q)
     if rows.stop == 0:

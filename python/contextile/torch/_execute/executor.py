@@ -17,6 +17,8 @@ from contextile import _checks, _core
 from contextile._heads import HeadGroup, HeadPlans
 from contextile._layer_plans import check_placement
 from contextile.torch._batch.layout import joined_branch
+from contextile.torch._engine.calls import Stats
+from contextile.torch._engine.rank import TorchRank
 from contextile.torch._execute.checkpoints import plan_again, remember, replace_plan
 from contextile.torch._execute.dtensor import register_if_loaded
 from contextile.torch._ranks.group import TIMEOUT_S, connect
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 # always constants, so numbers start at 2.
 _numbers = itertools.count(2)
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+Rank = _core.RankExecutor | TorchRank  # of an executor's engine
 
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -66,7 +70,7 @@ class Prepared:
     """
 
     def __init__(
-        self, number: int, plan: _core.Plan, executor: _core.RankExecutor, rank: int, owner: int
+        self, number: int, plan: _core.Plan, executor: Rank, rank: int, owner: int
     ) -> None:
         shape = plan.shape
         self.number = number
@@ -216,10 +220,20 @@ class Prepared:
         return any(call.shape[0] == number for call in self.calls.values())
 
 
+def _opened_gpu(wanted: torch.device, timeout: float) -> tuple[torch.device, _core.Gpu]:
+    """Returns a device with its number, and the GPU of the engine native."""
+    if wanted.type != "cuda":
+        raise _core.InvalidArgument(
+            f"device: expected cpu or cuda with engine native, found {wanted}"
+        )
+    with torch.cuda.device(wanted):
+        return wanted, _core.open_gpu(wanted.index, timeout=timeout)
+
+
 def _open(
-    device: str | torch.device, gpu: _core.Gpu | None, timeout: float
+    device: str | torch.device, gpu: _core.Gpu | None, engine: str, timeout: float
 ) -> tuple[torch.device, _core.Gpu | None]:
-    """Returns the device of tensors with its number, and the GPU, real or emulated, if any."""
+    """Returns the device of tensors with its number, and the GPU of the engine native, if any."""
     if device == "emulated":
         if gpu is not None and not gpu.is_emulated:
             raise _core.InvalidArgument(
@@ -230,7 +244,8 @@ def _open(
         wanted = torch.device(device)
     except (RuntimeError, TypeError):
         raise _core.InvalidArgument(
-            f"device: expected cpu, cuda, cuda:N or emulated, found {device!r:.80}"
+            f"device: expected one of PyTorch's (cpu, cuda, cuda:N, …) or emulated, found "
+            f"{device!r:.80}"
         ) from None
     if gpu is not None and gpu.is_emulated:
         if wanted != torch.device("cpu"):
@@ -246,18 +261,50 @@ def _open(
                 f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}"
             )
         return torch.device("cuda", gpu.ordinal), gpu
-    if wanted.type == "cpu":
+    if wanted.type in ("cpu", "meta"):
+        if wanted.type == "meta":
+            raise _core.InvalidArgument("device: expected one that computes, found meta")
         return torch.device("cpu"), None
-    if wanted.type != "cuda":
-        raise _core.InvalidArgument(f"device: expected cpu or cuda, found {wanted}")
-    if not torch.cuda.is_available():
+    module: Any = getattr(torch, wanted.type, None)
+    if module is None or not module.is_available():
         raise _core.InvalidArgument(
-            f"device: expected cpu or emulated, for this PyTorch has no GPU, found {wanted}"
+            f"device: expected cpu or emulated, for this PyTorch has no {wanted.type} device, "
+            f"found {wanted}"
         )
-    if wanted.index is None:
-        wanted = torch.device("cuda", torch.cuda.current_device())
-    with torch.cuda.device(wanted):
-        return wanted, _core.open_gpu(wanted.index, timeout=timeout)
+    if wanted.index is None and hasattr(module, "current_device"):
+        wanted = torch.device(wanted.type, module.current_device())
+    return (wanted, None) if engine == "torch" else _opened_gpu(wanted, timeout)
+
+
+def _engine_of(
+    engine: str,
+    group: Any,
+    kernel: str,
+    device: str | torch.device,
+    gpu: _core.Gpu | None,
+) -> str:
+    """Returns the engine, native or torch. Raises InvalidArgument if it cannot have the others."""
+    if engine not in ("auto", "torch", "native"):
+        raise _core.InvalidArgument(f"engine: expected auto, torch or native, found {engine!r:.80}")
+    names_torch = kernel.startswith("torch:")
+    needs_native = gpu is not None or device == "emulated" or bool(kernel and not names_torch)
+    is_threads = isinstance(group, _core.Transport) and group.size > 1
+    if engine == "auto":
+        is_native = needs_native or is_threads or str(device).partition(":")[0] == "cpu"
+        engine = "torch" if names_torch or not is_native else "native"
+    if engine == "native" and names_torch:
+        raise _core.InvalidArgument(
+            f"kernel: expected one of the engine native (contextile.kernels()), found {kernel}"
+        )
+    if engine == "torch" and needs_native:
+        found = f"kernel {kernel}" if kernel and not names_torch else "gpu or device emulated"
+        raise _core.InvalidArgument(f"engine: expected native with {found}, found torch")
+    if engine == "torch" and is_threads:
+        raise _core.InvalidArgument(
+            "engine: expected native for ranks of a Transport, found torch, which moves data over "
+            "a group of torch.distributed"
+        )
+    return engine
 
 
 def _transport_of(
@@ -339,6 +386,7 @@ class Executor:
         kernel: str = "",
         device: str | torch.device = "cpu",
         gpu: _core.Gpu | None = None,
+        engine: str = "auto",
         plans_kept: int = 16,
         plans_prepared: int = 2,
         timeout: float = TIMEOUT_S,
@@ -347,6 +395,7 @@ class Executor:
         _checks.number("executor, timeout", timeout)
         _checks.text("executor, kernel", kernel)
         _checks.text("executor, flight_folder", flight_folder)
+        _checks.text("executor, engine", engine)
         if (
             _checks.count("executor, plans_kept", plans_kept) < 1
             or _checks.count("executor, plans_prepared", plans_prepared) < 1
@@ -357,7 +406,13 @@ class Executor:
             )
         self.has_transport = isinstance(group, _core.Transport)  # made from one, without a group
         self._group = None if isinstance(group, _core.Transport) else group
-        self._device, self._gpu = _open(device, gpu, timeout)
+        self._engine = _engine_of(engine, group, kernel, device, gpu)
+        if self._engine == "torch" and flight_folder:
+            raise _core.InvalidArgument(
+                "flight_folder: expected none with engine torch, whose messages are in PyTorch's "
+                f"flight recorder, found {flight_folder!r:.80}"
+            )
+        self._device, self._gpu = _open(device, gpu, self._engine, timeout)
         with self._guard():
             self._transport = _transport_of(group, self._gpu, timeout, flight_folder)
         self._timeout = timeout
@@ -368,7 +423,7 @@ class Executor:
         # Kept plans by number, the one prepared last at the end.
         self._plans: OrderedDict[int, _core.Plan] = OrderedDict()
         # Executors by number of their plan, the one used last at the end.
-        self._ranks: OrderedDict[int, _core.RankExecutor] = OrderedDict()
+        self._ranks: OrderedDict[int, Rank] = OrderedDict()
         self._prepared: dict[int, Prepared] = {}  # by number
         self._current: Prepared | None = None  # the one prepared last
         self._withheld = ""  # why calls must name their plan
@@ -414,8 +469,13 @@ class Executor:
 
     @property
     def gpu(self) -> _core.Gpu | None:
-        """The GPU of the calls, real or emulated; None on the CPU."""
+        """The GPU of the engine native, real or emulated; None on the CPU and with torch."""
         return self._gpu
+
+    @property
+    def engine(self) -> str:
+        """The engine that runs calls: native or torch."""
+        return self._engine
 
     @property
     def rank(self) -> int:
@@ -438,7 +498,7 @@ class Executor:
         return None if self._current is None else self._plans[self._current.number]
 
     @property
-    def last_stats(self) -> _core.ExecutionStats:
+    def last_stats(self) -> _core.ExecutionStats | Stats:
         """Bytes and seconds of this rank's last call by the plan prepared last."""
         last = self._last()
         own = {
@@ -540,6 +600,7 @@ class Executor:
             kernel=self._kernel,
             device=self._device,
             gpu=self._gpu,
+            engine=self._engine,
             plans_kept=self._plans_kept,
             plans_prepared=self._plans_prepared,
             timeout=self._timeout,
@@ -612,13 +673,35 @@ class Executor:
             table.pop(number, None)
 
     def _guard(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes the GPU PyTorch's current one inside, and restores the previous one after."""
-        return torch.cuda.device(self._device) if self._has_cuda() else contextlib.nullcontext()
+        """Makes the device PyTorch's current one inside, and restores the previous one after."""
+        kind = self._device.type
+        return (
+            contextlib.nullcontext()
+            if kind in ("cpu", "mps")
+            else torch.get_device_module(kind).device(self._device)
+        )
 
     def _has_cuda(self) -> bool:
+        """Returns true if the engine native runs on a real GPU."""
         return self._gpu is not None and not self._gpu.is_emulated
 
-    def _prepare(self, number: int, plan: _core.Plan) -> _core.RankExecutor:
+    def _new_rank(self) -> Rank:
+        if self._engine == "torch":
+            return TorchRank(
+                self._transport,
+                self._group,
+                kernel=self._kernel,
+                device=self._device,
+                timeout=self._timeout,
+            )
+        return _core.RankExecutor(
+            self._transport,
+            kernel=self._kernel,
+            flight_folder=self._flight_folder,
+            gpu=self._gpu,
+        )
+
+    def _prepare(self, number: int, plan: _core.Plan) -> Rank:
         ranks = self._ranks
         rank = ranks.pop(number, None)
         if rank is None:
@@ -626,12 +709,7 @@ class Executor:
             is_full = len(ranks) >= self._plans_prepared * self._plans_at_once
             rank = ranks.popitem(last=False)[1] if is_full else None
         if rank is None:
-            rank = _core.RankExecutor(
-                self._transport,
-                kernel=self._kernel,
-                flight_folder=self._flight_folder,
-                gpu=self._gpu,
-            )
+            rank = self._new_rank()
         with self._guard():
             rank.prepare(plan)
         ranks[number] = rank
@@ -639,7 +717,7 @@ class Executor:
             self._prepared[number] = Prepared(number, plan, rank, self.rank, self._number)
         return rank
 
-    def rank_executor_of(self, number: int) -> _core.RankExecutor:
+    def rank_executor_of(self, number: int) -> Rank:
         """Returns what is ready for a call of the plan with this number, to the operators.
 
         Prepares the plan again, which is collective, if others took over its buffers.
@@ -658,7 +736,8 @@ class Executor:
     def on_device(self) -> Iterator[int]:
         """Surrounds a call. Yields the handle of PyTorch's current stream; 0 on the CPU."""
         if not self._has_cuda():
-            yield 0
+            with self._guard():
+                yield 0
             return
         with self._guard():
             if torch.cuda.is_current_stream_capturing():
@@ -680,6 +759,8 @@ class Executor:
                 f"one on {tensor.device}"
             )
         tensor = tensor.detach()
+        if self._engine == "torch":
+            return tensor
         has_gaps = tensor.stride(-1) != 1 and tensor.shape[-1] > 1
         if self._gpu is not None and tensor.dim() == 3:
             at = (
@@ -716,7 +797,7 @@ def executor_of(number: int) -> Executor:
     return executor
 
 
-def rank_executor_of(number: int) -> _core.RankExecutor:
+def rank_executor_of(number: int) -> Rank:
     """Returns the executor that is ready for a call of that plan.
 
     Prepares the plan again, which is collective, if others took over its buffers.

@@ -1,0 +1,1 @@
+"""Plans run by operators of PyTorch and ``torch.distributed``, on any device."""

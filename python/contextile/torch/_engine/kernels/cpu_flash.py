@@ -1,0 +1,128 @@
+"""``torch:cpu``: aten's fused attention for CPUs, an entry at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from contextile.torch._engine.kernels.kernel import Kernel, Params, no_terms, output_with_delta
+from contextile.torch._engine.merge import merged
+from contextile.torch._engine.program import Call
+
+_aten = torch.ops.aten
+# Rows of a triangle or a window that share one dense mask.
+_MAX_ROWS = 256
+
+
+class _Piece(NamedTuple):
+    """Rows [a, b) and keys [c, d) of a call: all pairs, a square triangle, or a dense mask."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+    is_causal: bool = False
+    mask: Tensor | None = None  # added to scores, [rows, keys]
+
+
+def _mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, -math.inf)
+
+
+def _pieces(call: Call, dtype: torch.dtype) -> Iterator[_Piece]:
+    """Yields pieces of entries. The kernel's triangles are square, its other masks are dense."""
+    for a, b, c, d in call.entries():
+        rows, keys = b - a, d - c
+        if call.entry_class == "full":
+            yield _Piece(a, b, c, d)
+        elif call.entry_class == "causal":
+            if keys > rows:
+                yield _Piece(a, b, c, d - rows)
+            yield _Piece(a, b, d - rows, d, is_causal=True)
+        else:
+            for first in range(0, rows, _MAX_ROWS):
+                last = min(first + _MAX_ROWS, rows)
+                is_window = call.entry_class == "window"
+                width = call.window if is_window else 0
+                at = torch.arange(last - first + width) - torch.arange(last - first).unsqueeze(1)
+                seen = (at >= 0) & (at <= width) if is_window else at >= 0
+                end = c + last + width
+                yield _Piece(a + first, a + last, c + first, end, mask=_mask(seen, dtype))
+                if not is_window and last < rows:
+                    yield _Piece(a + first, a + last, end, d)
+
+
+class CpuFlash(Kernel):
+    """aten's fused attention for CPUs."""
+
+    name = "torch:cpu"
+
+    def refusal(self, params: Params, device: torch.device) -> str:
+        if device.type != "cpu":
+            return "it runs on cpu"
+        if params.head_dim != params.value_dim:
+            return (
+                f"it takes a value dim equal to the head dim of {params.head_dim}, found "
+                f"{params.value_dim}"
+            )
+        return no_terms(params)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, call: Call, params: Params
+    ) -> tuple[Tensor, Tensor]:
+        out = q.new_zeros(q.shape, dtype=torch.float32)
+        lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+        for piece in _pieces(call, q.dtype):
+            rows, keys = slice(piece.a, piece.b), slice(piece.c, piece.d)
+            o, sums = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+                _batch(q[rows]),
+                _batch(k[keys]),
+                _batch(v[keys]),
+                0.0,
+                piece.is_causal,
+                attn_mask=piece.mask,
+                scale=params.scale,
+            )
+            part, part_lse = o[0].transpose(0, 1), sums[0].transpose(0, 1).float()
+            out[rows], lse[rows] = merged(out[rows], lse[rows], part, part_lse)
+        return out, lse
+
+    def backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        do: Tensor,
+        lse: Tensor,
+        delta: Tensor,
+        call: Call,
+        params: Params,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
+        out = output_with_delta(do, delta)
+        for piece in _pieces(call, q.dtype):
+            rows, keys = slice(piece.a, piece.b), slice(piece.c, piece.d)
+            found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+                _batch(do[rows]),
+                _batch(q[rows]),
+                _batch(k[keys]),
+                _batch(v[keys]),
+                _batch(out[rows]),
+                lse[rows].transpose(0, 1).unsqueeze(0),
+                0.0,
+                piece.is_causal,
+                attn_mask=piece.mask,
+                scale=params.scale,
+            )
+            for total, at, part in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
+                total[at] += part[0].transpose(0, 1)
+        return dq, dk, dv
+
+
+def _batch(rows: Tensor) -> Tensor:
+    """[rows, heads, dim] -> [1, heads, rows, dim]."""
+    return rows.transpose(0, 1).unsqueeze(0)

@@ -1,0 +1,46 @@
+"""Partial results of the same queries, merged by their log-sum-exp."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from contextile.torch._engine.buffers import Buffers, put, take
+from contextile.torch._engine.program import Copy, Reduce, Rows
+
+
+def merged(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the merge of two partial results. Rows that saw nothing have lse -inf."""
+    both = torch.logaddexp(lse, more_lse)
+    weight = torch.exp(more_lse - both).nan_to_num_(0.0)  # 0 where both saw nothing
+    return torch.lerp(o, more.to(o.dtype), weight.unsqueeze(-1)), both
+
+
+def merge_rows(parts: list[Tensor], rows: Rows, out: Tensor, lse: Tensor, is_first: bool) -> None:
+    """Merges a partial result into rows, or overwrites those that hold none."""
+    if not is_first:
+        out, lse = merged(take(parts[0], rows), take(parts[1], rows), out, lse)
+    put(parts[0], rows, out)
+    put(parts[1], rows, lse)
+
+
+def reduce_rows(buffers: Buffers, one: Reduce) -> None:
+    """Merges results, or adds up gradients, of several sources. All are read first."""
+    parts = buffers[one.kind]
+    total = [take(part, one.rows["0"]).clone() for part in parts]
+    for number, count in enumerate(one.counts[1:], start=1):
+        more = [take(part, one.rows[str(number)]) for part in parts]
+        if one.kind == "o":
+            o, lse = merged(total[0][:count], total[1][:count], *more)
+            total[0][:count], total[1][:count] = o, lse
+        else:
+            for sum_, part in zip(total, more, strict=True):
+                sum_[:count] += part
+    for part, values in zip(parts, total, strict=True):
+        put(part, one.rows["dst"], values)
+
+
+def copy_rows(buffers: Buffers, one: Copy) -> None:
+    """Copies rows, all of which are read first."""
+    for part in buffers[one.kind]:
+        put(part, one.rows["dst"], take(part, one.rows["src"]).clone())

@@ -1,0 +1,107 @@
+"""Messages of a launch over a group of ``torch.distributed``: one batch of sends and receives."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from contextile import _core
+from contextile.torch._engine.buffers import DTYPES, Buffers, put, take
+from contextile.torch._engine.program import Launch, Message
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Tags count the messages of a pair of ranks, so that those over gloo meet in order. They begin
+# where those of a program that counts its own from 0 are unlikely to be.
+_FIRST_TAG = 1 << 24
+_NUM_TAGS = 1 << 24
+
+
+class UnderWay:
+    """A launch under way. It keeps what is sent until the wait."""
+
+    def __init__(self, works: list[Any], landing: list[Any], kept: list[Tensor]) -> None:
+        self.works, self.landing, self.kept = works, landing, kept
+
+
+class Messages:
+    """The messages of one rank."""
+
+    def __init__(self, group: ProcessGroup | None, timeout: float) -> None:
+        self._group = group
+        self._timeout = datetime.timedelta(seconds=timeout)
+        self._counts: dict[Any, int] = defaultdict(int)
+        self._peers: dict[int, int] = {}
+        self.sent_bytes = self.received_bytes = 0
+
+    def _peer(self, rank: int) -> int:
+        """Returns a rank's number among all ranks of the job."""
+        if rank not in self._peers:
+            self._peers[rank] = (
+                rank if self._group is None else dist.get_global_rank(self._group, rank)
+            )
+        return self._peers[rank]
+
+    def _op(self, function: Any, peer: int, tensor: Tensor) -> Any:
+        count = self._counts[function, peer]
+        self._counts[function, peer] = count + 1
+        tag = _FIRST_TAG + count % _NUM_TAGS
+        return dist.P2POp(function, tensor, self._peer(peer), group=self._group, tag=tag)
+
+    def launch(self, one: Launch, buffers: Buffers) -> UnderWay:
+        """Begins to send rows as they are now, and to receive."""
+        ops, landing, kept = [], [], []
+        for message in one.sends:
+            for part in buffers[message.kind]:
+                leaving = take(part, message.rows["rows"])
+                leaving = leaving.to(_wire(message, part)).contiguous()
+                kept.append(leaving)
+                self.sent_bytes += leaving.nbytes
+                ops.append(self._op(dist.isend, message.peer, leaving))
+        for message in one.recvs:
+            rows = message.rows["rows"]
+            for part in buffers[message.kind]:
+                wire = _wire(message, part)
+                if isinstance(rows, slice) and part.dtype == wire:
+                    coming = part[rows]
+                else:
+                    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+                    coming = part.new_empty((count, *part.shape[1:]), dtype=wire)
+                    landing.append((part, rows, coming))
+                self.received_bytes += coming.nbytes
+                ops.append(self._op(dist.irecv, message.peer, coming))
+        return UnderWay(self.start(ops), landing, kept)
+
+    def start(self, ops: list[Any]) -> list[Any]:
+        """Begins one batch, which NCCL runs as one kernel."""
+        works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
+        return works
+
+    def wait(self, launch: UnderWay) -> None:
+        """Returns when all has come; on a GPU, once the current stream waits for it."""
+        for work in launch.works:
+            try:
+                if self._on_host(launch):
+                    work.wait(self._timeout)
+                else:
+                    work.wait()
+            except RuntimeError as error:
+                raise _core.TransportError(f"messages: {error}") from error
+        for part, rows, coming in launch.landing:
+            put(part, rows, coming)
+
+    @staticmethod
+    def _on_host(launch: UnderWay) -> bool:
+        held = launch.kept or [coming for _, _, coming in launch.landing]
+        return all(tensor.device.type == "cpu" for tensor in held)
+
+
+def _wire(message: Message, part: Tensor) -> torch.dtype:
+    """Returns the dtype in which a part travels. Numbers of rows are float32 always."""
+    return DTYPES[message.wire] if part.dim() == 3 else torch.float32
