@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 import contextile as ct
-from contextile.torch import Executor, attention
+import flash_stand_in
+from contextile.torch import Executor, alibi, attention, t5_bias
 
 
 def oracle(
@@ -18,21 +19,16 @@ def oracle(
     tensors: Any,
     mask: str,
     sink: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    factors: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """out, lse, dq, dk, dv and dsink of the whole batch in fp64. ``bias`` and the factors of
-    dropout are [heads, tokens, tokens]."""
+    """out, lse, dq, dk, dv and dsink of the whole batch in fp64."""
     shape = plan.shape
     q, k, v = (x.double().requires_grad_() for x in tensors[:3])
-    logits = None if sink is None else sink.double().requires_grad_()
+    logits = None if sink is None else sink.detach().double().requires_grad_()
     seen = torch.from_numpy(plan.mask(plan.mask_names.index(mask)).dense(plan.num_tokens))
     group = q.shape[1] // k.shape[1]
     scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * shape.effective_scale
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
-    if bias is not None:
-        scores = scores + bias.double()
     scores = scores.masked_fill(~seen, -math.inf)
     all_scores = scores
     if logits is not None:
@@ -41,8 +37,6 @@ def oracle(
     lse = torch.logsumexp(all_scores, -1)
     level = lse.masked_fill(lse.isinf(), 0.0)
     weights = torch.exp(scores - level.unsqueeze(-1))
-    if factors is not None:
-        weights = weights * factors
     out = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
     (out * tensors[3].double()).sum().backward()
     found = [out, lse.transpose(0, 1), q.grad, k.grad, v.grad]
@@ -76,42 +70,83 @@ def largest_errors(found: list[torch.Tensor], expected: list[torch.Tensor]) -> l
     return errors
 
 
-def attend_all(executor: Executor, plan: ct.Plan, mask: str, **terms: Any) -> list[float]:
-    """Runs forward and backward of a mask on this rank. Returns the largest errors of all ranks."""
-    shape = plan.shape
-    whole = inputs_of(plan, seed=7)
-    sink = torch.linspace(-1, 2, shape.q_heads) if shape.sink else None
-    expected = oracle(plan, whole, mask, sink)
+def attend_all(
+    executor: Executor, plan: ct.Plan, mask: str, whole: list[torch.Tensor], **terms: Any
+) -> list[torch.Tensor]:
+    """Returns this rank's out, lse, dq, dk, dv, and dsink of all ranks, of one call."""
+    sink = sink_of(plan)
     own = torch.from_numpy(plan.local_tokens(executor.rank))
     q, k, v = (x[own].requires_grad_() for x in whole[:3])
-    logits = None if sink is None else sink.clone().requires_grad_()
-    out, lse = attention(
-        q, k, v, executor=executor, mask=mask, sink=logits, return_lse=True, **terms
-    )
+    out, lse = attention(q, k, v, executor=executor, mask=mask, sink=sink, return_lse=True, **terms)
     (out.double() * whole[3][own].double()).sum().backward()
-    found = [out, lse, q.grad, k.grad, v.grad]
-    errors = largest_errors(
-        [x.detach() for x in found], [x[own] for x in expected[:5]]
-    )
-    if logits is not None:
-        dist.all_reduce(logits.grad)
-        errors += largest_errors([logits.grad], expected[5:])
+    found = [out.detach(), lse, *(x.grad for x in (q, k, v))]
+    if sink is not None:
+        dist.all_reduce(sink.grad)
+        found.append(sink.grad)
+    return found
+
+
+def sink_of(plan: ct.Plan) -> torch.Tensor | None:
+    shape = plan.shape
+    return torch.linspace(-1, 2, shape.q_heads).requires_grad_() if shape.sink else None
+
+
+def worst_of_all(errors: list[float]) -> list[float]:
     worst = torch.tensor(errors, dtype=torch.float64)
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return worst.tolist()
 
 
-def run_plans(paths: str, kernels: str, bound: str) -> None:
-    """Runs every plan of a JSON list with kernels, all masks, and prints what exceeds a bound."""
+def run_cases(cases: str) -> None:
+    """Runs (file of a plan, kernel, bound) and prints the worst error. All masks, against fp64."""
     torch.set_num_threads(1)
+    flash_stand_in.install()
     worst = 0.0
-    for path, kernel in zip(json.loads(paths), json.loads(kernels), strict=True):
+    for path, kernel, bound in json.loads(cases):
         plan = ct.Plan.load(path)
         executor = Executor(engine="torch", kernel=kernel)
         executor.prepare(plan)
+        whole = inputs_of(plan, seed=7)
+        own = torch.from_numpy(plan.local_tokens(executor.rank))
         for mask in plan.mask_names:
-            errors = attend_all(executor, plan, mask)
+            expected = oracle(plan, whole, mask, sink_of(plan))
+            expected[:5] = [x[own] for x in expected[:5]]
+            errors = worst_of_all(largest_errors(attend_all(executor, plan, mask, whole), expected))
             worst = max([worst, *errors])
-            assert max(errors) <= float(bound), f"{path}, {kernel}, {mask}: {errors}"
+            assert max(errors) <= bound, f"{path}, {kernel}, {mask}: {errors}"
     if dist.get_rank() == 0:
-        print(f"worst {worst:.2e}")
+        print(f"{len(json.loads(cases))} cases, worst error {worst:.1e}")
+
+
+def run_beside_native(cases: str) -> None:
+    """Runs (file of a plan, kernel, terms) by both engines, whose results are equal to 1e-5."""
+    torch.set_num_threads(1)
+    for path, kernel, name in json.loads(cases):
+        plan = ct.Plan.load(path)
+        whole = inputs_of(plan, seed=8)
+        results, tables = [], []
+        for engine in ("native", "torch"):
+            executor = Executor(engine=engine, kernel=kernel if engine == "torch" else "")
+            executor.prepare(plan)
+            bias, terms = terms_of(name, plan.shape.q_heads)
+            results.append(attend_all(executor, plan, "", whole, bias=bias, **terms))
+            tables.append([] if bias is None or name == "alibi" else [bias.table.grad])
+        errors = largest_errors(
+            results[1] + tables[1], [x.double() for x in results[0] + tables[0]]
+        )
+        errors = worst_of_all(errors)
+        assert max(errors) <= 1e-5, f"{path}, {kernel}, {name}: {errors}"
+
+
+def terms_of(name: str, heads: int) -> tuple[Any, dict[str, Any]]:
+    """Returns the bias and the other terms of a call by name."""
+    terms: dict[str, Any] = {}
+    if "dropout" in name:
+        terms = {"dropout_p": 0.2, "dropout_seed": 0x1234567890}
+    if "alibi" in name:
+        return alibi(heads), terms
+    if "t5" in name:
+        generator = torch.Generator().manual_seed(3)
+        table = torch.randn(heads, 32, generator=generator).requires_grad_()
+        return t5_bias(table, bidirectional=False), terms
+    return None, terms
