@@ -364,7 +364,7 @@ def test_devices_that_pytorch_has_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
         ct.InvalidArgument,
-        match="device: expected cpu or emulated, for this PyTorch has no GPU, found cuda:1",
+        match="device: expected cpu or emulated, for this PyTorch has no cuda device, found cuda:1",
     ):
         Executor(ct.inproc_group(1)[0], device="cuda:1")
     with pytest.raises(ct.InvalidArgument, match="device: expected cpu or cuda, found meta"):

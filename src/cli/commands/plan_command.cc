@@ -176,10 +176,9 @@ int run(const PlanCommandOptions& options) {
 
 Action add_plan_command(CLI::App& app) {
   auto options = std::make_shared<PlanCommandOptions>();
-  add_required_output(
-      app, "-o,--output",
-      {"FILE", "plan file, - for stdout; batches: FILE.0, FILE.1", ""},
-      [options](const std::string& path) { options->output_path = path; });
+  add_required_output(app, "-o,--output",
+                      {"FILE", "plan file, - for stdout; batches: FILE.0, FILE.1", ""},
+                      [options](const std::string& path) { options->output_path = path; });
   add_strategy_option(app, options->strategy, kQuickAuto, "how tokens and tiles go to devices");
   add_input_options(app, options->input);
   add_json_option(app, options->json);

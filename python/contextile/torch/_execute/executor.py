@@ -18,8 +18,10 @@ from contextile._heads import HeadGroup, HeadPlans
 from contextile._layer_plans import check_placement
 from contextile.torch._batch.layout import joined_branch
 from contextile.torch._engine.calls import Stats
+from contextile.torch._engine.kernels import check_name
 from contextile.torch._engine.rank import TorchRank
 from contextile.torch._execute.checkpoints import plan_again, remember, replace_plan
+from contextile.torch._execute.devices import agree_on_engine, device_of, engine_of
 from contextile.torch._execute.dtensor import register_if_loaded
 from contextile.torch._ranks.group import TIMEOUT_S, connect
 
@@ -220,108 +222,28 @@ class Prepared:
         return any(call.shape[0] == number for call in self.calls.values())
 
 
-def _opened_gpu(wanted: torch.device, timeout: float) -> tuple[torch.device, _core.Gpu]:
-    """Returns a device with its number, and the GPU of the engine native."""
-    if wanted.type != "cuda":
-        raise _core.InvalidArgument(
-            f"device: expected cpu or cuda with engine native, found {wanted}"
-        )
-    with torch.cuda.device(wanted):
-        return wanted, _core.open_gpu(wanted.index, timeout=timeout)
-
-
-def _open(
-    device: str | torch.device, gpu: _core.Gpu | None, engine: str, timeout: float
-) -> tuple[torch.device, _core.Gpu | None]:
-    """Returns the device of tensors with its number, and the GPU of the engine native, if any."""
-    if device == "emulated":
-        if gpu is not None and not gpu.is_emulated:
-            raise _core.InvalidArgument(
-                f"device: expected cuda:{gpu.ordinal}, as gpu, found emulated"
-            )
-        return torch.device("cpu"), gpu or _core.open_gpu("emulated", timeout=timeout)
-    try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise _core.InvalidArgument(
-            f"device: expected one of PyTorch's (cpu, cuda, cuda:N, …) or emulated, found "
-            f"{device!r:.80}"
-        ) from None
-    if gpu is not None and gpu.is_emulated:
-        if wanted != torch.device("cpu"):
-            raise _core.InvalidArgument(f"device: expected emulated, as gpu, found {wanted}")
-        return wanted, gpu
-    if gpu is not None:
-        if wanted not in (
-            torch.device("cpu"),
-            torch.device("cuda"),
-            torch.device("cuda", gpu.ordinal),
-        ):
-            raise _core.InvalidArgument(
-                f"device: expected cuda:{gpu.ordinal}, as gpu, found {wanted}"
-            )
-        return torch.device("cuda", gpu.ordinal), gpu
-    if wanted.type in ("cpu", "meta"):
-        if wanted.type == "meta":
-            raise _core.InvalidArgument("device: expected one that computes, found meta")
-        return torch.device("cpu"), None
-    module: Any = getattr(torch, wanted.type, None)
-    if module is None or not module.is_available():
-        raise _core.InvalidArgument(
-            f"device: expected cpu or emulated, for this PyTorch has no {wanted.type} device, "
-            f"found {wanted}"
-        )
-    if wanted.index is None and hasattr(module, "current_device"):
-        wanted = torch.device(wanted.type, module.current_device())
-    return (wanted, None) if engine == "torch" else _opened_gpu(wanted, timeout)
-
-
-def _engine_of(
-    engine: str,
-    group: Any,
-    kernel: str,
-    device: str | torch.device,
-    gpu: _core.Gpu | None,
-) -> str:
-    """Returns the engine, native or torch. Raises InvalidArgument if it cannot have the others."""
-    if engine not in ("auto", "torch", "native"):
-        raise _core.InvalidArgument(f"engine: expected auto, torch or native, found {engine!r:.80}")
-    names_torch = kernel.startswith("torch:")
-    needs_native = gpu is not None or device == "emulated" or bool(kernel and not names_torch)
-    is_threads = isinstance(group, _core.Transport) and group.size > 1
-    if engine == "auto":
-        is_native = needs_native or is_threads or str(device).partition(":")[0] == "cpu"
-        engine = "torch" if names_torch or not is_native else "native"
-    if engine == "native" and names_torch:
-        raise _core.InvalidArgument(
-            f"kernel: expected one of the engine native (contextile.kernels()), found {kernel}"
-        )
-    if engine == "torch" and needs_native:
-        found = f"kernel {kernel}" if kernel and not names_torch else "gpu or device emulated"
-        raise _core.InvalidArgument(f"engine: expected native with {found}, found torch")
-    if engine == "torch" and is_threads:
-        raise _core.InvalidArgument(
-            "engine: expected native for ranks of a Transport, found torch, which moves data over "
-            "a group of torch.distributed"
-        )
-    return engine
+def _opened_gpu(
+    device: torch.device, gpu: _core.Gpu | None, emulated: bool, engine: str, timeout: float
+) -> _core.Gpu | None:
+    """Returns the GPU of the engine native, real or emulated; None on the CPU and with torch."""
+    if gpu is not None or engine == "torch":
+        return gpu
+    if emulated:
+        return _core.open_gpu("emulated", timeout=timeout)
+    if device.type == "cpu":
+        return None
+    assert device.index is not None
+    with torch.cuda.device(device):
+        return _core.open_gpu(device.index, timeout=timeout)
 
 
 def _transport_of(
-    group: ProcessGroup | _core.Transport | None,
-    gpu: _core.Gpu | None,
-    timeout: float,
-    flight_folder: str,
+    control: _core.Transport, gpu: _core.Gpu | None, timeout: float
 ) -> _core.Transport:
     """Returns this rank's end of the group; for a GPU, the end that moves the GPU's memory."""
-    transport = (
-        group
-        if isinstance(group, _core.Transport)
-        else connect(group, timeout=timeout, flight_folder=flight_folder)
-    )
-    if gpu is None or transport.on_gpu:
-        return transport
-    return gpu.group(1)[0] if transport.size == 1 else gpu.join(transport, timeout=timeout)
+    if gpu is None or control.on_gpu:
+        return control
+    return gpu.group(1)[0] if control.size == 1 else gpu.join(control, timeout=timeout)
 
 
 class Executor:
@@ -339,16 +261,25 @@ class Executor:
         transport (``contextile.inproc_group``, ``contextile.gloo_transport``). Default: the whole
         job.
     kernel : str
-        Name of the kernel (``contextile.kernels()``). Default: the preferred one for the plan's
-        dtype, or the GPU's.
+        Name of the kernel: one of ``contextile.kernels()``, or of the engine torch: ``torch:flash``
+        (variable-length FlashAttention), ``torch:flex`` (FlexAttention), ``torch:cpu`` (PyTorch's
+        fused attention for CPUs) or ``torch:tiles`` (products and a softmax; runs anywhere, and
+        alone has bias and dropout). Default: the preferred one for the plan's dtype and the device;
+        the engine torch chooses for each attention instruction.
     device : str or torch.device
-        Where the tensors of all calls lie: ``"cpu"``, ``"cuda"`` (the current GPU) or ``"cuda:1"``.
-        On a GPU, keys and values move over NCCL, and calls are ordered by PyTorch's current stream.
+        Where the tensors of all calls lie: any of PyTorch's, ``"cpu"``, ``"cuda"`` (the current
+        GPU), ``"cuda:1"``, ``"xpu"``, ``"mps"``. Calls are ordered by PyTorch's current stream.
         ``"emulated"``: tensors lie on the CPU, and a machine that interprets their PTX runs the
-        GPU's kernels, slowly. One process has all ranks then (``Gpu.group``).
+        engine native's kernels for GPUs, slowly. One process has all ranks then (``Gpu.group``).
     gpu : Gpu, optional
-        A GPU that is already open (``contextile.open_gpu``). The transport is then one that
-        ``Gpu.group`` or ``Gpu.join`` made, or becomes one by ``Gpu.join``.
+        A GPU that is already open (``contextile.open_gpu``), for the engine native. The transport
+        is then one that ``Gpu.group`` or ``Gpu.join`` made, or becomes one by ``Gpu.join``.
+    engine : str
+        ``"torch"``: plans are run by PyTorch's operators, on any device, and move over the group of
+        ``torch.distributed``. ``"native"``: by Contextile's own kernels and transports.
+        ``"auto"``: native on the CPU, for a Gpu, an emulated one, several ranks of a Transport or a
+        kernel of its own; torch on other devices, unless ``bench/gpu_check`` has passed for this
+        GPU, driver and version. The same on every rank.
     plans_kept : int
         Number of recent plans that may still be used, at least 1.
     plans_prepared : int
@@ -356,13 +287,17 @@ class Executor:
     timeout : float
         Seconds without a byte moving after which peers count as lost. It applies to a transport
         that is made here, and then also to calls that take the group alone, such as ``collect``.
+        With the engine torch, a wait for tensors on the CPU may take as long; on other devices the
+        group's own timeout applies.
     flight_folder : str
-        Folder for a record of the last instructions if a call fails. Default: no record.
+        Folder for a record of the last instructions if a call fails. Default: no record. Only with
+        the engine native.
 
     Raises
     ------
     InvalidArgument
-        There is no such kernel, device or GPU, this build has no gloo, or a number is below 1.
+        There is no such kernel, device, engine or GPU, or they do not go together; ranks have
+        different engines, or share a GPU; this build has no gloo, or a number is below 1.
     TransportError
         Not all ranks connected in time.
     DeviceError
@@ -406,15 +341,26 @@ class Executor:
             )
         self.has_transport = isinstance(group, _core.Transport)  # made from one, without a group
         self._group = None if isinstance(group, _core.Transport) else group
-        self._engine = _engine_of(engine, group, kernel, device, gpu)
+        emulated = isinstance(device, str) and device == "emulated"
+        self._device = device_of(device, gpu)
+        self._engine = engine_of(engine, group, kernel, self._device, gpu, emulated)
         if self._engine == "torch" and flight_folder:
             raise _core.InvalidArgument(
                 "flight_folder: expected none with engine torch, whose messages are in PyTorch's "
                 f"flight recorder, found {flight_folder!r:.80}"
             )
-        self._device, self._gpu = _open(device, gpu, self._engine, timeout)
+        if self._engine == "torch":
+            check_name(kernel)
+        control = (
+            group
+            if isinstance(group, _core.Transport)
+            else connect(group, timeout=timeout, flight_folder=flight_folder)
+        )
+        if not isinstance(group, _core.Transport):
+            agree_on_engine(control, self._engine, self._device)
+        self._gpu = _opened_gpu(self._device, gpu, emulated, self._engine, timeout)
         with self._guard():
-            self._transport = _transport_of(group, self._gpu, timeout, flight_folder)
+            self._transport = _transport_of(control, self._gpu, timeout)
         self._timeout = timeout
         self._kernel = kernel
         self._flight_folder = flight_folder
@@ -476,6 +422,28 @@ class Executor:
     def engine(self) -> str:
         """The engine that runs calls: native or torch."""
         return self._engine
+
+    def describe(self) -> str:
+        """Returns the engine, the device, and the kernels of every plan that is prepared.
+
+        Examples
+        --------
+        >>> import contextile as ct
+        >>> from contextile.torch import Executor
+        >>> executor = Executor(ct.inproc_group(1)[0], engine="torch")
+        >>> prepared = executor.prepare(ct.plan([60, 40], cluster="local:1x1", strategy="zigzag",
+        ...                                     heads=(4, 2), head_dim=32, dtype="f32"))
+        >>> print(executor.describe())
+        engine torch on cpu, rank 0 of 1
+        plan zigzag of 100 tokens (2af10ccf0e5ffd56): torch:cpu
+        """
+        lines = [f"engine {self._engine} on {self._device}, rank {self.rank} of {self.size}"]
+        for number, rank in self._ranks.items():
+            plan = self._plans[number]
+            lines.append(
+                f"plan {plan.strategy} of {plan.num_tokens} tokens ({plan.digest}): {rank.kernel}"
+            )
+        return "\n".join(lines)
 
     @property
     def rank(self) -> int:
