@@ -205,8 +205,7 @@ void bind_gpus(nb::module_& module) {
            "Returns this rank's end of a group of processes with one GPU each. Data moves over "
            "NCCL; control messages go over control, an ordinary transport between the processes. "
            "Collective. timeout is the number of seconds without a transfer ending. Raises "
-           "InvalidArgument if there is no NCCL or the GPU is emulated, DeviceError and "
-           "TransportError.")
+           "InvalidArgument (on all ranks if two have one GPU), DeviceError and TransportError.")
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "Gpu", {"name", "ordinal"});
       });
@@ -233,7 +232,8 @@ kernels : str
 kernel : str
     The attention kernel: "cuda:wgmma" or "cuda:mma". Default: the former if the GPU can run it.
 library, nccl_library : str
-    Libraries of the driver and of NCCL. Default: the system's.
+    Libraries of the driver and of NCCL. Default: the system's; for NCCL also CONTEXTILE_NCCL, or
+    the wheel that PyTorch depends on.
 graphs : str
     Calls of ranks of group() that become CUDA graphs: those repeated with the same tensors
     ("auto"), all ("on"), or none ("off").

@@ -68,6 +68,9 @@ class Driver {
   // The name that the driver reports, for example "NVIDIA H200".
   [[nodiscard]] virtual std::string_view device_name() const = 0;
 
+  // The identity of the device among those of all machines, as "GPU-" and its UUID.
+  [[nodiscard]] virtual std::string_view device_identity() const = 0;
+
   // Memory is aligned to 256 bytes. `free` does not wait: all work that uses the memory must be
   // done.
   [[nodiscard]] virtual std::byte* allocate(std::int64_t bytes) = 0;

@@ -28,10 +28,12 @@ struct PoolProperties {
   std::array<unsigned char, 56> reserved{};
 };
 static_assert(sizeof(PoolProperties) == 88);
+using Uuid = std::array<unsigned char, 16>;  // CUuuid
 constexpr Result kSuccess = 0;
 constexpr Result kNotFound = 500;
 constexpr Result kNotReady = 600;
 constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
+constexpr int kMostShared = 97;                   // bytes of shared memory that a block may ask for
 constexpr unsigned kNonBlocking = 1;              // a stream independent of the default one
 constexpr unsigned kNoTiming = 2;                 // an event without a clock
 constexpr int kRelaxed = 2;                       // a capture that forbids no other calls
@@ -58,6 +60,7 @@ class Library {
     find(device_count, "cuDeviceGetCount");
     find(device_get, "cuDeviceGet");
     find(device_name, "cuDeviceGetName");
+    find(device_uuid, "cuDeviceGetUuid_v2");
     find(device_attribute, "cuDeviceGetAttribute");
     find(create_pool, "cuMemPoolCreate");
     find(destroy_pool, "cuMemPoolDestroy");
@@ -110,6 +113,7 @@ class Library {
   Result (*device_count)(int*) = nullptr;
   Result (*device_get)(int*, int) = nullptr;
   Result (*device_name)(char*, int, int) = nullptr;
+  Result (*device_uuid)(Uuid*, int) = nullptr;
   Result (*device_attribute)(int*, int, int) = nullptr;
   Result (*create_pool)(void**, const PoolProperties*) = nullptr;
   Result (*destroy_pool)(void*) = nullptr;

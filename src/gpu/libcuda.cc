@@ -1,24 +1,24 @@
 #include "gpu/libcuda.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
 #include <span>
-#include <system_error>
 #include <utility>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
 #include "contextile/base.h"
 #include "gpu/driver_library.h"
+#include "gpu/emulated/find_function.h"
 #include "gpu/loaded_modules.h"
 #include "gpu/module_file.h"
 
@@ -34,6 +34,13 @@ std::string library_name(const std::string& given) {
   return given.empty() ? "libcuda.so.1" : given;
 }
 
+// Writes a UUID like nvidia-smi does: GPU-8f6c2ad1-….
+std::string text_of(const Uuid& uuid) {
+  std::string text = fmt::format("{:02x}", fmt::join(uuid, ""));
+  for (const std::size_t at : {20, 16, 12, 8}) text.insert(at, "-");
+  return "GPU-" + text;
+}
+
 class GpuDriver : public Driver {
  public:
   explicit GpuDriver(const DeviceOptions& options) : cuda_(library_name(options.library)) {
@@ -47,23 +54,26 @@ class GpuDriver : public Driver {
     check("cuDeviceGetName",
           cuda_.device_name(name.data(), static_cast<int>(name.size()) - 1, device_));
     name_ = name.data();
+    Uuid uuid{};
+    check("cuDeviceGetUuid", cuda_.device_uuid(&uuid, device_));
+    identity_ = text_of(uuid);
     std::int32_t major = 0;
     std::int32_t minor = 0;
     check("cuDeviceGetAttribute", cuda_.device_attribute(&major, kMajor, device_));
     check("cuDeviceGetAttribute", cuda_.device_attribute(&minor, kMinor, device_));
-    const std::string_view architecture = compiled_architecture(major, minor);
+    std::int32_t most_shared = 0;
+    check("cuDeviceGetAttribute", cuda_.device_attribute(&most_shared, kMostShared, device_));
+    modules_.set_most_shared_bytes(most_shared);
+    const ModuleFiles files =
+        find_modules(options,
+                     options.library == emulated::kLibrary ? emulated_architectures()
+                                                           : architectures_for(major, minor),
+                     fmt::format("{} (compute capability {}.{})", name_, major, minor));
     check("cuDevicePrimaryCtxRetain", cuda_.retain_context(&context_, device_));
     try {
       const Current current(*this);
       make_pool();
-      const auto file_of = [&](const std::string& module) {
-        return module_file(options, module, architecture);
-      };
-      for (const std::string& module : options.modules) modules_.load(module, file_of(module));
-      for (const std::string& module : options.optional_modules) {
-        std::error_code error;
-        if (std::filesystem::exists(file_of(module), error)) modules_.load(module, file_of(module));
-      }
+      for (const auto& [module, file] : files) modules_.load(module, file);
     } catch (...) {
       if (const Current current(*this, std::nothrow); current) unload();
       cuda_.release_context(device_);
@@ -92,6 +102,7 @@ class GpuDriver : public Driver {
   GpuDriver& operator=(const GpuDriver&) = delete;
 
   [[nodiscard]] std::string_view device_name() const override { return name_; }
+  [[nodiscard]] std::string_view device_identity() const override { return identity_; }
 
   [[nodiscard]] std::byte* allocate(std::int64_t bytes) override {
     const Current current(*this);
@@ -443,6 +454,7 @@ class GpuDriver : public Driver {
 
   Library cuda_;
   std::string name_;
+  std::string identity_;
   int device_ = 0;
   void* context_ = nullptr;
   std::mutex mutex_;
@@ -461,15 +473,6 @@ class GpuDriver : public Driver {
 };
 
 }  // namespace
-
-std::string_view compiled_architecture(std::int32_t major, std::int32_t minor) {
-  if (major == 8) return "sm_80";
-  if (major == 9 && minor == 0) return "sm_90a";
-  if (major == 10) return "sm_100";
-  if (major > 8) return "compute_80";
-  fail_argument("cuda: expected a device of compute capability 8.0 or higher, found {}.{}", major,
-                minor);
-}
 
 std::int32_t count_devices(const std::string& library) {
   const Library cuda(library_name(library));

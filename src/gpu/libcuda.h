@@ -14,11 +14,11 @@ namespace contextile::cuda {
 
 struct DeviceOptions {
   std::int32_t ordinal = 0;
-  // Folder of the kernels: FOLDER/MODULE.ARCHITECTURE.cubin, or .ptx, as scripts/cuda-kernels
-  // writes them.
-  std::string folder;
-  std::vector<std::string> modules;
-  // Modules that are loaded only if they have been compiled for the device.
+  // Folders of the kernels, the likeliest first: FOLDER/MODULE.ARCHITECTURE.cubin, or .ptx, as
+  // scripts/cuda-kernels writes them. All modules come from the first folder that has every one.
+  std::vector<std::string> folders = {};
+  std::vector<std::string> modules = {};
+  // Modules that are loaded only if that folder has them for the device.
   std::vector<std::string> optional_modules = {};
   // File of the driver's library; empty: the system's own; emulated::kLibrary: none, the device is
   // emulated, with PTX for modules.
@@ -27,11 +27,6 @@ struct DeviceOptions {
 // Returns the number of devices of this machine, 0 if the driver does not start. Throws as
 // open_device does.
 [[nodiscard]] std::int32_t count_devices(const std::string& library);
-
-// Returns the architecture whose compiled code runs on a device of that compute capability:
-// "sm_80", "sm_90a" or "sm_100", or "compute_80" for PTX that the driver compiles for any newer
-// device. Throws InvalidArgument naming the capability if none does.
-[[nodiscard]] std::string_view compiled_architecture(std::int32_t major, std::int32_t minor);
 
 // Throws InvalidArgument if there is no driver library, no such device or no kernels for it, and
 // DeviceError if the driver reports an error.

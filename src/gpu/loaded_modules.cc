@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <span>
 #include <string_view>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/file_bytes.h"
@@ -23,13 +21,6 @@ constexpr const char* kNeedsDriver =
 }  // namespace
 
 void LoadedModules::load(const std::string& name, const std::string& file) {
-  std::error_code error;
-  if (!std::filesystem::exists(file, error)) {
-    throw IoError(
-        fmt::format("{}: expected a module compiled for this GPU (cmake --build … --target "
-                    "contextile_cuda makes it), found no such file",
-                    file));
-  }
   const FileBytes image(file, [](std::span<const std::uint8_t> first, std::string_view where) {
     constexpr std::string_view kElf =
         "\x7f"
@@ -74,6 +65,10 @@ std::size_t LoadedModules::argument_bytes(void* function) const {
 }
 
 void* LoadedModules::function(const Grid& grid, std::size_t argument_bytes) {
+  CONTEXTILE_CHECK(grid.shared_bytes <= most_shared_bytes_,
+                   "cuda: expected at most {} bytes of shared memory in a block, as this GPU has, "
+                   "found {} for {} in {}",
+                   most_shared_bytes_, grid.shared_bytes, grid.kernel, grid.module);
   const std::lock_guard lock(mutex_);
   const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
   Function& found = at->second;

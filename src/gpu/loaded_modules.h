@@ -24,6 +24,8 @@ class LoadedModules {
 
   LoadedModules(const Library& cuda, Check check) : cuda_(cuda), check_(std::move(check)) {}
 
+  // Sets the shared memory that a block may have, in bytes. Without it no kernel may have any.
+  void set_most_shared_bytes(std::int32_t bytes) { most_shared_bytes_ = bytes; }
   // Loads a cubin, or PTX, which the driver compiles.
   void load(const std::string& name, const std::string& file);
   void unload() noexcept {
@@ -32,7 +34,7 @@ class LoadedModules {
   }
   [[nodiscard]] bool has(std::string_view module) const { return modules_.contains(module); }
   // Returns the kernel of a launch, with room for its shared memory. Throws InvalidArgument if it
-  // was compiled for an argument of another size.
+  // was compiled for an argument of another size, or if the device has less shared memory.
   [[nodiscard]] void* function(const Grid& grid, std::size_t argument_bytes);
 
  private:
@@ -50,6 +52,7 @@ class LoadedModules {
 
   const Library& cuda_;
   const Check check_;
+  std::int32_t most_shared_bytes_ = 0;
   std::map<std::string, void*, std::less<>> modules_;  // by name
   std::mutex mutex_;                                   // of functions_
   std::map<std::string, Function> functions_;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kMostBytes = 1 << 16;  // of one rank's settings
 
-using Pairs = std::vector<std::pair<std::string, std::string>>;
+using Pairs = GatheredSettings::Pairs;
 
 std::string text_of(std::span<const Setting> settings) {
   std::string text;
@@ -67,10 +67,10 @@ std::vector<std::string> gather_texts(Transport& transport, const std::string& m
 
 // Describes the first setting in which a rank differs from rank 0; nothing if there is none.
 std::optional<std::string> difference_of(std::string_view who,
-                                         const std::vector<std::string>& texts) {
-  const Pairs first = pairs_of(texts[0]);
-  for (std::size_t r = 1; r < texts.size(); ++r) {
-    const Pairs other = pairs_of(texts[r]);
+                                         const std::vector<GatheredSettings>& ranks) {
+  const Pairs& first = ranks[0].pairs();
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    const Pairs& other = ranks[r].pairs();
     const auto [a, b] = std::ranges::mismatch(first, other);
     if (a == first.end() && b == other.end()) continue;
     const std::string& name = a == first.end() ? b->first : a->first;
@@ -86,6 +86,20 @@ std::optional<std::string> difference_of(std::string_view who,
 
 }  // namespace
 
+std::string GatheredSettings::value(std::string_view name) const {
+  const auto found = std::ranges::find(pairs_, name, &Pairs::value_type::first);
+  return found == pairs_.end() ? "" : found->second;
+}
+
+std::vector<GatheredSettings> gather_settings(Transport& transport,
+                                              std::span<const Setting> settings) {
+  std::vector<GatheredSettings> ranks;
+  for (const std::string& text : gather_texts(transport, text_of(settings))) {
+    ranks.emplace_back(pairs_of(text));
+  }
+  return ranks;
+}
+
 void let_all_look(Transport& transport) {
   try {
     barrier(transport);
@@ -96,7 +110,7 @@ void let_all_look(Transport& transport) {
 void check_same_settings(Transport& transport, std::string_view who,
                          std::span<const Setting> settings) {
   const std::optional<std::string> difference =
-      difference_of(who, gather_texts(transport, text_of(settings)));
+      difference_of(who, gather_settings(transport, settings));
   if (!difference) return;
   let_all_look(transport);
   throw InvalidArgument(*difference);

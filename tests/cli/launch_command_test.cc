@@ -317,7 +317,7 @@ TEST_F(Launch, SaysOnceWhatIsWrongWithTheCommandOfItsRanks) {
   expect_bad_input(launched({"run", plan}),
                    {"-n: expected 4 ranks, one for each device of " + plan + ", found 3"});
   expect_bad_input(launched({"run", plan, "--transport", "mpi"}),
-                   {"run: expected no --transport", "mpirun", "'mpi'"});
+                   {"run: expected --transport gloo", "mpirun", "'mpi'"});
   expect_bad_input(launched({"run", plan, "--run-id", "x"}), {"expected no --run-id", "'x'"});
   expect_bad_input(launched({"profile", "--ranks", "4"}), {"expected no --ranks", "'4'"});
   expect_bad_input(launched({"serve", "--store", "memory:"}),

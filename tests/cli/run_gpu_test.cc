@@ -46,7 +46,7 @@ TEST_F(RunGpu, ExecutesThePlanThereAndChecksIt) {
 TEST_F(RunGpu, TakesTheKernelForTheGpuWhereItIsCompiled) {
   const std::string here = "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=.";
   expect_bad_input(run("--gpu-kernel cuda:wgmma", here),
-                   {"expected a device of compute capability 9.0 and wgmma.sm_90a.cubin",
+                   {"expected a device of compute capability 9.0 and wgmma.sm_90a.cubin or",
                     "found a CPU without"});
   file("wgmma.sm_90a.cubin",
        "\x7f"
@@ -59,6 +59,22 @@ TEST_F(RunGpu, TakesTheKernelForTheGpuWhereItIsCompiled) {
   EXPECT_THAT(run("--gpu-kernel cuda:mma", here).out, HasSubstr("kernel cuda:mma on a CPU"));
   expect_bad_input(run("--gpu-kernel wgmma", here),
                    {"gpu kernel: expected cuda:wgmma or cuda:mma, found 'wgmma'"});
+}
+
+// `make python` and --target contextile_ptx leave only PTX, which the driver compiles.
+TEST_F(RunGpu, TakesPtxIfNothingIsCompiledForTheGpu) {
+  for (const char* module : {"mma", "paged", "rows"}) {
+    std::filesystem::remove(path(std::string(module) + ".sm_90a.cubin"));
+    file(std::string(module) + ".compute_80.ptx", std::string("// ") + module);
+  }
+  const std::string here = "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=.";
+  const Outcome mma = run("", here);
+  EXPECT_EQ(mma.exit_code, 0) << mma.err;
+  EXPECT_THAT(mma.out, HasSubstr("kernel cuda:mma on a CPU"));
+  file("wgmma.compute_90a.ptx", "// wgmma");
+  EXPECT_THAT(run("", here).out, HasSubstr("kernel cuda:wgmma on a CPU"));
+  EXPECT_THAT(run("", here + " CONTEXTILE_FAKE_CAPABILITY=12.0").out,
+              HasSubstr("kernel cuda:mma on a CPU"));
 }
 
 // Repetitions are the same call, and their results are checked as always.
@@ -74,7 +90,7 @@ TEST_F(RunGpu, ReplaysRepetitionsAsGraphsUnlessToldNotTo) {
 
 TEST_F(RunGpu, SaysWhatIsMissing) {
   expect_bad_input(run("", "LD_LIBRARY_PATH=. CONTEXTILE_CUDA_KERNELS=/nowhere"),
-                   {"expected compiled kernels in /nowhere", "contextile_cuda"});
+                   {"expected kernels for a CPU", "found no folder /nowhere", "contextile_cuda"});
   expect_bad_input(run("--predict", ""), {"--predict: expected --cluster with --gpu"});
   expect_bad_input(bash("'" CONTEXTILE_PROGRAM "' run p --gpu-kernel cuda:mma"),
                    {"--gpu-kernel cuda:mma: expected --gpu"});
@@ -83,7 +99,7 @@ TEST_F(RunGpu, SaysWhatIsMissing) {
 // ptx_device_test runs plans there, where there is nvcc.
 TEST_F(RunGpu, SaysWhatIsMissingToEmulateOne) {
   expect_bad_input(emulated("", "CONTEXTILE_CUDA_KERNELS=/nowhere"),
-                   {"emulated GPU: expected the PTX of the kernels", "in /nowhere, found none",
+                   {"emulated GPU: expected the PTX of the kernels", "found no folder /nowhere",
                     "--target contextile_ptx", "scripts/install-nvcc", "CONTEXTILE_CUDA_KERNELS"});
   const std::string here = "CONTEXTILE_CUDA_KERNELS=.";
   expect_bad_input(emulated("", here), {"expected the PTX of the kernels"});  // only cubins

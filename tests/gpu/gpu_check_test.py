@@ -6,6 +6,7 @@ Compilers, devices and PyTorch are stand-ins that note how they are called.
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -211,6 +212,19 @@ class GpuCheck(unittest.TestCase):
             self.assertEqual(command[command.index("--report-api-errors") + 1], "no")
             if "racecheck" in title:
                 self.assertIn("cuda:mma", command)
+
+    def test_a_certificate_names_the_gpu_its_driver_and_the_version(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder) / "contextile"
+            program.write_text("#!/bin/sh\necho contextile 0.1.0\n", encoding="utf-8")
+            program.chmod(0o755)
+            file = pathlib.Path(folder) / "cache" / "passed.json"
+            with unittest.mock.patch.dict(os.environ, CONTEXTILE_GPU_CERTIFICATE=str(file)):
+                self.assertEqual(
+                    self.module.certify(program.parent, "NVIDIA H200", "570.86.15"), file
+                )
+            found = json.loads(file.read_text(encoding="utf-8"))
+        self.assertEqual(found, {"gpu": "NVIDIA H200", "driver": "570.86.15", "version": "0.1.0"})
 
     def test_results_fail_if_a_suite_does(self):
         self.assertTrue(self.check().results())

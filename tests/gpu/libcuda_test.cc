@@ -50,7 +50,7 @@ class FakeGpu : public ::testing::Test {
   }
   [[nodiscard]] DeviceOptions options() const {
     return {.ordinal = 0,
-            .folder = folder_,
+            .folders = {folder_},
             .modules = {"mma", "rows"},
             .optional_modules = {},
             .library = CONTEXTILE_FAKE_LIBCUDA};
@@ -198,8 +198,8 @@ TEST_F(FakeGpu, WhatIsMissingIsNamed) {
               HasSubstr("expected a device below 1, found 1"));
   wrong = options();
   wrong.modules.emplace_back("other");
-  EXPECT_THAT(message_of<IoError>([&] { static_cast<void>(open_device(wrong)); }),
-              HasSubstr("other.sm_90a.cubin"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { static_cast<void>(open_device(wrong)); }),
+              HasSubstr("found no other in " + folder_));
   put("rows", "text");
   EXPECT_THAT(message_of<InvalidArgument>([&] { static_cast<void>(open_device(options())); }),
               HasSubstr("expected a compiled CUDA module (ELF, or PTX)"));
@@ -327,18 +327,6 @@ TEST(EmulatedGpu, SaysWhichOptionsItLacks) {
   for (const char* device : {"", "-1", "1x", "99999999999"}) {
     EXPECT_THAT(message(device, {}), HasSubstr("gpu: expected a number or emulated")) << device;
   }
-}
-
-TEST(CompiledArchitecture, IsOneThatRunsThere) {
-  EXPECT_EQ(compiled_architecture(8, 0), "sm_80");
-  EXPECT_EQ(compiled_architecture(8, 9), "sm_80");
-  EXPECT_EQ(compiled_architecture(9, 0), "sm_90a");
-  EXPECT_EQ(compiled_architecture(10, 0), "sm_100");
-  EXPECT_EQ(compiled_architecture(10, 3), "sm_100");
-  EXPECT_EQ(compiled_architecture(9, 1), "compute_80");
-  EXPECT_EQ(compiled_architecture(12, 0), "compute_80");
-  EXPECT_THAT(message_of<InvalidArgument>([] { static_cast<void>(compiled_architecture(7, 5)); }),
-              HasSubstr("found 7.5"));
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST_F(PtxDevice, PassesThePagedSuite) {
 
 std::unique_ptr<Driver> open_ptx_device() {
   return open_device({.ordinal = 0,
-                      .folder = folder(),
+                      .folders = {folder()},
                       .modules = {"mma", "paged", "rows"},
                       .optional_modules = {"wgmma"},
                       .library = CONTEXTILE_FAKE_LIBCUDA});

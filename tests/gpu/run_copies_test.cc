@@ -72,7 +72,7 @@ class CountedDevice : public ::testing::Test {
     std::ofstream(folder_ + "/rows.sm_90a.cubin") << "\x7f"
                                                      "ELFrows";
     gpu_ = open_device({.ordinal = 0,
-                        .folder = folder_,
+                        .folders = {folder_},
                         .modules = {"rows"},
                         .optional_modules = {},
                         .library = CONTEXTILE_FAKE_LIBCUDA});

@@ -8,6 +8,9 @@
 // CONTEXTILE_PTX_SEED is the seed of the first block; opcodes that ran are added to the file
 // CONTEXTILE_PTX_OPCODES. With CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY all memory of the process
 // counts as the device's, for tests whose tensors come from another allocator.
+// CONTEXTILE_FAKE_DEVICES=N makes the device count as N devices of UUIDs of their own.
+// CONTEXTILE_FAKE_CAPABILITY=8.6 gives it another compute capability, with the shared memory of
+// such a device.
 #include <fmt/format.h>
 
 #include <cstddef>
@@ -63,6 +66,42 @@ class HostModules : public OtherModules {
       "ELF";
 };
 
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// The number after the dot or the one before it, in a compute capability; 9.0 unless told else.
+int capability(bool is_minor) {
+  const std::string text = variable("CONTEXTILE_FAKE_CAPABILITY");
+  if (text.empty()) return is_minor ? 0 : 9;
+  return std::stoi(is_minor ? text.substr(text.find('.') + 1) : text);
+}
+
+// The bytes that the CUDA C++ programming guide lists for the compute capability.
+int most_shared_bytes() {
+  const int major = capability(false);
+  const int minor = capability(true);
+  if (major == 8) return minor == 0 || minor == 7 ? 166'912 : 101'376;
+  return major == 12 ? 101'376 : 232'448;
+}
+
+int num_devices() {
+  const std::string text = variable("CONTEXTILE_FAKE_DEVICES");
+  return text.empty() ? 1 : std::stoi(text);
+}
+
+// All devices are the emulated one, whose handle is the first one's.
+int first_device() {
+  int first = 0;
+  static_cast<void>(device_get(&first, 0));
+  return first;
+}
+int emulated_device(int which) {
+  const int ordinal = which - first_device();
+  return 0 <= ordinal && ordinal < num_devices() ? first_device() : -1;
+}
+
 // Sets the device up for tests, and prints what its machine did.
 class Session {
  public:
@@ -73,9 +112,9 @@ class Session {
     own.has_all_memory = std::getenv("CONTEXTILE_FAKE_DEVICE_HAS_ALL_MEMORY") != nullptr;
     own.largest_allocation = std::size_t{1} << 30;
     own.machine.most_instructions = 40'000'000;
-    const std::string_view timing = variable("CONTEXTILE_PTX_TIMING");
-    if (timing == "at-once") own.machine.timing = contextile::ptx::Timing::kAtOnce;
-    if (const std::string seed(variable("CONTEXTILE_PTX_SEED")); !seed.empty()) {
+    if (variable("CONTEXTILE_PTX_TIMING") == "at-once")
+      own.machine.timing = contextile::ptx::Timing::kAtOnce;
+    if (const std::string seed = variable("CONTEXTILE_PTX_SEED"); !seed.empty()) {
       own.machine.seed = std::strtoull(seed.c_str(), nullptr, 10);
     }
     opcodes_file_ = variable("CONTEXTILE_PTX_OPCODES");
@@ -94,11 +133,6 @@ class Session {
   Session& operator=(const Session&) = delete;
 
  private:
-  static std::string_view variable(const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
-  }
-
   const HostModules modules_;
   std::string opcodes_file_;
   std::set<std::string> opcodes_;
@@ -128,28 +162,47 @@ Result cuInit(unsigned flags) {
   return init(flags);
 }
 Result cuGetErrorString(Result error, const char** text) { return error_text(error, text); }
-Result cuDeviceGetCount(int* count) { return device_count(count); }
-Result cuDeviceGet(int* device, int ordinal) { return device_get(device, ordinal); }
-Result cuDeviceGetName(char* name, int size, int device) { return device_name(name, size, device); }
+Result cuDeviceGetCount(int* count) {
+  *count = num_devices();
+  return kSuccess;
+}
+Result cuDeviceGet(int* device, int ordinal) {
+  *device = first_device() + ordinal;
+  return emulated_device(*device) < 0 ? kInvalidValue : kSuccess;
+}
+Result cuDeviceGetName(char* name, int size, int device) {
+  return device_name(name, size, emulated_device(device));
+}
+Result cuDeviceGetUuid_v2(contextile::cuda::Uuid* uuid, int device) {
+  const Result result = device_uuid(uuid, emulated_device(device));
+  uuid->back() = static_cast<unsigned char>(device - first_device());
+  return result;
+}
 Result cuDeviceGetAttribute(int* value, int attribute, int device) {
-  return device_attribute(value, attribute, device);
+  const Result result = device_attribute(value, attribute, emulated_device(device));
+  if (attribute == contextile::cuda::kMajor) *value = capability(false);
+  if (attribute == contextile::cuda::kMinor) *value = capability(true);
+  if (attribute == contextile::cuda::kMostShared) *value = most_shared_bytes();
+  return result;
 }
 Result cuMemPoolCreate(void** pool, const contextile::cuda::PoolProperties* properties) {
-  return create_pool(pool, properties);
+  contextile::cuda::PoolProperties of_device = *properties;
+  of_device.device = emulated_device(properties->device);
+  return create_pool(pool, &of_device);
 }
 Result cuMemPoolDestroy(void* pool) { return destroy_pool(pool); }
 Result cuMemPoolSetAttribute(void* pool, int attribute, void* value) {
   return pool_attribute(pool, attribute, value);
 }
 Result cuDevicePrimaryCtxRetain(void** context, int device) {
-  return retain_context(context, device);
+  return retain_context(context, emulated_device(device));
 }
 Result cuDevicePrimaryCtxRelease_v2(int which) {
   {
     const std::lock_guard lock(device().mutex);
     if (device().num_holders == 1 && !device().is_empty()) std::abort();
   }
-  return release_context(which);
+  return release_context(emulated_device(which));
 }
 Result cuCtxSetCurrent(void* context) { return set_context(context); }
 Result cuCtxGetCurrent(void** context) { return get_context(context); }
@@ -188,6 +241,7 @@ Result cuFuncLoad(void* /*function*/) {
   return kSuccess;
 }
 Result cuFuncSetAttribute(void* function, int attribute, int value) {
+  if (value > most_shared_bytes()) return kInvalidValue;
   return set_function(function, attribute, value);
 }
 Result cuFuncGetParamInfo(void* function, std::size_t index, std::size_t* offset,

@@ -33,6 +33,7 @@ class HostDriver : public Driver {
   HostDriver& operator=(const HostDriver&) = delete;
 
   [[nodiscard]] std::string_view device_name() const override { return "host"; }
+  [[nodiscard]] std::string_view device_identity() const override { return "GPU-host"; }
   [[nodiscard]] std::byte* allocate(std::int64_t bytes) override;
   void free(std::byte* memory) noexcept override;
   [[nodiscard]] std::byte* allocate_on(Stream stream, std::int64_t bytes) override;

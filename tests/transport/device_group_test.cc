@@ -11,15 +11,12 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "contextile/advanced/gpu.h"
 #include "contextile/advanced/oracle.h"
 #include "contextile/planner.h"
 #include "gpu/libcuda.h"
@@ -250,7 +247,7 @@ class NcclPair : public ::testing::Test {
   }
 
   std::unique_ptr<Driver> driver_ =
-      open_device({.ordinal = 0, .folder = "", .modules = {}, .library = CONTEXTILE_FAKE_LIBCUDA});
+      open_device({.ordinal = 0, .folders = {""}, .library = CONTEXTILE_FAKE_LIBCUDA});
   NcclId id_ = make_nccl_id(CONTEXTILE_FAKE_LIBNCCL);
 };
 constexpr std::chrono::milliseconds kLong{60'000};
@@ -289,59 +286,6 @@ TEST_F(NcclPair, AMessageThatNeverComesEndsInATimeoutOrWithTheGroup) {
                 HasSubstr("the group has ended"));
     mine->abort();
   }
-}
-
-// Ranks as users have them: each is a process with a GPU and a group for control messages. Here
-// each is a thread, and the libraries of the driver and of NCCL run on this CPU.
-TEST(Nccl, RanksOfAGroupRunPlansWithTheBitsOfOneDevice) {
-  const std::string folder = ::testing::TempDir() + "/nccl_kernels";
-  std::filesystem::create_directories(folder);
-  for (const char* module : {"mma", "paged", "rows"}) {
-    std::ofstream(fmt::format("{}/{}.sm_90a.cubin", folder, module)) << "\x7f"
-                                                                        "ELF"
-                                                                     << module;
-  }
-  AttentionShape shape;
-  shape.q_heads = 4;
-  shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = 64;
-  shape.sink = true;
-  const Workload workload = batch_of({300, 37, 190}, "lambda:16,100", shape);
-  for (const char* strategy : {"zigzag", "dcp", "hybrid"}) {
-    SCOPED_TRACE(strategy);
-    const auto plan =
-        plan_and_check(workload, cluster_of(1, 4), parse_strategies(strategy).at(0), {}).plan;
-    HostDriver at_once(HostDriver::Mode::kAtOnce);
-    DeviceRanks one(at_once);
-    RunOptions options;
-    options.compare = false;
-    options.host = &one;
-    const std::uint64_t expected = run_plan(plan, options).masks.at(0).result_bits;
-    RunReport found;
-    run_inproc(4, [&](Transport& control) {
-      GpuOptions gpu_options;
-      gpu_options.kernels = folder;
-      gpu_options.library = CONTEXTILE_FAKE_LIBCUDA;
-      gpu_options.nccl_library = CONTEXTILE_FAKE_LIBNCCL;
-      EXPECT_EQ(num_gpus(gpu_options), 1);
-      const std::unique_ptr<Gpu> gpu = open_gpu(gpu_options);
-      const std::unique_ptr<Transport> rank = gpu->join(control);
-      RunOptions mine;
-      mine.host = gpu.get();
-      mine.rank = rank.get();
-      const RunReport report = run_plan(plan, mine);
-      if (control.rank() == Rank{0}) found = report;
-    });
-    EXPECT_TRUE(found.ok());
-    EXPECT_EQ(found.masks.at(0).errors.size(), 6U);
-    EXPECT_EQ(found.masks.at(0).result_bits, expected);
-  }
-  std::filesystem::remove_all(folder);
-}
-
-TEST(Nccl, ThatIsMissingIsNamed) {
-  EXPECT_THAT(message_of<InvalidArgument>([] { return make_nccl_id("libnothing.so"); }),
-              HasSubstr("expected the library libnothing.so"));
 }
 
 }  // namespace

@@ -50,14 +50,16 @@ struct GpuOptions {
   // the libraries are empty.
   bool is_emulated = false;
   // Folder where `cmake --build BUILD --target contextile_cuda` has put the compiled kernels.
-  // Empty: $CONTEXTILE_CUDA_KERNELS, otherwise the folder cuda next to the program (or next to the
-  // shared library that contains this code), or lib/contextile/cuda next to its folder.
+  // Empty: $CONTEXTILE_CUDA_KERNELS, otherwise the first folder that has kernels for the device:
+  // cuda next to the shared library that contains this code, cuda next to the program, or
+  // lib/contextile/cuda next to the program's folder. PTX counts if there is no machine code.
   std::string kernels = {};
   // Name of the kernel: "cuda:wgmma" (compute capability 9.0), "cuda:mma", or empty: the former if
   // the device and the compiled kernels have it.
   std::string kernel = {};
-  // Paths of the driver's library and of NCCL's; empty: libcuda.so.1 and libnccl.so.2 of the
-  // system.
+  // Paths of the driver's library and of NCCL's. Empty: libcuda.so.1 of the system; and
+  // $CONTEXTILE_NCCL, otherwise libnccl.so.2 of the system, or of the wheel that is installed next
+  // to the Python package.
   std::string library = {};
   std::string nccl_library = {};
   // Applies to ranks that share the GPU (make_group); ranks of a group over NCCL are not captured.
@@ -89,8 +91,9 @@ class Gpu : public RankHost {
   virtual void end_before(Rank rank, void* stream) = 0;
   // Returns rank control.rank() of a group of as many processes, each with a GPU of its own. Plans
   // whose grouped launches do not deadlock (verify) do not deadlock there. Collective; call it
-  // once. `control` and the GPU must outlive the result. Throws InvalidArgument if there is no
-  // NCCL or the GPU is emulated, and DeviceError if NCCL fails.
+  // once. `control` and the GPU must outlive the result. Throws InvalidArgument on all ranks if one
+  // of them finds no NCCL or if two have the same GPU; InvalidArgument if the GPU is emulated; and
+  // DeviceError if NCCL fails.
   [[nodiscard]] virtual std::unique_ptr<Transport> join(
       Transport& control, std::chrono::milliseconds timeout = std::chrono::minutes(1)) = 0;
 };

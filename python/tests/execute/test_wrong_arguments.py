@@ -326,7 +326,7 @@ CASES = {
     ),
     "another device": (
         lambda: Executor(ct.inproc_group(1)[0], device="foo"),
-        "device: expected cpu, cuda, cuda:N or emulated",
+        "device: expected one of PyTorch's .cpu, cuda, cuda:N, xpu, mps, .* or emulated",
     ),
     "a number as kernel": (
         lambda: Executor(ct.inproc_group(1)[0], kernel=3),

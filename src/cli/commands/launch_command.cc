@@ -101,10 +101,10 @@ bool is_own(const std::vector<std::string>& command) {
   return std::ranges::find(names, command.front()) != names.end();
 }
 
-// The words that launch adds to the command of a rank of this program.
+// The words that launch adds to the command of a rank of this program, which may not have them.
 std::vector<std::string> own_words(const LaunchOptions& options) {
-  std::vector<std::string> words = {"--transport",  "gloo",         "--rank",   "{rank}",
-                                    "--rendezvous", "{rendezvous}", "--run-id", "{run-id}"};
+  std::vector<std::string> words = {"--rank",       "{rank}",   "--rendezvous",
+                                    "{rendezvous}", "--run-id", "{run-id}"};
   if (options.command.front() == "profile" || options.command.front() == "serve")
     words.insert(words.end(), {"--ranks", "{ranks}"});
   return words;
@@ -115,7 +115,11 @@ std::vector<std::string> own_words(const LaunchOptions& options) {
 std::vector<std::string> template_of(const LaunchOptions& options) {
   std::vector<std::string> words = options.command;
   if (!is_own(words)) return words;
+  const bool names_transport = std::ranges::any_of(words, [](const std::string& word) {
+    return word == "--transport" || word.starts_with("--transport=");
+  });
   words.insert(words.begin(), own_program());
+  if (!names_transport) words.insert(words.end(), {"--transport", "gloo"});
   const std::vector<std::string> own = own_words(options);
   words.insert(words.end(), own.begin(), own.end());
   return words;
@@ -189,9 +193,15 @@ void check_own_command(const LaunchOptions& options) {
   const CLI::App& command = *line.app().get_subcommand(name);
   for (const std::string& word : own_words(options)) {
     if (!word.starts_with("--") || command.get_option(word)->count() == 0) continue;
-    fail_argument("launch: {}: expected no {}, which launch gives every rank{}, found {}", name,
-                  word, word == "--transport" ? " (gloo; over MPI mpirun starts the ranks)" : "",
+    fail_argument("launch: {}: expected no {}, which launch gives every rank, found {}", name, word,
                   quote(command.get_option(word)->results().front()));
+  }
+  const CLI::Option& transport = *command.get_option("--transport");
+  if (transport.count() > 0 && transport.results().front() != "gloo") {
+    fail_argument(
+        "launch: {}: expected --transport gloo, which launch gives every rank (over MPI mpirun "
+        "starts the ranks), found {}",
+        name, quote(transport.results().front()));
   }
   if (name == "serve" && command.get_option("--store")->count() > 0) {
     fail_argument(

@@ -178,15 +178,15 @@ std::string kernel_name(const RunOptions& settings, const Plan& plan, const Gpu*
 }
 
 // The GPU of this process; null: it has none.
-std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, const Transport* rank) {
+std::unique_ptr<Gpu> gpu_of(const RunCommandOptions& options, Transport* rank) {
   if (options.gpu.empty()) return nullptr;
   GpuOptions gpu;
   gpu.kernel = options.gpu_kernel;
   gpu.graphs = options.graphs;
   const InprocOptions transport = inproc_options(options.transport);
   if (rank == nullptr) return open_gpu(options.gpu, gpu, transport);
-  const std::int64_t first = parse_size("--gpu", options.gpu, 0) + rank->rank().value;
-  gpu.ordinal = checked_cast<std::int32_t>(first % std::max(1, num_gpus(gpu)), "--gpu");
+  const std::int64_t wanted = parse_size("--gpu", options.gpu, 0) + rank_on_machine(*rank);
+  gpu.ordinal = checked_cast<std::int32_t>(wanted % std::max(1, num_gpus(gpu)), "--gpu");
   return open_gpu(gpu, transport);
 }
 
@@ -285,8 +285,8 @@ Action add_run_command(CLI::App& app) {
   add_kernel_option(app, options->kernel, "attention kernel");
   add_value(app, "--gpu",
             {"N|emulated",
-             "all ranks run on GPU N of this machine, or with --transport gloo or mpi rank R on "
-             "GPU N + R modulo their number, data by NCCL; --kernel is then what one device is "
+             "all ranks run on GPU N of this machine; ranks as processes (launch, mpirun) take "
+             "GPUs N, N + 1, … of their machine, data by NCCL. --kernel is then what one device is "
              "compared with. emulated: the kernels' PTX runs on the CPU, slowly and without times",
              "on its CPU"},
             [options](const std::string& name) {

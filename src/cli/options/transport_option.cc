@@ -1,11 +1,15 @@
 #include "cli/options/transport_option.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstring>
+#include <fstream>
 #include <span>
 #include <string>
 
@@ -70,6 +74,17 @@ void check_size(Transport& transport, std::optional<std::int32_t> expected, std:
   if (transport.rank() == Rank{0}) print_error(*problem);
   barrier(transport);
   throw SaidByRank0();
+}
+
+// Bytes that only processes of the same machine have: its name, and the number of its boot.
+// Containers of one machine differ in their names.
+std::array<char, 320> machine_identity() {
+  std::array<char, 320> identity{};
+  constexpr std::size_t kMostOfName = 256;
+  ::gethostname(identity.data(), kMostOfName);
+  std::ifstream("/proc/sys/kernel/random/boot_id")
+      .read(identity.data() + kMostOfName, identity.size() - kMostOfName);
+  return identity;
 }
 
 }  // namespace
@@ -160,6 +175,14 @@ std::unique_ptr<Transport> open_transport(const TransportOptions& options,
   std::unique_ptr<Transport> transport = open_mpi(options);
   check_size(*transport, num_ranks, who);
   return transport;
+}
+
+std::int32_t rank_on_machine(Transport& transport) {
+  const std::array<char, 320> mine = machine_identity();
+  const auto all = all_gather(transport, std::as_bytes(std::span(mine)));
+  const auto& own = all[transport.rank().index()];
+  return static_cast<std::int32_t>(
+      std::ranges::count(std::span(all).first(transport.rank().index()), own));
 }
 
 InprocOptions inproc_options(const TransportOptions& options) {

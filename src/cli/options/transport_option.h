@@ -50,6 +50,9 @@ void check_transport_options(const TransportOptions& options);
 [[nodiscard]] std::unique_ptr<Transport> open_transport(const TransportOptions& options,
                                                         std::optional<std::int32_t> num_ranks,
                                                         std::string_view who);
+// Returns the number of ranks below this one that run on the same machine, so the ranks of every
+// machine count from 0. Collective.
+[[nodiscard]] std::int32_t rank_on_machine(Transport& transport);
 // The same options in the form of InprocOptions.
 [[nodiscard]] InprocOptions inproc_options(const TransportOptions& options);
 

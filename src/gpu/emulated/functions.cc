@@ -28,6 +28,7 @@ void* find_function(const char* symbol) {
       {"cuDeviceGetCount", address(device_count)},
       {"cuDeviceGet", address(device_get)},
       {"cuDeviceGetName", address(device_name)},
+      {"cuDeviceGetUuid_v2", address(device_uuid)},
       {"cuDeviceGetAttribute", address(device_attribute)},
       {"cuMemPoolCreate", address(create_pool)},
       {"cuMemPoolDestroy", address(destroy_pool)},
@@ -109,13 +110,28 @@ Result device_name(char* name, int size, int which) {
   return kSuccess;
 }
 
-// The compute capability is 9.0.
+// There is one device, which no other process sees.
+Result device_uuid(cuda::Uuid* uuid, int which) {
+  *uuid = {};
+  return which == kDevice ? kSuccess : kInvalidValue;
+}
+
+// The compute capability is 9.0, and blocks have the shared memory of such a device.
 Result device_attribute(int* value, int attribute, int which) {
-  if (which != kDevice || (attribute != cuda::kMajor && attribute != cuda::kMinor)) {
-    return kInvalidValue;
+  if (which != kDevice) return kInvalidValue;
+  switch (attribute) {
+    case cuda::kMajor:
+      *value = 9;
+      return kSuccess;
+    case cuda::kMinor:
+      *value = 0;
+      return kSuccess;
+    case cuda::kMostShared:
+      *value = kMostSharedBytes;
+      return kSuccess;
+    default:
+      return kInvalidValue;
   }
-  *value = attribute == cuda::kMajor ? 9 : 0;
-  return kSuccess;
 }
 
 Result retain_context(void** context, int which) {

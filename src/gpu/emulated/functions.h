@@ -19,6 +19,7 @@ Result error_text(Result error, const char** text);
 Result device_count(int* count);
 Result device_get(int* device, int ordinal);
 Result device_name(char* name, int size, int device);
+Result device_uuid(cuda::Uuid* uuid, int device);
 Result device_attribute(int* value, int attribute, int device);
 Result retain_context(void** context, int device);
 Result release_context(int device);

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -17,43 +16,53 @@
 #include "gpu/emulated/device.h"
 #include "gpu/emulated/find_function.h"
 #include "gpu/libcuda.h"
-#include "gpu/module_file.h"
 #include "runtime/cuda/device_ranks.h"
 #include "runtime/cuda/gpu_driver.h"
-#include "transport/cuda/device_group.h"
+#include "transport/cuda/nccl.h"
+#include "transport/cuda/nccl_group.h"
 
 namespace contextile::cuda {
 namespace {
 
-// The folders where kernels may be, the likeliest first.
-std::vector<std::filesystem::path> places_of_kernels(const GpuOptions& options) {
-  if (!options.kernels.empty()) return {options.kernels};
-  if (const char* named = std::getenv("CONTEXTILE_CUDA_KERNELS")) return {named};
+std::filesystem::path program_folder() {
   std::error_code error;
-  const std::filesystem::path folder =
-      std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  std::vector<std::filesystem::path> places = {folder / "cuda",
-                                               folder.parent_path() / "lib/contextile/cuda"};
-  // Next to the shared library that contains this code, such as a Python module.
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+// The folder of the shared library that contains this code, such as a Python module; empty if the
+// program contains it.
+std::filesystem::path library_folder() {
   static constexpr char kHere = 0;
   Dl_info found = {};
-  if (dladdr(&kHere, &found) != 0 && found.dli_fname != nullptr && *found.dli_fname == '/') {
-    const std::filesystem::path beside =
-        std::filesystem::path(found.dli_fname).parent_path() / "cuda";
-    if (beside != places.front()) places.insert(places.begin(), beside);
+  const bool is_known =
+      dladdr(&kHere, &found) != 0 && found.dli_fname != nullptr && *found.dli_fname == '/';
+  if (!is_known) return {};
+  std::filesystem::path folder = std::filesystem::path(found.dli_fname).parent_path();
+  return folder == program_folder() ? std::filesystem::path() : folder;
+}
+
+// The folders where kernels may be, the likeliest first.
+std::vector<std::string> places_of_kernels(const GpuOptions& options) {
+  if (!options.kernels.empty()) return {options.kernels};
+  if (const char* named = std::getenv("CONTEXTILE_CUDA_KERNELS")) return {named};
+  const std::filesystem::path folder = program_folder();
+  std::vector<std::string> places = {folder / "cuda", folder.parent_path() / "lib/contextile/cuda"};
+  if (const std::filesystem::path own = library_folder(); !own.empty()) {
+    places.insert(places.begin(), own / "cuda");
   }
   return places;
 }
 
-// True if the device's folder may have what it needs. The driver says which files a GPU needs.
-bool has_kernels(const DeviceOptions& device) {
-  std::error_code error;
-  if (device.library != emulated::kLibrary) {
-    return std::filesystem::is_directory(device.folder, error);
+// The files where NCCL's library may be, the likeliest first.
+std::vector<std::string> places_of_nccl(const std::string& given) {
+  if (!given.empty()) return {given};
+  if (const char* named = std::getenv("CONTEXTILE_NCCL")) return {named};
+  std::vector<std::string> places = {kNcclLibrary};
+  // The wheel of NCCL next to this package, which PyTorch's depends on.
+  if (const std::filesystem::path own = library_folder(); !own.empty()) {
+    places.push_back(own.parent_path() / "nvidia/nccl/lib" / kNcclLibrary);
   }
-  return std::all_of(device.modules.begin(), device.modules.end(), [&](const std::string& module) {
-    return std::filesystem::exists(module_file(device, module, ""), error);
-  });
+  return places;
 }
 
 }  // namespace
@@ -61,6 +70,7 @@ bool has_kernels(const DeviceOptions& device) {
 std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
   DeviceOptions device;
   device.ordinal = options.ordinal;
+  device.folders = places_of_kernels(options);
   device.modules = {std::string(module_of(Program::kMma)), "paged", "rows"};
   device.optional_modules = {std::string(module_of(Program::kWgmma))};
   device.library = options.library;
@@ -72,22 +82,7 @@ std::unique_ptr<Driver> open_gpu_driver(const GpuOptions& options) {
                      quote(options.library + options.nccl_library));
     device.library = emulated::kLibrary;
   }
-  std::vector<std::string> looked;
-  for (const std::filesystem::path& place : places_of_kernels(options)) {
-    looked.push_back(place);
-    device.folder = place;
-    if (has_kernels(device)) return open_device(device);
-  }
-  CONTEXTILE_CHECK(!options.is_emulated,
-                   "emulated GPU: expected the PTX of the kernels (mma.compute_80.ptx and others) "
-                   "in {}, found none; cmake --build … --target contextile_ptx makes it with nvcc, "
-                   "which scripts/install-nvcc installs; CONTEXTILE_CUDA_KERNELS names another "
-                   "folder",
-                   fmt::join(looked, " or "));
-  fail_argument(
-      "cuda: expected compiled kernels in {} (cmake --build … --target "
-      "contextile_cuda makes them), found no such folder",
-      fmt::join(looked, " or "));
+  return open_device(device);
 }
 
 Program program_of(const GpuOptions& options, const Driver& driver) {
@@ -97,11 +92,12 @@ Program program_of(const GpuOptions& options, const Driver& driver) {
   CONTEXTILE_CHECK(options.kernel == name_of(Program::kWgmma),
                    "gpu kernel: expected {} or {}, found {}", name_of(Program::kWgmma),
                    name_of(Program::kMma), quote(options.kernel));
-  CONTEXTILE_CHECK(has_wgmma,
-                   "gpu kernel: expected a device of compute capability 9.0 and "
-                   "{} among its kernels for {}, found {} without",
-                   options.is_emulated ? "wgmma.compute_90a.ptx" : "wgmma.sm_90a.cubin",
-                   options.kernel, driver.device_name());
+  CONTEXTILE_CHECK(
+      has_wgmma,
+      "gpu kernel: expected a device of compute capability 9.0 and "
+      "{} among its kernels for {}, found {} without",
+      options.is_emulated ? "wgmma.compute_90a.ptx" : "wgmma.sm_90a.cubin or wgmma.compute_90a.ptx",
+      options.kernel, driver.device_name());
   return Program::kWgmma;
 }
 
@@ -148,7 +144,9 @@ class OpenGpu : public Gpu {
                      "a group of {} over {}",
                      control.size(), control.name());
     return cuda::make_nccl_group(ranks_.streams_of(control.rank()), control,
-                                 {.timeout = timeout, .name = "nccl"}, nccl_library_);
+                                 {.timeout = timeout,
+                                  .ordinal = ordinal_,
+                                  .libraries = cuda::places_of_nccl(nccl_library_)});
   }
 
  private:

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -17,7 +16,6 @@
 
 #include "base/check.h"
 #include "transport/cuda/event_pool.h"
-#include "transport/cuda/nccl.h"
 #include "transport/cuda/run_copies.h"
 #include "transport/failure_text.h"
 #include "transport/posted_end.h"
@@ -282,19 +280,6 @@ std::unique_ptr<Transport> make_device_group(RankStreams& streams,
                                              Transport& control,
                                              const DeviceGroupOptions& options) {
   return std::make_unique<DeviceGroup>(streams, std::move(communicator), control, options);
-}
-
-std::unique_ptr<Transport> make_nccl_group(RankStreams& streams, Transport& control,
-                                           const DeviceGroupOptions& options,
-                                           const std::string& library) {
-  const std::string name = library.empty() ? kNcclLibrary : library;
-  NcclId id{};
-  if (control.rank() == Rank{0}) id = make_nccl_id(name);
-  const auto ids = all_gather(control, std::as_bytes(std::span(&id, 1)));
-  std::memcpy(id.data(), ids.front().data(), id.size());
-  return make_device_group(
-      streams, join_nccl(streams.driver, id, control.rank(), control.size(), options.timeout, name),
-      control, options);
 }
 
 }  // namespace contextile::cuda

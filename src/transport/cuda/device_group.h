@@ -33,9 +33,4 @@ struct DeviceGroupOptions {
     RankStreams& streams, std::unique_ptr<PointToPoint> communicator, Transport& control,
     const DeviceGroupOptions& options = {});
 
-// Returns the same over NCCL, whose id goes from rank 0 to the others over `control`. Collective.
-[[nodiscard]] std::unique_ptr<Transport> make_nccl_group(RankStreams& streams, Transport& control,
-                                                         const DeviceGroupOptions& options = {},
-                                                         const std::string& library = {});
-
 }  // namespace contextile::cuda

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "base/quote.h"
 
 namespace contextile::cuda {
 namespace {
@@ -203,6 +205,21 @@ class NcclCommunicator : public PointToPoint {
 };
 
 }  // namespace
+
+std::string find_nccl(const std::vector<std::string>& files) {
+  std::vector<std::string> reasons;
+  for (const std::string& file : files) {
+    // It stays open: Library opens it again.
+    if (::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr) return file;
+    const std::string reason = ::dlerror();
+    reasons.push_back(
+        without_orders(reason.starts_with(file) ? reason : fmt::format("{}: {}", file, reason)));
+  }
+  fail_argument(
+      "nccl: expected NCCL's library, found none ({}); CONTEXTILE_NCCL names its file, such as "
+      "site-packages/nvidia/nccl/lib/{} of PyTorch",
+      fmt::join(reasons, "; "), kNcclLibrary);
+}
 
 NcclId make_nccl_id(const std::string& library) {
   const Library nccl(library);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "contextile/base.h"
 #include "gpu/driver.h"
@@ -15,6 +16,10 @@
 namespace contextile::cuda {
 
 inline constexpr const char* kNcclLibrary = "libnccl.so.2";
+
+// Returns the first of these files of the library that can be loaded. Throws InvalidArgument with
+// the reason for each if none can.
+[[nodiscard]] std::string find_nccl(const std::vector<std::string>& files);
 
 // The identity by which the ranks of a group find each other; rank 0 makes it.
 using NcclId = std::array<std::byte, 128>;

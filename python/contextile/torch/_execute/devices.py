@@ -160,19 +160,21 @@ def agree_on_engine(transport: _core.Transport, engine: str, device: torch.devic
     def read(value: Any) -> list[str]:
         return [messages.text(one, 200) for one in messages.fields(value, "engine", "device", "at")]
 
-    mine = {"engine": engine, "device": _identity_of(device), "at": str(device)}
+    # The engine native compares GPUs itself, where NCCL connects them.
+    identity = _identity_of(device) if engine == "torch" else ""
+    mine = {"engine": engine, "device": identity, "at": str(device)}
     all_ranks = messages.gather(transport.all_gather, "executor", mine, read)
     owner: dict[str, int] = {}
-    for rank, (other, identity, at) in enumerate(all_ranks):
+    for rank, (other, name, at) in enumerate(all_ranks):
         if other != all_ranks[0][0]:
             raise _core.InvalidArgument(
                 f"executor: expected one engine on all ranks, found {all_ranks[0][0]} on rank 0 "
                 f"and {other} on rank {rank}"
             )
-        if identity and identity in owner:
+        if name and name in owner:
             raise _core.InvalidArgument(
-                f"executor: expected a GPU for each rank, found {at} on ranks {owner[identity]} "
+                f"executor: expected a GPU for each rank, found {at} on ranks {owner[name]} "
                 f"and {rank}; call torch.cuda.set_device(LOCAL_RANK), or pass "
                 'device=f"cuda:{LOCAL_RANK}"'
             )
-        owner[identity] = rank
+        owner[name] = rank

@@ -50,7 +50,7 @@ class Choice:
             refusal = KERNELS[name].refusal(params, device)
             if refusal:
                 raise _core.InvalidArgument(
-                    f"kernel {name}: expected a plan and a device that it runs, but {refusal}"
+                    f"kernel {name}: expected calls that it can run, found others: {refusal}"
                 )
             self.kernels = [KERNELS[name]]
             return

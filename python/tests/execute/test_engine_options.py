@@ -1,0 +1,193 @@
+"""What an executor refuses about its engine, kernel and device, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import contextile as ct
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from contextile.torch import Executor, alibi, attention
+from contextile.torch._execute import devices
+from ranks import run_ranks
+
+
+def one(**options):
+    return Executor(ct.inproc_group(1)[0], **options)
+
+
+def plan_of(ranks=1, **shape):
+    shape = {"heads": (4, 2), "head_dim": 32, "dtype": "f32", **shape}
+    return ct.plan([60, 40], cluster=f"local:1x{ranks}", strategy="zigzag", **shape)
+
+
+def attend(executor, plan, **terms):
+    shape, tokens = plan.shape, plan.num_local_tokens(executor.rank)
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[shape.dtype]
+    q = torch.randn(tokens, shape.q_heads, shape.head_dim, dtype=dtype)
+    k = torch.randn(tokens, shape.kv_heads, shape.head_dim, dtype=dtype)
+    v = torch.randn(tokens, shape.kv_heads, shape.value_dim, dtype=dtype)
+    return attention(q, k, v, executor=executor, **terms)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "gpu"}, "engine: expected auto, torch or native, found 'gpu'"),
+        ({"engine": 3}, "executor, engine: expected a text"),
+        (
+            {"engine": "native", "kernel": "torch:flex"},
+            "kernel: expected one of the engine native (contextile.kernels()), found torch:flex",
+        ),
+        (
+            {"engine": "torch", "kernel": "reference"},
+            "engine: expected native with kernel reference, found torch",
+        ),
+        (
+            {"engine": "torch", "device": "emulated"},
+            "engine: expected native with device emulated, found torch",
+        ),
+        ({"kernel": "torch:fast"}, "kernel: expected one of the engine torch (torch:flash, torch:"),
+        (
+            {"engine": "torch", "flight_folder": "records"},
+            "flight_folder: expected none with engine torch",
+        ),
+        ({"device": "xpu"}, "device: expected cpu or emulated, for this PyTorch has no xpu device"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ct.InvalidArgument, match=re.escape(message)):
+        one(**options)
+
+
+def test_ranks_of_a_transport_are_the_engine_natives():
+    with pytest.raises(ct.InvalidArgument, match="native for ranks of a Transport, found torch"):
+        Executor(ct.inproc_group(2)[0], engine="torch")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "reason"),
+    [
+        ("torch:flash", {}, "it runs on cuda"),
+        ("torch:cpu", {"value_dim": 16}, "it takes a value dim equal to the head dim of 32"),
+        ("torch:cpu", {"softcap": 5.0}, "it has no softcap"),
+    ],
+)
+def test_a_kernel_that_cannot_run_the_plan_says_why(kernel, shape, reason):
+    executor = one(kernel=kernel)
+    with pytest.raises(ct.InvalidArgument, match=f"kernel {kernel}: expected calls .* {reason}"):
+        executor.prepare(plan_of(**shape))
+
+
+@pytest.mark.parametrize("terms", [{"bias": alibi(4)}, {"dropout_p": 0.1, "dropout_seed": 1}])
+def test_a_kernel_without_bias_and_dropout_refuses_them(terms):
+    plan = plan_of()
+    executor = one(kernel="torch:flex")
+    executor.prepare(plan)
+    with pytest.raises(ct.InvalidArgument, match="torch:flex: .* it has no bias and no dropout"):
+        attend(executor, plan, **terms)
+
+
+def test_auto_is_native_on_the_cpu_and_torch_for_its_kernels():
+    assert one().engine == "native"
+    assert one(kernel="torch:tiles").engine == "torch"
+    assert one(device="cpu", engine="torch").engine == "torch"
+
+
+def test_tensors_of_another_shape_or_dtype_are_refused():
+    plan = plan_of()
+    executor = one(engine="torch")
+    executor.prepare(plan)
+    q, k = torch.randn(100, 4, 32), torch.randn(100, 2, 32)
+    with pytest.raises(ct.InvalidArgument, match=r"expected k of shape \[100, 2, 32\], found"):
+        attention(q, torch.randn(100, 2, 16), k, executor=executor)
+    with pytest.raises(ct.InvalidArgument, match=r"expected q of torch.float32"):
+        attention(q.half(), k.half(), k.half(), executor=executor)
+    with pytest.raises(ct.InvalidArgument, match="expected 0 values of sink, found 4"):
+        attention(q, k, k, executor=executor, sink=torch.zeros(4))
+    # A refused call ends the group, as it does with the engine native.
+
+
+def test_an_executor_describes_its_engine_and_kernels():
+    plan = plan_of()
+    executor = one(engine="torch")
+    executor.prepare(plan)
+    assert executor.describe() == (
+        f"engine torch on cpu, rank 0 of 1\nplan zigzag of 100 tokens ({plan.digest}): torch:cpu"
+    )
+    native = one()
+    native.prepare(plan)
+    assert native.describe().startswith("engine native on cpu, rank 0 of 1\nplan zigzag")
+
+
+# ------------------------------------------------------------------------------------ certificates
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU of PyTorch that is not there, and the file of its certificate."""
+    file = tmp_path / "certificate.json"
+    monkeypatch.setenv("CONTEXTILE_GPU_CERTIFICATE", str(file))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(devices, "_driver_version", lambda: "570.86.15")
+    return file
+
+
+def test_auto_takes_the_engine_native_on_a_gpu_only_with_a_certificate(gpu):
+    device = torch.device("cuda", 0)
+
+    def engine():
+        return devices.engine_of("auto", None, "", device, None, False)
+
+    assert engine() == "torch"
+    passed = {"gpu": "NVIDIA H200", "driver": "570.86.15", "version": ct.__version__}
+    gpu.write_text(json.dumps(passed))
+    assert engine() == "native"
+    for name in passed:
+        gpu.write_text(json.dumps({**passed, name: "another"}))
+        assert engine() == "torch"
+    for broken in ("", "[" * 10_000, "[]", "{}", "\udcff"):
+        gpu.write_bytes(broken.encode(errors="surrogateescape"))
+        with pytest.raises(ct.InvalidArgument, match=r"expected what bench/gpu_check writes"):
+            engine()
+
+
+# ------------------------------------------------------------------------------------ several ranks
+
+
+def differ() -> None:
+    """Ranks that choose differently all hear of it, and so do ranks in different calls."""
+    rank = dist.get_rank()
+    with pytest.raises(ct.InvalidArgument, match="one engine on all ranks, found native on rank 0"):
+        Executor(engine="native" if rank == 0 else "torch")
+    executor = Executor(engine="torch")
+    plan = plan_of(ranks=2)
+    executor.prepare(plan)
+    terms = {"dropout_p": 0.5, "dropout_seed": 1 + rank}
+    with pytest.raises((ct.InvalidArgument, ct.TransportError), match="the same one|gave up"):
+        attend(executor, plan, **terms)
+
+
+def test_ranks_that_differ_all_hear_of_it():
+    run_ranks(differ, 2)
+
+
+def lose_a_rank() -> None:
+    executor = Executor(engine="torch", timeout=4)
+    plan = plan_of(ranks=3)
+    executor.prepare(plan)
+    attend(executor, plan)
+    if dist.get_rank() == 1:
+        return
+    with pytest.raises(ct.TransportError):
+        attend(executor, plan)
+
+
+def test_a_rank_that_ends_is_an_error_of_the_others():
+    run_ranks(lose_a_rank, 3)
