@@ -212,7 +212,8 @@ void bind_stages(nb::module_& module, nb::class_<PlanObject>& plan) {
 A buffer of each kind has rows [heads of a head group, dim]: the rank's own tokens, head group after
 head group, then the staging arena. With ``intervals`` an attention instruction is also one call of
 FlexAttention; with ``tokens`` its rows have their tokens and positions. A call of a variable-length
-kernel takes further entries while it has at most ``max_rows`` rows. Raises InvalidPlan,
+kernel takes further entries while it has at most ``max_rows`` rows; a row of one of n head groups
+counts as 1/n. Raises InvalidPlan,
 InvalidArgument.)");
 }
 

@@ -139,7 +139,8 @@ struct StageProgram {
 struct StageOptions {
   bool intervals = false;  // make StageAttention::intervals
   bool tokens = false;     // make the tokens and positions of calls
-  // A call takes further entries while its rows of queries and keys are at most that many.
+  // A call takes further entries while its rows of queries and keys are at most that many. A row of
+  // one of n head groups counts as 1/n.
   std::int64_t max_rows = std::int64_t{1} << 40;
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_every_pair_of_strategy_mask_kernel_and_ranks_is_exact(tmp_path):
         by_ranks[ranks].append((saved(planned(strategy, mask, ranks), tmp_path), kernel, 1e-5))
     for ranks, some in by_ranks.items():
         run_ranks(run_cases, ranks, json.dumps(some))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("ranks", RANKS)
+def test_the_whole_product_is_exact(tmp_path, ranks):
+    cases = [
+        (saved(planned(strategy, mask, ranks), tmp_path), kernel, 1e-5)
+        for strategy, mask, kernel in itertools.product(STRATEGIES, MASKS, KERNELS)
+        if planned(strategy, mask, ranks) is not None
+    ]
+    assert len(cases) >= 300
+    run_ranks(run_cases, ranks, json.dumps(cases), timeout=3600)
 
 
 # Relative to the largest number of the result. Rounding to bf16 is 2^-9 of a number at most: of

@@ -22,6 +22,8 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+# The engine of executors that name none, on ranks that begin while it is set.
+ENGINE = "CONTEXTILE_TEST_ENGINE"
 PRELOADED = ("numpy", "pytest", "torch", "contextile.torch", "transformers.modeling_utils")
 
 
@@ -62,6 +64,7 @@ class Ranks:
                 "TORCHELASTIC_USE_AGENT_STORE": True,
                 "TORCHELASTIC_RESTART_COUNT": 0,
                 "TORCHELASTIC_RUN_ID": "tests",
+                ENGINE: os.environ.get(ENGINE, "auto"),
             }
             files = [Path(self.folder.name) / f"{rank}.{stream}" for stream in ("stdout", "stderr")]
             process = context.Process(
@@ -158,6 +161,9 @@ def main(
     import torch
     import torch.distributed as dist
 
+    from contextile.torch import Executor
+
+    Executor.__init__.__kwdefaults__["engine"] = os.environ[ENGINE]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:

@@ -1,7 +1,10 @@
 #include "runtime/stages/stage_calls.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+
+#include "base/check.h"
 
 namespace contextile {
 namespace {
@@ -119,6 +122,11 @@ StageCall call_of(EntryClass entry_class, std::int64_t window, std::span<const E
     const std::int64_t m = entry.num_keys();
     rows += n;
     keys += m;
+    if (std::max(rows, keys) > std::numeric_limits<std::int32_t>::max()) {
+      fail_plan(
+          "stages: expected an entry of fewer than 2^31 rows, found {} of queries and {} of keys",
+          rows, keys);
+    }
     call.q_offsets.push_back(static_cast<std::int32_t>(rows));
     call.k_offsets.push_back(static_cast<std::int32_t>(keys));
     call.groups.push_back(entry.segments.front()->group);

@@ -1,6 +1,7 @@
 #include "contextile/advanced/stage_lists.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -74,7 +75,7 @@ class ProgramLists {
                std::string where)
       : round_(round),
         direction_(direction),
-        options_(options),
+        options_(scaled(options, round.head_groups)),
         begin_cut_(begin_cut),
         where_(std::move(where)),
         device_(round.devices[rank.index()]),
@@ -124,6 +125,12 @@ class ProgramLists {
   }
 
  private:
+  static StageOptions scaled(StageOptions options, std::int32_t head_groups) {
+    // Offsets of entries are 32-bit numbers.
+    constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
+    options.max_rows = std::min(options.max_rows, kMaxRows / head_groups) * head_groups;
+    return options;
+  }
   // Returns the first row of a slot.
   [[nodiscard]] std::int64_t row_of(const Program& program, Kind kind, SlotId slot) const {
     const std::int64_t owned = std::ssize(device_.local_blocks) * round_.head_groups;

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections import defaultdict
+import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 # where those of a program that counts its own from 0 are unlikely to be.
 _FIRST_TAG = 1 << 24
 _NUM_TAGS = 1 << 24
+# Messages so far by function and peer. All users of a group share them: their calls may be under
+# way together.
+_counts: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionary()
 
 
 class UnderWay:
@@ -36,7 +40,6 @@ class Messages:
     def __init__(self, group: ProcessGroup | None, timeout: float) -> None:
         self._group = group
         self._timeout = datetime.timedelta(seconds=timeout)
-        self._counts: dict[Any, int] = defaultdict(int)
         self._peers: dict[int, int] = {}
         self.sent_bytes = self.received_bytes = 0
 
@@ -49,9 +52,11 @@ class Messages:
         return self._peers[rank]
 
     def _op(self, function: Any, peer: int, tensor: Tensor) -> Any:
-        count = self._counts[function, peer]
-        self._counts[function, peer] = count + 1
-        tag = _FIRST_TAG + count % _NUM_TAGS
+        counts = _counts.setdefault(
+            dist.group.WORLD if self._group is None else self._group, Counter()
+        )
+        tag = _FIRST_TAG + counts[function, peer] % _NUM_TAGS
+        counts[function, peer] += 1
         return dist.P2POp(function, tensor, self._peer(peer), group=self._group, tag=tag)
 
     def launch(self, one: Launch, buffers: Buffers) -> UnderWay:

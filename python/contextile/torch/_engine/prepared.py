@@ -58,7 +58,7 @@ class PreparedLists:
         plan = self.plan
         choice = Choice(self._kernel, self.params(1, None, has_terms), self.device)
         shape = plan.shape
-        row_bytes = 4 * (shape.head_dim + 2 * shape.value_dim) * shape.q_heads
+        row_bytes = 4 * (shape.head_dim + 2 * shape.value_dim) * shape.q_heads  # of all groups
         lists = plan.stages(
             self.rank,
             plan.mask_names[mask],
