@@ -113,7 +113,7 @@ struct SharedCall {
 
 class CallCheck;
 
-// The comparison of Executor::check_same_call, which waits only when it is told to.
+// The comparison of Executor::check_same_call, whose sending and waiting are apart.
 class CallAgreement {
  public:
   // Sends this rank's call to its neighbour, and returns at once. The transport must outlive it.

@@ -1,4 +1,4 @@
-"""What an executor refuses about its engine, kernel and device, and what it says of itself."""
+"""Engines, kernels and devices that an executor refuses, and its description of itself."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from contextile.torch._engine.kernels.flash import Flash
+from contextile.torch._kernels.flash import Flash
 
 _library = torch.library.Library("aten", "IMPL")
 

@@ -17,6 +17,7 @@
 #include "contextile/base.h"
 #include "contextile/plan_file.h"
 #include "runtime/executor/call_check.h"
+#include "runtime/executor/check_terms.h"
 #include "transport/agreement.h"
 
 namespace contextile {
@@ -102,8 +103,11 @@ bool agree_on_plan(Transport& transport, const Plan& plan) {
   return check_same_plan(transport, identity_of(plan));
 }
 
-CallAgreement::CallAgreement(Transport& transport, const Plan& plan, const SharedCall& call)
-    : check_(std::make_unique<CallCheck>(transport, call_tag(call, plan))) {}
+CallAgreement::CallAgreement(Transport& transport, const Plan& plan, const SharedCall& call) {
+  check_terms(fmt::format("rank {}, {}", transport.rank().value, to_string(call.direction)), plan,
+              call.terms);
+  check_ = std::make_unique<CallCheck>(transport, call_tag(call, plan));
+}
 CallAgreement::~CallAgreement() = default;
 CallAgreement::CallAgreement(CallAgreement&&) noexcept = default;
 CallAgreement& CallAgreement::operator=(CallAgreement&&) noexcept = default;

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._engine.program import INPUTS, OUTPUTS, Program, Rows
+from contextile.torch._engine.rank_program import INPUTS, OUTPUTS, Program
+from contextile.torch._kernels.stage_calls import Rows
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 

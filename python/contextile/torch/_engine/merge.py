@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from contextile.torch._engine.buffers import Buffers, put, take
-from contextile.torch._engine.program import Copy, Reduce, Rows
-
-
-def merged(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the merge of two partial results. Rows that saw nothing have lse -inf."""
-    both = torch.logaddexp(lse, more_lse)
-    weight = torch.exp(more_lse - both).nan_to_num_(0.0)  # 0 where both saw nothing
-    return torch.lerp(o, more.to(o.dtype), weight.unsqueeze(-1)), both
+from contextile.torch._engine.rank_program import Copy, Reduce
+from contextile.torch._kernels.kernel import merged
+from contextile.torch._kernels.stage_calls import Rows
 
 
 def merge_rows(parts: list[Tensor], rows: Rows, out: Tensor, lse: Tensor, is_first: bool) -> None:

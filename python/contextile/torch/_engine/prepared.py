@@ -10,9 +10,11 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, part_dtype, part_shapes
-from contextile.torch._engine.kernels import Choice, Params
-from contextile.torch._engine.program import Attention, Program, Upload
-from contextile.torch._engine.score_terms import ScoreTerms
+from contextile.torch._engine.rank_program import Attention, Program
+from contextile.torch._kernels.choice import Choice
+from contextile.torch._kernels.kernel import Params
+from contextile.torch._kernels.score_terms import ScoreTerms
+from contextile.torch._kernels.stage_calls import Upload
 
 # Bytes of the rows that one call of a kernel gathers, with its results.
 _MAX_CALL_BYTES = 1 << 30

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contextile import _core
-from contextile.torch._engine.calls import Backward, EngineCall, Forward, Stats, Surroundings
-from contextile.torch._engine.kernels import check_name
-from contextile.torch._engine.messages import Messages
+from contextile.torch._engine.engine_calls import Backward, EngineCall, Forward, Stats, Surroundings
+from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.prepared import PreparedLists
+from contextile.torch._kernels.choice import check_name
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -108,11 +108,11 @@ class TorchRank:
         self._run(Backward, tensors)
 
     def begin_forward(self, **tensors: Any) -> Pending:
-        """Begins a forward, which may be under way beside another call."""
+        """Begins a forward, which may be under way next to another call."""
         return self._begin(Forward, tensors)
 
     def begin_backward(self, **tensors: Any) -> Pending:
-        """Begins a backward, which may be under way beside another call."""
+        """Begins a backward, which may be under way next to another call."""
         return self._begin(Backward, tensors)
 
     def _run(self, kind: type[EngineCall], tensors: dict[str, Any]) -> None:

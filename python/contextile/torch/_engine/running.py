@@ -18,10 +18,10 @@ from contextile.torch._engine.buffers import (
     take,
     tokens_of_rows,
 )
-from contextile.torch._engine.kernels import Params
+from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.merge import copy_rows, merge_rows, reduce_rows
-from contextile.torch._engine.messages import Messages
-from contextile.torch._engine.program import Attention, Copy, Launch, Program, Reduce, Wait
+from contextile.torch._engine.rank_program import Attention, Copy, Launch, Program, Reduce, Wait
+from contextile.torch._kernels.kernel import Params
 
 
 class RunningCall:

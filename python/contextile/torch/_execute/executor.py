@@ -17,12 +17,12 @@ from contextile import _checks, _core
 from contextile._heads import HeadGroup, HeadPlans
 from contextile._layer_plans import check_placement
 from contextile.torch._batch.layout import joined_branch
-from contextile.torch._engine.calls import Stats
-from contextile.torch._engine.kernels import check_name
+from contextile.torch._engine.engine_calls import Stats
 from contextile.torch._engine.rank import TorchRank
 from contextile.torch._execute.checkpoints import plan_again, remember, replace_plan
 from contextile.torch._execute.devices import agree_on_engine, device_of, engine_of
 from contextile.torch._execute.dtensor import register_if_loaded
+from contextile.torch._kernels.choice import check_name
 from contextile.torch._ranks.group import TIMEOUT_S, connect
 
 if TYPE_CHECKING:

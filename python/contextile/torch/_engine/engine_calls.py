@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._engine.messages import Messages
+from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.prepared import PreparedLists
 from contextile.torch._engine.running import RunningCall
-from contextile.torch._engine.score_terms import ScoreTerms
+from contextile.torch._kernels.score_terms import ScoreTerms
 
 
 class Stats(NamedTuple):
@@ -31,7 +31,7 @@ class Stats(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What calls of a rank share."""
+    """The parts that calls of a rank share."""
 
     lists: PreparedLists
     messages: Messages
@@ -39,7 +39,7 @@ class Surroundings(NamedTuple):
 
 
 class EngineCall:
-    """What forward and backward share."""
+    """The parts that forward and backward share."""
 
     direction = ""
 

@@ -1,4 +1,4 @@
-"""Kernels of attention by operators of PyTorch, and the choice among them."""
+"""The choice among kernels of attention."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from contextile import _core
-from contextile.torch._engine.kernels.cpu_flash import CpuFlash
-from contextile.torch._engine.kernels.flash import Flash
-from contextile.torch._engine.kernels.flex import Flex
-from contextile.torch._engine.kernels.kernel import Kernel, Params
-from contextile.torch._engine.kernels.tiles import Tiles
+from contextile.torch._kernels.cpu_flash import CpuFlash
+from contextile.torch._kernels.flash import Flash
+from contextile.torch._kernels.flex import Flex
+from contextile.torch._kernels.kernel import Kernel, Params
+from contextile.torch._kernels.tiles import Tiles
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel for kernel in (Flash(), Flex(), CpuFlash(), Tiles())
@@ -71,6 +71,3 @@ class Choice:
     @property
     def may_take_intervals(self) -> bool:
         return any(kernel.takes_intervals for kernel in self.kernels)
-
-
-__all__ = ["KERNELS", "Choice", "Kernel", "Params", "check_name"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from contextile.torch._engine.kernels.kernel import Kernel, Params, no_terms, output_with_delta
-from contextile.torch._engine.program import Call
+from contextile.torch._kernels.kernel import Kernel, Params, no_terms, output_with_delta
+from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten
 

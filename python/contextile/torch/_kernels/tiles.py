@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._engine.kernels.kernel import Kernel, Params
-from contextile.torch._engine.program import Call
+from contextile.torch._kernels.kernel import Kernel, Params
+from contextile.torch._kernels.stage_calls import Call
 
 # Scores in memory at a time.
 _MAX_SCORES = {"cpu": 1 << 20}

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._engine.score_terms import ScoreTerms
+from contextile.torch._kernels.score_terms import ScoreTerms
 
 
 class Params(NamedTuple):
-    """What a kernel computes beyond its rows. Heads are those of one head group."""
+    """The numbers of a call beyond its rows. Heads are those of one head group."""
 
     q_heads: int
     kv_heads: int
@@ -71,6 +71,13 @@ def output_with_delta(do: Tensor, delta: Tensor) -> Tensor:
     """
     squares = do.float().square().sum(-1)
     return (do.float() * (delta / squares.clamp_min(1e-38)).unsqueeze(-1)).to(do.dtype)
+
+
+def merged(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the merge of two partial results. Rows that saw nothing have lse -inf."""
+    both = torch.logaddexp(lse, more_lse)
+    weight = torch.exp(more_lse - both).nan_to_num_(0.0)  # 0 where both saw nothing
+    return torch.lerp(o, more.to(o.dtype), weight.unsqueeze(-1)), both
 
 
 def no_terms(params: Params) -> str:

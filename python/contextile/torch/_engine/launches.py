@@ -13,7 +13,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, Buffers, put, take
-from contextile.torch._engine.program import Launch, Message
+from contextile.torch._engine.rank_program import Launch, Message
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -91,7 +91,8 @@ class ScoreTerms:
         )
         word = words.gather(-1, (keys % 4).expand_as(group).unsqueeze(-1)).squeeze(-1)
         threshold = int(self.dropout * 4294967296.0)
-        kept = torch.tensor(1 / (1 - self.dropout), dtype=torch.float32, device=keys.device)
+        # Not torch.tensor, which copies from the host and waits for a GPU.
+        kept = torch.full((), 1 / (1 - self.dropout), dtype=torch.float32, device=keys.device)
         return torch.where(word < threshold, torch.zeros_like(kept), kept)
 
     def add_table_gradient(

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._engine.kernels.kernel import Kernel, Params, no_terms, output_with_delta
-from contextile.torch._engine.merge import merged
-from contextile.torch._engine.program import Call
+from contextile.torch._kernels.kernel import Kernel, Params, merged, no_terms, output_with_delta
+from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten
 # Rows of a triangle or a window that share one dense mask.

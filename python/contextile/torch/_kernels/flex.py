@@ -6,15 +6,17 @@ backward takes the final log-sum-exp, as every stage's backward must.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from contextile.torch._engine.kernels.kernel import Kernel, Params
-from contextile.torch._engine.program import Intervals
+from contextile.torch._kernels.kernel import Kernel, Params
+from contextile.torch._kernels.stage_calls import Intervals
 
 _LOG_2 = math.log(2)  # the operators take and return log-sum-exps to base 2
 
@@ -67,6 +69,21 @@ def _block_mask(stage: Intervals) -> BlockMask:
     return found
 
 
+@contextlib.contextmanager
+def _vmap_works() -> Iterator[None]:
+    """Lets the dense form, which uses vmap, work where a dispatch mode is around the call.
+
+    Such are compiled code and selective checkpoints. An operator that they call runs without the
+    dispatch keys of vmap.
+    """
+    inside: Any = torch._C  # noqa: SLF001  # PyTorch has no public names for it
+    with inside._PreserveDispatchKeyGuard():  # noqa: SLF001
+        for name in ("DynamicLayerFrontMode", "Batched", "VmapMode", "DynamicLayerBackMode"):
+            key = getattr(inside.DispatchKey, f"FuncTorch{name}")
+            inside._dispatch_tls_set_dispatch_key_excluded(key, False)  # noqa: SLF001
+        yield
+
+
 class Flex(Kernel):
     """FlexAttention. On a CPU its products are dense."""
 
@@ -78,6 +95,7 @@ class Flex(Kernel):
             return "it runs on cpu"
         return "it has no bias and no dropout" if params.has_terms else ""
 
+    @_vmap_works()
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, call: Intervals, params: Params
     ) -> tuple[Tensor, Tensor]:
@@ -93,6 +111,7 @@ class Flex(Kernel):
         )
         return out[0].transpose(0, 1), lse[0].transpose(0, 1) * _LOG_2
 
+    @_vmap_works()
     def backward(
         self,
         q: Tensor,

@@ -1,0 +1,1 @@
+"""Kernels of attention by operators of PyTorch, on packed rows."""
