@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from contextile.torch import Executor, alibi, attention
+from contextile.torch import Executor, alibi, attention, relative_bias
 from contextile.torch._execute import devices
 from ranks import run_ranks
 
@@ -92,6 +92,82 @@ def test_a_kernel_without_bias_and_dropout_refuses_them(terms):
     executor.prepare(plan)
     with pytest.raises(ct.InvalidArgument, match="torch:flex: .* it has no bias and no dropout"):
         attend(executor, plan, **terms)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (alibi(8), "expected a slope for each of 4 query heads, found 8"),
+        (relative_bias(torch.zeros(8, 5), -2), "expected 4 heads of 5 biases in the table"),
+    ],
+)
+def test_a_bias_of_other_heads_is_refused(bias, message):
+    plan = plan_of()
+    executor = one(engine="torch")
+    executor.prepare(plan)
+    with pytest.raises(ct.InvalidArgument, match=message):
+        attend(executor, plan, bias=bias)
+
+
+@pytest.mark.parametrize("kernel", ["", "torch:cpu", "torch:tiles", "torch:flex"])
+def test_numbers_that_are_none_reach_the_output(kernel):
+    # One piece of 5 keys, which PyTorch's kernel alone would lose.
+    plan = ct.plan(
+        [5], cluster="local:1x1", strategy="ring", heads=(4, 2), head_dim=32, dtype="f32"
+    )
+    executor = one(engine="torch", kernel=kernel)
+    executor.prepare(plan)
+    q, k, v = torch.randn(5, 4, 32), torch.randn(5, 2, 32), torch.randn(5, 2, 32)
+    q[2] = torch.nan
+    out, lse = attention(q, k, v, executor=executor, return_lse=True)
+    assert out[2].isnan().all() and lse[2].isnan().all()
+    assert out[:2].isfinite().all() and out[3:].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e20])
+@pytest.mark.parametrize("kernel", ["torch:cpu", "torch:tiles"])
+def test_gradients_of_any_size_are_exact(kernel, size):
+    plan = plan_of()
+    found = []
+    for options in ({"engine": "native"}, {"kernel": kernel}):
+        executor = one(**options)
+        executor.prepare(plan)
+        torch.manual_seed(5)
+        q = torch.randn(100, 4, 32, requires_grad=True)
+        k, v = torch.randn(2, 100, 2, 32)
+        out = attention(q, k, v, executor=executor)
+        out.backward(torch.randn(out.shape) * size)
+        found.append(q.grad.double() / size)
+    assert (found[0] - found[1]).abs().max() <= 1e-5 * found[0].abs().max()
+
+
+def test_negative_scales_run_in_other_kernels():
+    plan = plan_of(scale=-0.5)
+    executor = one(engine="torch")
+    executor.prepare(plan)
+    assert attend(executor, plan).isfinite().all()
+    with pytest.raises(ct.InvalidArgument, match="it takes a scale above 0, found -0.5"):
+        one(kernel="torch:cpu").prepare(plan)
+
+
+def test_statistics_of_a_call_prepare_nothing():
+    executor = one(engine="torch", plans_prepared=1)
+    first, second = plan_of(), plan_of(scale=0.5)
+    executor.prepare(first)
+    attend(executor, first)
+    assert executor.last_stats.sent_bytes == 0
+    q, k, v = (torch.randn(100, n, 32, requires_grad=True) for n in (4, 2, 2))
+    out = attention(q, k, v, executor=executor)
+    executor.prepare(second)
+    out.sum().backward()  # takes over the buffers of the second
+    with pytest.raises(ct.InvalidArgument, match="last_stats: expected the plan prepared last"):
+        _ = executor.last_stats
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_timeouts_are_above_zero(timeout):
+    with pytest.raises(ct.InvalidArgument, match="timeout: expected seconds above 0"):
+        one(timeout=timeout)
 
 
 def test_auto_is_native_on_the_cpu_and_torch_for_its_kernels():

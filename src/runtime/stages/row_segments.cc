@@ -92,7 +92,7 @@ void UnitPieces::append_segments(std::vector<RowSegment>& out) {
     cuts.push_back(placed.piece.q.end);
   }
   std::ranges::sort(cuts);
-  cuts.erase(std::ranges::unique(cuts).begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   std::vector<std::size_t> active;
   std::size_t next = 0;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {

@@ -64,7 +64,8 @@ class EntryTable {
   void for_each_call(std::int64_t max_rows, const Take& take) const {
     in_parts(full_, max_rows, [&](auto part) { take(EntryClass::kFull, 0, part); });
     for (const auto& [key, entries] : of_class_) {
-      const auto& [entry_class, window, level] = key;
+      const EntryClass entry_class = std::get<0>(key);
+      const std::int64_t window = std::get<1>(key);
       in_parts(entries, max_rows, [&](auto part) { take(entry_class, window, part); });
     }
   }

@@ -1,6 +1,7 @@
 #include "contextile/advanced/stage_lists.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -228,31 +229,33 @@ class ProgramLists {
     resets.insert(resets.end(), list.begin(), list.end());
   }
 
-  void add_places(const AttentionOp& op, StageAttention& stage) {
-    std::array<std::vector<TokenPlace>, kNumKinds> at_row;
-    for (const Kind kind : {Kind::kQ, Kind::kKv}) {
-      at_row[index_of(kind)].resize(static_cast<std::size_t>(out_.rows[index_of(kind)]));
-    }
-    std::set<std::pair<Kind, SlotId>> done;
-    const auto place = [&](Kind kind, BlockId block, SlotId slot) {
-      if (!done.emplace(kind, slot).second) return;
-      std::ranges::copy(places_.of(block), at_row[index_of(kind)].begin() + row_of(kind, slot));
-    };
-    for (const TileOp& tile : op.tiles) {
-      place(Kind::kQ, tile.q_block, tile.q);
-      place(Kind::kKv, tile.kv_block, tile.kv);
-    }
-    const auto fill = [&](const StageCall& call, Kind kind, std::vector<std::int32_t>& tokens,
-                          std::vector<std::int32_t>& positions) {
-      for (const std::int64_t row : call.rows[index_of(kind)]) {
-        const TokenPlace& found = at_row[index_of(kind)][static_cast<std::size_t>(row)];
-        tokens.push_back(found.token);
-        positions.push_back(found.position);
+  // The tokens of runs of rows, by the first row of each run.
+  using Places = std::map<std::int64_t, std::span<const TokenPlace>>;
+
+  static void append_places(const Places& places, const RowList& rows,
+                            std::vector<std::int32_t>& tokens,
+                            std::vector<std::int32_t>& positions) {
+    auto run = places.begin();
+    for (const std::int64_t row : rows) {
+      if (row < run->first || row >= run->first + std::ssize(run->second)) {
+        run = std::prev(places.upper_bound(row));
       }
-    };
+      const TokenPlace& found = run->second[static_cast<std::size_t>(row - run->first)];
+      tokens.push_back(found.token);
+      positions.push_back(found.position);
+    }
+  }
+
+  void add_places(const AttentionOp& op, StageAttention& stage) {
+    Places of_queries;
+    Places of_keys;
+    for (const TileOp& tile : op.tiles) {
+      of_queries[row_of(Kind::kQ, tile.q)] = places_.of(tile.q_block);
+      of_keys[row_of(Kind::kKv, tile.kv)] = places_.of(tile.kv_block);
+    }
     for (StageCall& call : stage.calls) {
-      fill(call, Kind::kQ, call.q_tokens, call.q_positions);
-      fill(call, Kind::kKv, call.k_tokens, call.k_positions);
+      append_places(of_queries, call.rows[index_of(Kind::kQ)], call.q_tokens, call.q_positions);
+      append_places(of_keys, call.rows[index_of(Kind::kKv)], call.k_tokens, call.k_positions);
     }
   }
 
@@ -361,6 +364,8 @@ std::vector<StageProgram> stage_lists(const Plan& plan, Rank rank, std::size_t m
                                       Direction direction, const StageOptions& options) {
   check_structure(plan);
   check_place(plan, rank, mask, direction);
+  CONTEXTILE_CHECK(options.max_rows > 0, "stages: expected max_rows of at least 1, found {}",
+                   options.max_rows);
   if (has_block_head_groups(plan)) {
     return stage_lists(with_even_head_groups(plan), rank, mask, direction, options);
   }

@@ -52,7 +52,8 @@ class EngineCall:
         self.bytes_before = self.messages.sent_bytes, self.messages.received_bytes
         self.terms = terms if terms is not None and terms.has_any else None
         # Sinks on another device are not compared: reading them would wait for it.
-        on_host: Any = sink if sink is not None and sink.device.type == "cpu" else None
+        is_on_host = sink is not None and sink.device.type == "cpu"
+        on_host: Any = sink.contiguous() if sink is not None and is_on_host else None
         self.agreement = _core.begin_agreement(
             around.transport,
             self.lists.plan,

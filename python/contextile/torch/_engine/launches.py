@@ -30,8 +30,11 @@ _counts: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionar
 class UnderWay:
     """A launch under way. It keeps what is sent until the wait."""
 
-    def __init__(self, works: list[Any], landing: list[Any], kept: list[Tensor]) -> None:
+    def __init__(
+        self, works: list[Any], landing: list[Any], kept: list[Tensor], texts: list[str]
+    ) -> None:
         self.works, self.landing, self.kept = works, landing, kept
+        self.texts = texts  # of the messages, for errors
 
 
 class Messages:
@@ -62,6 +65,12 @@ class Messages:
     def launch(self, one: Launch, buffers: Buffers) -> UnderWay:
         """Begins to send rows as they are now, and to receive."""
         ops, landing, kept = [], [], []
+        texts = [
+            f"{way} {message.peer}"
+            for way, ends in (("send to rank", one.sends), ("receive from rank", one.recvs))
+            for message in ends
+            for _ in buffers[message.kind]
+        ]
         for message in one.sends:
             for part in buffers[message.kind]:
                 leaving = take(part, message.rows["rows"])
@@ -81,7 +90,7 @@ class Messages:
                     landing.append((part, rows, coming))
                 self.received_bytes += coming.nbytes
                 ops.append(self._op(dist.irecv, message.peer, coming))
-        return UnderWay(self.start(ops), landing, kept)
+        return UnderWay(self.start(ops), landing, kept, texts)
 
     def start(self, ops: list[Any]) -> list[Any]:
         """Begins one batch, which NCCL runs as one kernel."""
@@ -90,14 +99,16 @@ class Messages:
 
     def wait(self, launch: UnderWay) -> None:
         """Returns when all has come; on a GPU, once the current stream waits for it."""
-        for work in launch.works:
+        for number, work in enumerate(launch.works):
             try:
                 if self._on_host(launch):
                     work.wait(self._timeout)
                 else:
                     work.wait()
             except RuntimeError as error:
-                raise _core.TransportError(f"messages: {error}") from error
+                # Backends that fuse a batch have one work for it.
+                at = launch.texts[number] if len(launch.texts) == len(launch.works) else "batch"
+                raise _core.TransportError(f"messages: {at}: {error}") from error
         for part, rows, coming in launch.landing:
             put(part, rows, coming)
 

@@ -327,7 +327,8 @@ class Executor:
         timeout: float = TIMEOUT_S,
         flight_folder: str = "",
     ) -> None:
-        _checks.number("executor, timeout", timeout)
+        if not _checks.number("executor, timeout", timeout) > 0.0:
+            raise _core.InvalidArgument(f"timeout: expected seconds above 0, found {timeout}")
         _checks.text("executor, kernel", kernel)
         _checks.text("executor, flight_folder", flight_folder)
         _checks.text("executor, engine", engine)
@@ -472,9 +473,14 @@ class Executor:
         own = {
             number for number, plan in self._plans.items() if any(plan is one for one in last.plans)
         }
-        return self.rank_executor_of(
-            next((number for number in reversed(self._ranks) if number in own), last.number)
-        ).last_stats
+        # Not by preparing again, which is collective.
+        for number in reversed(self._ranks):
+            if number in own:
+                return self._ranks[number].last_stats
+        raise _core.InvalidArgument(
+            "executor, last_stats: expected the plan prepared last to be ready, found that others "
+            "took over its buffers (plans_prepared)"
+        )
 
     def prepare(self, plan: _core.Plan | Mapping[str, _core.Plan | HeadPlans]) -> Prepared:
         """Prepares for the plan of a batch. Collective.

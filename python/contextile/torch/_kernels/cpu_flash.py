@@ -15,6 +15,8 @@ from contextile.torch._kernels.stage_calls import Call
 _aten = torch.ops.aten
 # Rows of a triangle or a window that share one dense mask.
 _MAX_ROWS = 256
+# With fewer keys, the kernel returns 0 for queries or keys that are NaN (PyTorch 2.15).
+_MIN_KEYS = 16
 
 
 class _Piece(NamedTuple):
@@ -77,6 +79,10 @@ class CpuFlash(Kernel):
         lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
         for piece in _pieces(call, q.dtype):
             rows, keys = slice(piece.a, piece.b), slice(piece.c, piece.d)
+            if piece.d - piece.c < _MIN_KEYS:
+                part, part_lse = _by_products(q[rows], k[keys], v[keys], piece, params.scale)
+                out[rows], lse[rows] = merged(out[rows], lse[rows], part, part_lse)
+                continue
             o, sums = _aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
                 _batch(q[rows]),
                 _batch(k[keys]),
@@ -120,6 +126,22 @@ class CpuFlash(Kernel):
             for total, at, part in zip((dq, dk, dv), (rows, keys, keys), found, strict=True):
                 total[at] += part[0].transpose(0, 1)
         return dq, dk, dv
+
+
+def _by_products(
+    q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the forward of a piece of few keys."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+    scores = torch.matmul(q.float().transpose(0, 1), keys.transpose(1, 2)) * scale
+    if piece.is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -math.inf)
+    if piece.mask is not None:
+        scores = scores + piece.mask.float()
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse.unsqueeze(-1))
+    return torch.matmul(weights, values).transpose(0, 1), lse.transpose(0, 1)
 
 
 def _batch(rows: Tensor) -> Tensor:

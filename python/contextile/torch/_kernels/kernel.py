@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -69,8 +70,12 @@ def output_with_delta(do: Tensor, delta: Tensor) -> Tensor:
     It is the projection of the output on dO: their product is ``delta``, and it is no longer than
     the output. So a rank that got dO, lse and delta from another needs no output.
     """
-    squares = do.float().square().sum(-1)
-    return (do.float() * (delta / squares.clamp_min(1e-38)).unsqueeze(-1)).to(do.dtype)
+    # Of numbers up to 1, so that squares neither vanish nor overflow.
+    largest = torch.linalg.vector_norm(do, math.inf, -1, dtype=torch.float32)
+    largest = largest.clamp_min(torch.finfo(torch.float32).tiny)
+    unit = do / largest.unsqueeze(-1)
+    factor = delta / largest / unit.square().sum(-1).clamp_min(0.5)
+    return (unit * factor.unsqueeze(-1)).to(do.dtype)
 
 
 def merged(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +86,9 @@ def merged(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tens
 
 
 def no_terms(params: Params) -> str:
-    """Returns why a kernel without softcap, bias and dropout cannot run such calls."""
+    """Returns why a kernel of plain scores cannot run such calls."""
+    if params.scale <= 0.0:  # hidden scores of -inf would change their sign
+        return f"it takes a scale above 0, found {params.scale:g}"
     if params.has_terms:
         return "it has no bias and no dropout"
     return "it has no softcap" if params.softcap else ""
