@@ -70,10 +70,10 @@ def output_with_delta(do: Tensor, delta: Tensor) -> Tensor:
     It is the projection of the output on dO: their product is ``delta``, and it is no longer than
     the output. So a rank that got dO, lse and delta from another needs no output.
     """
-    # Of numbers up to 1, so that squares neither vanish nor overflow.
-    largest = torch.linalg.vector_norm(do, math.inf, -1, dtype=torch.float32)
+    # Squares of numbers up to 1 neither vanish nor overflow.
+    largest: Tensor = torch.linalg.vector_norm(do, math.inf, -1, dtype=torch.float32)
     largest = largest.clamp_min(torch.finfo(torch.float32).tiny)
-    unit = do / largest.unsqueeze(-1)
+    unit: Tensor = do / largest.unsqueeze(-1)
     factor = delta / largest / unit.square().sum(-1).clamp_min(0.5)
     return (unit * factor.unsqueeze(-1)).to(do.dtype)
 
