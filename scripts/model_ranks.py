@@ -164,11 +164,14 @@ def report_of(case, executor, gradients):
         }
 
 
+engine = "auto"  # of the ranks' executors
+
+
 def run_rank(rank, num_ranks, cases, store, pipe, gradients):
     """The program of a rank. The caller ends the process."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the caller
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
-    executor = Executor(timeout=SECONDS)
+    executor = Executor(timeout=SECONDS, engine=engine)
     rows = iter(gradients)
     for case in cases:
         report = report_of(case, executor, next(rows) if case.is_trained else None)

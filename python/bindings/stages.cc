@@ -12,39 +12,60 @@
 namespace contextile::python {
 namespace {
 
+using List = std::vector<std::int32_t>;
+
+// Returns a read-only array of a list's numbers, which keeps their owner alive.
+nb::object view_of(const List& list, nb::handle owner) {
+  return nb::cast(
+      nb::ndarray<nb::numpy, const std::int32_t, nb::ndim<1>>(list.data(), {list.size()}, owner));
+}
+
 // Returns the arrays of the kinds that have rows.
-nb::dict arrays_by_kind(const RowsByKind& rows) {
+nb::dict arrays_by_kind(const RowsByKind& rows, nb::handle owner) {
   nb::dict arrays;
   for (int k = 0; k < kNumKinds; ++k) {
     const RowList& list = rows[static_cast<std::size_t>(k)];
     if (list.empty()) continue;
-    arrays[std::string(to_string(static_cast<Kind>(k))).c_str()] = numpy_array(list);
+    arrays[std::string(to_string(static_cast<Kind>(k))).c_str()] = view_of(list, owner);
   }
   return arrays;
 }
 
 // Returns an array [numbers / width, width].
-nb::object table_of(const std::vector<std::int32_t>& numbers, std::int32_t width) {
-  return nb::cast(numpy_array(numbers)).attr("reshape")(-1, width);
+nb::object table_of(const List& numbers, std::int32_t width, nb::handle owner) {
+  return view_of(numbers, owner).attr("reshape")(-1, width);
 }
 
-nb::tuple blocks_of(const StageIntervals::Blocks& blocks) {
-  return nb::make_tuple(numpy_array(blocks.counts), table_of(blocks.lists, blocks.width));
+nb::tuple blocks_of(const StageIntervals::Blocks& blocks, nb::handle owner) {
+  return nb::make_tuple(view_of(blocks.counts, owner), table_of(blocks.lists, blocks.width, owner));
 }
 
-template <typename Number>
-nb::list arrays_of(const std::vector<std::vector<Number>>& lists) {
-  nb::list arrays;
-  for (const std::vector<Number>& list : lists) arrays.append(numpy_array(list));
-  return arrays;
+// Binds a property that is an array of a list.
+template <typename Class>
+void add_array(nb::class_<Class>& bound, const char* name, List Class::*list, const char* doc) {
+  bound.def_prop_ro(
+      name, [list](nb::handle self) { return view_of(nb::cast<Class&>(self).*list, self); }, doc);
 }
 
-// Binds a property that copies a list into a new array.
-template <typename Class, typename Number>
-void add_array(nb::class_<Class>& bound, const char* name, std::vector<Number> Class::*list,
+// Binds a property that is the arrays of the kinds that have rows.
+template <typename Class>
+void add_rows(nb::class_<Class>& bound, const char* name, RowsByKind Class::*rows,
+              const char* doc) {
+  bound.def_prop_ro(
+      name, [rows](nb::handle self) { return arrays_by_kind(nb::cast<Class&>(self).*rows, self); },
+      doc);
+}
+
+// Binds a property that is a table of numbers.
+void add_table(nb::class_<StageIntervals>& bound, const char* name, List StageIntervals::*numbers,
                const char* doc) {
   bound.def_prop_ro(
-      name, [list](const Class& self) { return nb::cast(numpy_array(self.*list)); }, doc);
+      name,
+      [numbers](nb::handle self) {
+        const auto& lists = nb::cast<StageIntervals&>(self);
+        return table_of(lists.*numbers, lists.width, self);
+      },
+      doc);
 }
 
 void bind_calls_and_intervals(nb::module_& module) {
@@ -55,14 +76,13 @@ void bind_calls_and_intervals(nb::module_& module) {
           "Keys that row i of n sees among the m of an entry: 'full', all; 'causal', "
           "j <= i + m - n; 'window', i <= j <= i + window; 'inverse', j >= i.")
       .def_ro("window", &StageCall::window, "Keys before its last that a row of 'window' sees.")
-      .def_prop_ro(
-          "rows", [](const StageCall& self) { return arrays_by_kind(self.rows); },
-          "Rows of the buffers by kind, int64, one entry after the other.")
       .def_ro("max_q", &StageCall::max_q, "Most rows of queries of an entry.")
       .def_ro("max_k", &StageCall::max_k, "Most rows of keys of an entry.")
       .def_ro("pairs", &StageCall::pairs)
       .def_ro("is_first", &StageCall::is_first,
               "True if nothing was added to its rows of results before.");
+  add_rows(call, "rows", &StageCall::rows,
+           "Rows of the buffers by kind, int32, one entry after the other.");
   add_array(call, "q_offsets", &StageCall::q_offsets, "Ends of the entries' queries, from 0 on.");
   add_array(call, "k_offsets", &StageCall::k_offsets, "Ends of the entries' keys, from 0 on.");
   add_array(call, "groups", &StageCall::groups, "Head group of every entry.");
@@ -71,22 +91,20 @@ void bind_calls_and_intervals(nb::module_& module) {
   add_array(call, "k_tokens", &StageCall::k_tokens, "With tokens=True: token of every key row.");
   add_array(call, "k_positions", &StageCall::k_positions, "The same: its position.");
 
-  nb::class_<StageIntervals>(module, "StageIntervals",
-                             "An attention instruction as one call of FlexAttention.")
-      .def_prop_ro(
-          "rows", [](const StageIntervals& self) { return arrays_by_kind(self.rows); },
-          "Rows of the buffers by kind, int64. No key occurs twice.")
-      .def_prop_ro(
-          "low", [](const StageIntervals& self) { return table_of(self.low, self.width); },
-          "First key of every interval, int32 [rows of queries, intervals].")
-      .def_prop_ro(
-          "high", [](const StageIntervals& self) { return table_of(self.high, self.width); },
-          "The key after its last.")
+  nb::class_<StageIntervals> intervals(module, "StageIntervals",
+                                       "An attention instruction as one call of FlexAttention.");
+  add_rows(intervals, "rows", &StageIntervals::rows,
+           "Rows of the buffers by kind, int32. No key occurs twice.");
+  add_table(intervals, "low", &StageIntervals::low,
+            "First key of every interval, int32 [rows of queries, intervals].");
+  add_table(intervals, "high", &StageIntervals::high, "The key after its last.");
+  intervals
       .def_prop_ro(
           "blocks",
-          [](const StageIntervals& self) {
-            return nb::make_tuple(blocks_of(self.kv_partial), blocks_of(self.kv_full),
-                                  blocks_of(self.q_partial), blocks_of(self.q_full));
+          [](nb::handle self) {
+            const auto& lists = nb::cast<StageIntervals&>(self);
+            return nb::make_tuple(blocks_of(lists.kv_partial, self), blocks_of(lists.kv_full, self),
+                                  blocks_of(lists.q_partial, self), blocks_of(lists.q_full, self));
           },
           "Numbers of blocks and their lists, as BlockMask takes them: of keys by queries, partial "
           "and full, then of queries by keys.")
@@ -94,7 +112,8 @@ void bind_calls_and_intervals(nb::module_& module) {
 }
 
 void bind_attention(nb::module_& module) {
-  nb::class_<StageAttention>(module, "StageAttention", "An attention instruction.")
+  nb::class_<StageAttention> attention(module, "StageAttention", "An attention instruction.");
+  attention
       .def_prop_ro(
           "calls",
           [](nb::handle self) {
@@ -106,40 +125,49 @@ void bind_attention(nb::module_& module) {
           },
           "The calls of a variable-length kernel.")
       .def_ro("intervals", &StageAttention::intervals, "With intervals=True: the same as one call.")
-      .def_prop_ro(
-          "resets", [](const StageAttention& self) { return arrays_by_kind(self.resets); },
-          "Rows of results by kind that begin again before the calls.")
       .def_ro("pairs", &StageAttention::pairs)
       .def_ro("is_first", &StageAttention::is_first,
               "True if nothing was added before to any row of results that it writes.")
       .def_ro("num_keys", &StageAttention::num_keys, "Rows of keys without repetition.");
+  add_rows(attention, "resets", &StageAttention::resets,
+           "Rows of results by kind that begin again before the calls.");
+}
+
+// Binds the name of a kind of data.
+template <typename Class>
+void add_kind(nb::class_<Class>& bound) {
+  bound.def_prop_ro("kind", [](const Class& self) { return std::string(to_string(self.kind)); });
 }
 
 void bind_others(nb::module_& module) {
-  nb::class_<StageMessage>(module, "StageMessage", "All rows of one kind for one peer.")
-      .def_ro("peer", &StageMessage::peer)
-      .def_prop_ro("kind",
-                   [](const StageMessage& self) { return std::string(to_string(self.kind)); })
-      .def_prop_ro("wire",
-                   [](const StageMessage& self) { return std::string(to_string(self.wire)); })
-      .def_prop_ro("rows",
-                   [](const StageMessage& self) { return nb::cast(numpy_array(self.rows)); });
+  nb::class_<StageMessage> message(module, "StageMessage", "All rows of one kind for one peer.");
+  message.def_ro("peer", &StageMessage::peer).def_prop_ro("wire", [](const StageMessage& self) {
+    return std::string(to_string(self.wire));
+  });
+  add_kind(message);
+  add_array(message, "rows", &StageMessage::rows, "Its rows, int32.");
   nb::class_<StageLaunch>(module, "StageLaunch", "Messages that begin together.")
       .def_ro("id", &StageLaunch::id)
       .def_ro("sends", &StageLaunch::sends)
       .def_ro("recvs", &StageLaunch::recvs);
   nb::class_<StageWait>(module, "StageWait", "The end of a launch.").def_ro("id", &StageWait::id);
-  nb::class_<StageReduce>(module, "StageReduce", "Results that are merged or added up.")
-      .def_prop_ro("kind",
-                   [](const StageReduce& self) { return std::string(to_string(self.kind)); })
-      .def_prop_ro("dst", [](const StageReduce& self) { return nb::cast(numpy_array(self.dst)); })
-      .def_prop_ro(
-          "srcs", [](const StageReduce& self) { return arrays_of(self.srcs); },
-          "The first sources of all rows, the second ones of the first rows, and so on.");
-  nb::class_<StageCopy>(module, "StageCopy", "Rows that are copied.")
-      .def_prop_ro("kind", [](const StageCopy& self) { return std::string(to_string(self.kind)); })
-      .def_prop_ro("dst", [](const StageCopy& self) { return nb::cast(numpy_array(self.dst)); })
-      .def_prop_ro("src", [](const StageCopy& self) { return nb::cast(numpy_array(self.src)); });
+  nb::class_<StageReduce> reduce(module, "StageReduce", "Results that are merged or added up.");
+  add_kind(reduce);
+  add_array(reduce, "dst", &StageReduce::dst, "Rows that are written, int32.");
+  reduce.def_prop_ro(
+      "srcs",
+      [](nb::handle self) {
+        nb::list arrays;
+        for (const RowList& list : nb::cast<StageReduce&>(self).srcs) {
+          arrays.append(view_of(list, self));
+        }
+        return arrays;
+      },
+      "The first sources of all rows, the second ones of the first rows, and so on.");
+  nb::class_<StageCopy> copy(module, "StageCopy", "Rows that are copied.");
+  add_kind(copy);
+  add_array(copy, "dst", &StageCopy::dst, "Rows that are written, int32.");
+  add_array(copy, "src", &StageCopy::src, "Rows that are read.");
 }
 
 nb::list instructions_of(nb::handle self) {

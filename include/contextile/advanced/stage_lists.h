@@ -21,8 +21,8 @@
 
 namespace contextile {
 
-// Rows of a buffer, in the order in which they are gathered.
-using RowList = std::vector<std::int64_t>;
+// Rows of a buffer, in the order in which they are gathered. A buffer has fewer than 2^31.
+using RowList = std::vector<std::int32_t>;
 using RowsByKind = std::array<RowList, kNumKinds>;
 
 // The keys that row i of n sees among the m keys of an entry. Each is one window of FlashAttention,

@@ -153,7 +153,8 @@ std::span<const Kind> kinds_of_keys(Direction direction) {
 void append_rows(Range rows, RowList& out) {
   const std::size_t first = out.size();
   out.resize(first + static_cast<std::size_t>(rows.size()));
-  std::iota(out.begin() + static_cast<std::ptrdiff_t>(first), out.end(), rows.begin);
+  std::iota(out.begin() + static_cast<std::ptrdiff_t>(first), out.end(),
+            static_cast<std::int32_t>(rows.begin));
 }
 
 WrittenRows::WrittenRows(const std::array<std::int64_t, kNumKinds>& rows) {
@@ -162,10 +163,10 @@ WrittenRows::WrittenRows(const std::array<std::int64_t, kNumKinds>& rows) {
   }
 }
 
-bool WrittenRows::any(Kind kind, std::span<const std::int64_t> rows) const {
+bool WrittenRows::any(Kind kind, std::span<const std::int32_t> rows) const {
   const std::vector<bool>& written = written_[static_cast<std::size_t>(kind)];
   return std::ranges::any_of(
-      rows, [&](std::int64_t row) { return written[static_cast<std::size_t>(row)]; });
+      rows, [&](std::int32_t row) { return written[static_cast<std::size_t>(row)]; });
 }
 
 bool WrittenRows::any(Kind kind, Range rows) const {
@@ -174,10 +175,10 @@ bool WrittenRows::any(Kind kind, Range rows) const {
   return std::find(written.begin() + rows.begin, end, true) != end;
 }
 
-void WrittenRows::set(Kind kind, std::span<const std::int64_t> rows, bool value) {
+void WrittenRows::set(Kind kind, std::span<const std::int32_t> rows, bool value) {
   std::vector<bool>& written = written_[static_cast<std::size_t>(kind)];
   if (written.empty()) return;
-  for (const std::int64_t row : rows) written[static_cast<std::size_t>(row)] = value;
+  for (const std::int32_t row : rows) written[static_cast<std::size_t>(row)] = value;
 }
 
 std::vector<StageCall> stage_calls(std::span<const RowSegment> segments, Direction direction,

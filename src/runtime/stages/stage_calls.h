@@ -19,13 +19,13 @@ class WrittenRows {
  public:
   explicit WrittenRows(const std::array<std::int64_t, kNumKinds>& rows);
 
-  [[nodiscard]] bool any(Kind kind, std::span<const std::int64_t> rows) const;
+  [[nodiscard]] bool any(Kind kind, std::span<const std::int32_t> rows) const;
   [[nodiscard]] bool any(Kind kind, Range rows) const;
-  void add(Kind kind, std::span<const std::int64_t> rows) { set(kind, rows, true); }
-  void remove(Kind kind, std::span<const std::int64_t> rows) { set(kind, rows, false); }
+  void add(Kind kind, std::span<const std::int32_t> rows) { set(kind, rows, true); }
+  void remove(Kind kind, std::span<const std::int32_t> rows) { set(kind, rows, false); }
 
  private:
-  void set(Kind kind, std::span<const std::int64_t> rows, bool value);
+  void set(Kind kind, std::span<const std::int32_t> rows, bool value);
   std::array<std::vector<bool>, kNumKinds> written_;
 };
 

@@ -91,7 +91,12 @@ class ProgramLists {
     for (int k = 0; k < kNumKinds; ++k) {
       const auto kind = static_cast<Kind>(k);
       if (!occurs_in(kind, direction)) continue;
-      out_.rows[index_of(kind)] = out_.own_tokens * round.head_groups + program_.arena_tokens(kind);
+      const std::int64_t rows = out_.own_tokens * round.head_groups + program_.arena_tokens(kind);
+      if (rows > std::numeric_limits<std::int32_t>::max()) {
+        fail_plan("{}: expected fewer than 2^31 rows of {}, found {}", where_, to_string(kind),
+                  rows);
+      }
+      out_.rows[index_of(kind)] = rows;
     }
   }
 

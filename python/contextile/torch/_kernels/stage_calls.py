@@ -12,42 +12,39 @@ from torch import Tensor
 
 from contextile import _core
 
-Rows = slice | Tensor  # of a buffer: one run, or an index, int64
+Rows = slice | Tensor  # of a buffer: one run, or an index
 
 
 class Upload:
-    """Arrays that go to a device together: one copy for each dtype."""
+    """Arrays of int32 that go to a device together: indices, which become int64, and others."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, list[Any]] = {"int64": [], "int32": []}
-        self._places: list[Callable[[], None]] = []
+        self._indices: list[tuple[Any, Callable[[Tensor], None]]] = []
+        self._others: list[tuple[Any, Callable[[Tensor], None]]] = []
 
     def add(self, array: Any, place: Callable[[Tensor], None]) -> None:
         """Calls ``place`` with the array's tensor when all are there."""
-        name = array.dtype.name
-        number = len(self._arrays[name])
-        self._arrays[name].append(array)
-        self._places.append(lambda: place(self._tensors[name][number]))
+        self._others.append((array, place))
+
+    def add_index(self, array: Any, place: Callable[[Tensor], None]) -> None:
+        """Does the same with an index of rows."""
+        self._indices.append((array, place))
 
     def finish(self, device: torch.device) -> int:
         """Copies all arrays. Returns their bytes. Later calls on the current stream see them."""
-        self._tensors: dict[str, Any] = {}
         num_bytes = 0
-        for name, arrays in self._arrays.items():
+        for arrays, dtype in ((self._indices, torch.int64), (self._others, torch.int32)):
             if not arrays:
                 continue
-            flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+            flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array, _ in arrays]))
             if device.type == "cuda":
                 flat = flat.pin_memory()
-            moved = flat.to(device, non_blocking=True)
-            parts = torch.split(moved, [array.size for array in arrays])
-            self._tensors[name] = [
-                part.view(array.shape) for part, array in zip(parts, arrays, strict=True)
-            ]
+            moved = flat.to(device, non_blocking=True).to(dtype)
+            parts = torch.split(moved, [array.size for array, _ in arrays])
+            for (array, place), part in zip(arrays, parts, strict=True):
+                place(part.view(array.shape))
             num_bytes += moved.nbytes
-        for place in self._places:
-            place()
-        del self._tensors, self._places
+        self._indices, self._others = [], []
         return num_bytes
 
 
@@ -62,7 +59,7 @@ class RowSet(dict[str, Rows]):
             first = int(rows[0]) if len(rows) else 0
             self[name] = slice(first, first + len(rows))
         else:
-            upload.add(rows, functools.partial(self.__setitem__, name))
+            upload.add_index(rows, functools.partial(self.__setitem__, name))
 
 
 class Intervals:
