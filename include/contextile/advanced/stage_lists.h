@@ -1,7 +1,10 @@
 // The work of one rank as lists for kernels on packed rows: variable-length attention
 // (FlashAttention) and FlexAttention.
 //
-//   const std::vector<StageProgram> rounds = stage_lists(plan, rank, 0, Direction::kForward);
+//   const Plan plan = load_plan("batch.plan");
+//   for (const StageProgram& round : stage_lists(plan, Rank{0}, 0, Direction::kForward)) {
+//     std::printf("%zu instructions\n", round.instructions.size());
+//   }
 //
 // A buffer of each kind has rows [heads of a head group, dim]. First come the rank's own tokens,
 // head group after head group, then the staging arena. So every unit (a block and a head group) is
