@@ -436,7 +436,7 @@ class Executor:
         ...                                     heads=(4, 2), head_dim=32, dtype="f32"))
         >>> print(executor.describe())
         engine torch on cpu, rank 0 of 1
-        plan zigzag of 100 tokens (2af10ccf0e5ffd56): torch:cpu
+        plan zigzag of 100 tokens (f039b2ceafe7501b): torch:cpu
         """
         lines = [f"engine {self._engine} on {self._device}, rank {self.rank} of {self.size}"]
         for number, rank in self._ranks.items():
