@@ -4,6 +4,7 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -55,23 +56,55 @@ class OrderedTurns {
 
 #endif
 
+// The exception of the first iteration that threw, by its index and not by time.
+template <typename Index>
+class FirstFailure {
+ public:
+  explicit FirstFailure(Index end) : index_(end) {}
+
+  [[nodiscard]] bool is_before(Index i) const { return index_.load() < i; }
+  // Keeps the exception that is being handled unless an earlier iteration's is kept.
+  void keep(Index i) {
+    const std::lock_guard lock(mutex_);
+    if (i >= index_.load()) return;
+    index_ = i;
+    error_ = std::current_exception();
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<Index> index_;
+  std::exception_ptr error_;
+};
+
 // Calls work(i) for every i in [begin, end), in any order and on any of oneTBB's threads, and
-// returns when all calls are done. If one throws, its exception is thrown here once no other call
-// runs. An InterruptScope of this thread ends the loop between calls, on whatever thread they run,
-// and within those that look.
+// returns when all calls are done. If some throw, the exception of the lowest i is thrown here once
+// no other call runs, so errors do not depend on threads; calls of higher i may be left out. An
+// InterruptScope of this thread ends the loop between calls, on whatever thread they run, and
+// within those that look.
 template <typename Index, typename Work>
 void parallel_for(Index begin, Index end, const Work& work) {
   InterruptScope* const interrupt = current_interrupt();
+  FirstFailure<Index> failure(end);
   const auto turn = [&](Index i) {
+    if (failure.is_before(i)) return;
     const InterruptLoan loan(interrupt);
-    check_interrupt();
-    work(i);
+    try {
+      check_interrupt();
+      work(i);
+    } catch (...) {
+      failure.keep(i);
+    }
   };
 #ifdef CONTEXTILE_THREAD_SANITIZER
   tbb::parallel_for(begin, end, OrderedTurns<Index, decltype(turn)>(turn));
 #else
   tbb::parallel_for(begin, end, turn);
 #endif
+  failure.rethrow();
 }
 
 // Calls work(), which has loops of few and long iterations. The thread that waits for the last of

@@ -89,20 +89,10 @@ class SchedulePlanner {
     for (std::size_t begin = 0; begin < wanted_.size(); begin += kPlansBetweenReports) {
       if (progress) progress("planning micro-batches", count(begin), count(wanted_.size()));
       const std::size_t end = std::min(wanted_.size(), begin + kPlansBetweenReports);
-      // If several fail, the first of them is reported, whichever thread was quickest.
-      std::vector<std::string> problems(end - begin);
       look_during([&] {
-        parallel_for(begin, end, [&](std::size_t i) {
-          try {
-            plan_one(wanted_[i], attention, schedule.plans[i]);
-          } catch (const InvalidArgument& error) {
-            problems[i - begin] = error.what();
-          }
-        });
+        parallel_for(begin, end,
+                     [&](std::size_t i) { plan_one(wanted_[i], attention, schedule.plans[i]); });
       });
-      for (const std::string& problem : problems) {
-        if (!problem.empty()) throw InvalidArgument(problem);
-      }
     }
   }
 
