@@ -118,26 +118,6 @@ std::vector<std::pair<Kind, SlotId>> unwritten_slots(const LocalRound& round, Di
   return unwritten;
 }
 
-// The unit in a retained slot is the last one received or copied there.
-std::vector<RetainedSlot> retained_slots(const Plan& plan, const LocalRound& round,
-                                         const Program& program, std::string_view where,
-                                         std::int64_t& saved_bytes) {
-  const auto last = program.last_brought();
-  std::vector<RetainedSlot> retained;
-  for (const Retain& retain : program.retain) {
-    const auto found = last.find({retain.kind, retain.slot});
-    if (found == last.end()) {
-      fail_plan("{}: expected a received unit in the retained slot {}[{}], found nothing", where,
-                to_string(retain.kind), retain.slot.value);
-    }
-    const auto [block, group] = found->second;
-    retained.push_back({retain.kind, block, group, retain.slot, retain.backward_slot, saved_bytes});
-    saved_bytes += unit_bytes(retain.kind, round.round->blocks.num_tokens(block), plan.shape,
-                              round.round->groups_of(block), plan.shape.dtype);
-  }
-  return retained;
-}
-
 // Bands of tiles, shared by head groups and by both directions.
 class BandTable {
  public:
@@ -238,7 +218,8 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
     mine.unwritten = unwritten_slots(round, direction, *program);
     mine.batch_end = reduce_batches(round, *program);
     if (direction == Direction::kForward) {
-      mine.retained = retained_slots(plan, round, *program, where, mine.memory.retained_bytes);
+      mine.retained =
+          retained_slots(plan, *round.round, *program, where, mine.memory.retained_bytes);
       check_retained(plan, *round.round, mine.retained, pair.backward, rank, where);
     }
     // Looks up the bands of every tile in program order and checks its pairs.
@@ -261,6 +242,25 @@ LocalMask local_mask(const Plan& plan, const LocalRound& round, std::size_t roun
 }
 
 }  // namespace
+
+std::vector<RetainedSlot> retained_slots(const Plan& plan, const PlanRound& round,
+                                         const Program& program, std::string_view where,
+                                         std::int64_t& saved_bytes) {
+  const auto last = program.last_brought();
+  std::vector<RetainedSlot> retained;
+  for (const Retain& retain : program.retain) {
+    const auto found = last.find({retain.kind, retain.slot});
+    if (found == last.end()) {
+      fail_plan("{}: expected a received unit in the retained slot {}[{}], found nothing", where,
+                to_string(retain.kind), retain.slot.value);
+    }
+    const auto [block, group] = found->second;
+    retained.push_back({retain.kind, block, group, retain.slot, retain.backward_slot, saved_bytes});
+    saved_bytes += unit_bytes(retain.kind, round.blocks.num_tokens(block), plan.shape,
+                              round.groups_of(block), plan.shape.dtype);
+  }
+  return retained;
+}
 
 PreparedPlan prepare_plan(std::shared_ptr<const Plan> plan, Rank rank,
                           const AttentionKernel& kernel) {

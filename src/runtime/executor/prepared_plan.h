@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,14 @@ struct RetainedSlot {
   SlotId backward_slot;
   std::int64_t offset_bytes = 0;
 };
+
+// Returns the units that a forward program retains, and adds their bytes to `saved_bytes`. The unit
+// in a retained slot is the last one received or copied there. Throws InvalidPlan naming `where` if
+// there is none.
+[[nodiscard]] std::vector<RetainedSlot> retained_slots(const Plan& plan, const PlanRound& round,
+                                                       const Program& program,
+                                                       std::string_view where,
+                                                       std::int64_t& saved_bytes);
 
 // One program of this rank. Offsets are bytes into a call's buffer; every array is 64-byte aligned.
 // The padding is counted in total_bytes and nowhere else.

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -85,24 +86,24 @@ class ProgramLists {
         places_(plan, round) {
     out_.head_groups = round.head_groups;
     for (const BlockId block : device_.local_blocks) {
-      first_row_.push_back(out_.own_tokens);
-      out_.own_tokens += round.blocks.num_tokens(block);
+      first_row_.push_back(own_tokens_);
+      own_tokens_ += round.blocks.num_tokens(block);
     }
+    out_.own_tokens = own_tokens_;
     for (int k = 0; k < kNumKinds; ++k) {
       const auto kind = static_cast<Kind>(k);
       if (!occurs_in(kind, direction)) continue;
-      const std::int64_t rows = out_.own_tokens * round.head_groups + program_.arena_tokens(kind);
+      const std::int64_t rows = own_tokens_ * round.head_groups + program_.arena_tokens(kind);
       if (rows > std::numeric_limits<std::int32_t>::max()) {
         fail_plan("{}: expected fewer than 2^31 rows of {}, found {}", where_, to_string(kind),
                   rows);
       }
       out_.rows[index_of(kind)] = rows;
     }
+    written_.emplace(out_.rows);
   }
 
   StageProgram make() {
-    WrittenRows written(out_.rows);
-    written_ = &written;
     for (at_ = 0; at_ < program_.instructions.size(); ++at_) {
       if (at_ == begin_cut_) mark_begin_cut();
       std::visit([this](const auto& op) { add(op); }, program_.instructions[at_]);
@@ -113,21 +114,15 @@ class ProgramLists {
     return std::move(out_);
   }
 
-  // Appends the units that `backward`, the lists' program of that direction, keeps of forward.
-  void retain(const Program& backward, StageProgram& out) const {
-    const auto last = program_.last_brought();
-    for (const Retain& kept : program_.retain) {
-      const auto found = last.find({kept.kind, kept.slot});
-      if (found == last.end()) {
-        fail_plan("{}: expected a received unit in the retained slot {}[{}], found nothing", where_,
-                  to_string(kept.kind), kept.slot.value);
-      }
-      const auto [block, group] = found->second;
-      const std::int64_t tokens = round_.blocks.num_tokens(block);
-      const std::int64_t forward = row_of(program_, kept.kind, kept.slot);
-      const std::int64_t later = row_of(backward, kept.kind, kept.backward_slot);
-      out.retain.push_back({kept.kind, {forward, forward + tokens}, {later, later + tokens}});
+  // Returns the rows of units that forward retains, and those that backward has them in.
+  [[nodiscard]] std::vector<StageRetain> retained(std::span<const RetainedSlot> units,
+                                                  const Program& backward) const {
+    std::vector<StageRetain> rows;
+    for (const RetainedSlot& unit : units) {
+      rows.push_back({unit.kind, rows_of(program_, unit.kind, unit.block, unit.slot),
+                      rows_of(backward, unit.kind, unit.block, unit.backward_slot)});
     }
+    return rows;
   }
 
  private:
@@ -142,25 +137,22 @@ class ProgramLists {
     const std::int64_t owned = std::ssize(device_.local_blocks) * round_.head_groups;
     if (slot.value >= owned) {
       const auto at = static_cast<std::size_t>(slot.value - owned);
-      return out_own_rows() + program.staging[index_of(kind)][at].offset_tokens;
+      return own_tokens_ * round_.head_groups + program.staging[index_of(kind)][at].offset_tokens;
     }
     const std::int32_t group = slot.value % round_.head_groups;
-    return group * own_tokens() +
+    return group * own_tokens_ +
            first_row_[static_cast<std::size_t>(slot.value / round_.head_groups)];
   }
   [[nodiscard]] std::int64_t row_of(Kind kind, SlotId slot) const {
     return row_of(program_, kind, slot);
   }
-  [[nodiscard]] Range rows_of(Kind kind, BlockId block, SlotId slot) const {
-    const std::int64_t first = row_of(kind, slot);
+  [[nodiscard]] Range rows_of(const Program& program, Kind kind, BlockId block, SlotId slot) const {
+    const std::int64_t first = row_of(program, kind, slot);
     return {first, first + round_.blocks.num_tokens(block)};
   }
-  [[nodiscard]] std::int64_t own_tokens() const {
-    return first_row_.empty()
-               ? 0
-               : first_row_.back() + round_.blocks.num_tokens(device_.local_blocks.back());
+  [[nodiscard]] Range rows_of(Kind kind, BlockId block, SlotId slot) const {
+    return rows_of(program_, kind, block, slot);
   }
-  [[nodiscard]] std::int64_t out_own_rows() const { return own_tokens() * round_.head_groups; }
 
   // ------------------------------------------------------------------------------ attention
 
@@ -338,9 +330,10 @@ class ProgramLists {
   const Program& program_;
   PieceTable pieces_;
   TokenPlaces places_;
+  std::int64_t own_tokens_ = 0;
   std::vector<std::int64_t> first_row_;  // of the owned blocks among the rank's tokens
   StageProgram out_;
-  WrittenRows* written_ = nullptr;
+  std::optional<WrittenRows> written_;
   RowBatch batch_;
   std::size_t at_ = 0;  // instruction
 };
@@ -386,7 +379,10 @@ std::vector<StageProgram> stage_lists(const Plan& plan, Rank rank, std::size_t m
     ProgramLists lists(plan, round, rank, mask, direction, options, cut, where);
     StageProgram program = lists.make();
     if (direction == Direction::kForward && pair.backward) {
-      lists.retain(*pair.backward, program);
+      std::int64_t saved_bytes = 0;
+      const auto units = retained_slots(plan, round, *pair.forward, where, saved_bytes);
+      check_retained(plan, round, units, pair.backward, rank, where);
+      program.retain = lists.retained(units, *pair.backward);
     }
     programs.push_back(std::move(program));
   }

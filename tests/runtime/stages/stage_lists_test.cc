@@ -261,6 +261,19 @@ TEST(StageLists, RefusePlansThatTheExecutorRefuses) {
   EXPECT_EQ(message_of<InvalidArgument>(
                 [&] { static_cast<void>(stage_lists(plan, Rank{0}, 1, Direction::kForward)); }),
             "stages: expected a mask below 1, found 1");
+  std::size_t num_retained = 0;
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    Plan broken = example_plan();
+    for (Retain& one : broken.rounds[0].devices[Rank{rank}.index()].programs[0].forward->retain) {
+      one.backward_slot = SlotId{1'000'000};
+      ++num_retained;
+      EXPECT_NE(message_of<InvalidPlan>([&] {
+                  return stage_lists(broken, Rank{rank}, 0, Direction::kForward);
+                }).find("found 1000000"),
+                std::string::npos);
+    }
+  }
+  EXPECT_GT(num_retained, 0U);
   for (Instruction& one : plan.rounds[0].devices[0].programs[0].forward->instructions) {
     if (auto* attention = std::get_if<AttentionOp>(&one)) ++attention->tiles[0].pairs;
   }
