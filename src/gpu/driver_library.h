@@ -33,7 +33,7 @@ constexpr Result kSuccess = 0;
 constexpr Result kNotFound = 500;
 constexpr Result kNotReady = 600;
 constexpr int kMajor = 75, kMinor = 76;           // of the compute capability
-constexpr int kMostShared = 97;                   // bytes of shared memory that a block may ask for
+constexpr int kMaxShared = 97;                    // bytes of shared memory that a block may ask for
 constexpr unsigned kNonBlocking = 1;              // a stream independent of the default one
 constexpr unsigned kNoTiming = 2;                 // an event without a clock
 constexpr int kRelaxed = 2;                       // a capture that forbids no other calls

@@ -61,9 +61,9 @@ class GpuDriver : public Driver {
     std::int32_t minor = 0;
     check("cuDeviceGetAttribute", cuda_.device_attribute(&major, kMajor, device_));
     check("cuDeviceGetAttribute", cuda_.device_attribute(&minor, kMinor, device_));
-    std::int32_t most_shared = 0;
-    check("cuDeviceGetAttribute", cuda_.device_attribute(&most_shared, kMostShared, device_));
-    modules_.set_most_shared_bytes(most_shared);
+    std::int32_t max_shared = 0;
+    check("cuDeviceGetAttribute", cuda_.device_attribute(&max_shared, kMaxShared, device_));
+    modules_.set_max_shared_bytes(max_shared);
     const ModuleFiles files =
         find_modules(options,
                      options.library == emulated::kLibrary ? emulated_architectures()

@@ -65,10 +65,10 @@ std::size_t LoadedModules::argument_bytes(void* function) const {
 }
 
 void* LoadedModules::function(const Grid& grid, std::size_t argument_bytes) {
-  CONTEXTILE_CHECK(grid.shared_bytes <= most_shared_bytes_,
+  CONTEXTILE_CHECK(grid.shared_bytes <= max_shared_bytes_,
                    "cuda: expected at most {} bytes of shared memory in a block, as this GPU has, "
                    "found {} for {} in {}",
-                   most_shared_bytes_, grid.shared_bytes, grid.kernel, grid.module);
+                   max_shared_bytes_, grid.shared_bytes, grid.kernel, grid.module);
   const std::lock_guard lock(mutex_);
   const auto [at, is_new] = functions_.try_emplace(std::string(grid.kernel));
   Function& found = at->second;

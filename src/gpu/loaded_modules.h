@@ -25,7 +25,7 @@ class LoadedModules {
   LoadedModules(const Library& cuda, Check check) : cuda_(cuda), check_(std::move(check)) {}
 
   // Sets the shared memory that a block may have, in bytes. Without it no kernel may have any.
-  void set_most_shared_bytes(std::int32_t bytes) { most_shared_bytes_ = bytes; }
+  void set_max_shared_bytes(std::int32_t bytes) { max_shared_bytes_ = bytes; }
   // Loads a cubin, or PTX, which the driver compiles.
   void load(const std::string& name, const std::string& file);
   void unload() noexcept {
@@ -52,7 +52,7 @@ class LoadedModules {
 
   const Library& cuda_;
   const Check check_;
-  std::int32_t most_shared_bytes_ = 0;
+  std::int32_t max_shared_bytes_ = 0;
   std::map<std::string, void*, std::less<>> modules_;  // by name
   std::mutex mutex_;                                   // of functions_
   std::map<std::string, Function> functions_;

@@ -182,7 +182,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int device) {
   const Result result = device_attribute(value, attribute, emulated_device(device));
   if (attribute == contextile::cuda::kMajor) *value = capability(false);
   if (attribute == contextile::cuda::kMinor) *value = capability(true);
-  if (attribute == contextile::cuda::kMostShared) *value = most_shared_bytes();
+  if (attribute == contextile::cuda::kMaxShared) *value = most_shared_bytes();
   return result;
 }
 Result cuMemPoolCreate(void** pool, const contextile::cuda::PoolProperties* properties) {

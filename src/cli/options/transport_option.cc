@@ -80,10 +80,10 @@ void check_size(Transport& transport, std::optional<std::int32_t> expected, std:
 // Containers of one machine differ in their names.
 std::array<char, 320> machine_identity() {
   std::array<char, 320> identity{};
-  constexpr std::size_t kMostOfName = 256;
-  ::gethostname(identity.data(), kMostOfName);
+  constexpr std::size_t kMaxName = 256;
+  ::gethostname(identity.data(), kMaxName);
   std::ifstream("/proc/sys/kernel/random/boot_id")
-      .read(identity.data() + kMostOfName, identity.size() - kMostOfName);
+      .read(identity.data() + kMaxName, identity.size() - kMaxName);
   return identity;
 }
 

@@ -41,7 +41,7 @@ inline constexpr Result kCaptureUnjoined = 904;
 inline constexpr Result kCaptureIsolation = 905;
 inline constexpr Result kCapturedEvent = 907;
 inline constexpr int kSharedWithoutAsking = 49152;
-inline constexpr int kMostSharedBytes = 232448;
+inline constexpr int kMaxSharedBytes = 232448;
 
 // Modules that are not PTX. Only tests have some, whose kernels they run themselves.
 class OtherModules {

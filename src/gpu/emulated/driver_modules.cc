@@ -90,7 +90,7 @@ Result get_function(void** function, void* module, const char* name) {
 
 Result set_function(void* function, int attribute, int value) {
   return guarded([&] {
-    if (attribute != cuda::kDynamicShared || value > kMostSharedBytes) return kInvalidValue;
+    if (attribute != cuda::kDynamicShared || value > kMaxSharedBytes) return kInvalidValue;
     static_cast<Function*>(function)->shared_bytes = value;
     return kSuccess;
   });

@@ -126,8 +126,8 @@ Result device_attribute(int* value, int attribute, int which) {
     case cuda::kMinor:
       *value = 0;
       return kSuccess;
-    case cuda::kMostShared:
-      *value = kMostSharedBytes;
+    case cuda::kMaxShared:
+      *value = kMaxSharedBytes;
       return kSuccess;
     default:
       return kInvalidValue;
