@@ -33,17 +33,19 @@ class Note(NamedTuple):
 class NotedMessages(Messages):
     """Messages that go nowhere."""
 
-    def __init__(self) -> None:
-        super().__init__(None, timeout=60.0)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(None, device, timeout=60.0)
         self.batches: list[list[Note]] = []
 
     def _op(self, function: Any, peer: int, tensor: torch.Tensor) -> Any:
-        return Note(
+        # An operation keeps its tensor, as those of torch.distributed do.
+        note = Note(
             function is dist.isend, tensor.nbytes, tensor.device.type, tensor.is_contiguous()
         )
+        return note, tensor
 
     def start(self, ops: list[Any]) -> list[Any]:
-        self.batches.append(ops)
+        self.batches.append([note for note, _ in ops])
         return []
 
 
@@ -82,7 +84,7 @@ class LoneRank:
         self.rank = TorchRank(
             Alone(rank, plan.num_devices), None, kernel=kernel, device=self.device, timeout=60.0
         )
-        self.rank._messages = self.messages = NotedMessages()
+        self.rank._messages = self.messages = NotedMessages(self.device)
         self.rank.prepare(plan)
         shape, tokens = plan.shape, plan.num_local_tokens(rank)
         self.q, self.k, self.v, self.dout = (

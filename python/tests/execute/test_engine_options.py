@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import types
 
 import pytest
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 
 from contextile.torch import Executor, alibi, attention, relative_bias
+from contextile.torch._engine.launches import Messages, UnderWay
 from contextile.torch._execute import devices
 from ranks import run_ranks
 
@@ -190,6 +192,16 @@ def test_tensors_of_another_shape_or_dtype_are_refused():
     # A refused call ends the group, as it does with the engine native.
 
 
+@pytest.mark.parametrize(("device", "limits"), [("cpu", 1), ("cuda", 0)])
+def test_waits_have_a_limit_on_the_cpu_alone(device, limits):
+    # PyTorch's wait for NCCL stops the host if it has one.
+    waits = []
+    work = types.SimpleNamespace(wait=lambda *given: waits.append(len(given)))
+    messages = Messages(None, torch.device(device), 5.0)
+    messages.wait(UnderWay([work], [None], []))
+    assert waits == [limits]
+
+
 def test_an_executor_describes_its_engine_and_kernels():
     plan = plan_of()
     executor = one(engine="torch")
@@ -255,7 +267,7 @@ def test_ranks_that_differ_all_hear_of_it():
 
 
 def lose_a_rank() -> None:
-    executor = Executor(engine="torch", timeout=4)
+    executor = Executor(engine="torch", timeout=20)
     plan = plan_of(ranks=3)
     executor.prepare(plan)
     attend(executor, plan)
@@ -265,5 +277,6 @@ def lose_a_rank() -> None:
         attend(executor, plan)
 
 
+@pytest.mark.timing
 def test_a_rank_that_ends_is_an_error_of_the_others():
     run_ranks(lose_a_rank, 3)

@@ -217,8 +217,34 @@ class Terms(NamedTuple):
         return self.slopes is not None or self.table is not None or self.dropout > 0.0
 
     def native(self) -> _core.ScoreTerms | None:
-        """Returns them as the library reads them."""
-        return native_terms(self)
+        """Returns them as the library reads them. The tensors lie on the CPU."""
+        if not self.has_any:
+            return None
+        for name, tensor in (
+            ("slopes", self.slopes),
+            ("table", self.table),
+            ("buckets", self.buckets),
+        ):
+            if tensor is not None and tensor.device.type != "cpu":
+                raise _core.InvalidArgument(
+                    f"bias: expected {name} on the CPU, found {name} on {tensor.device}"
+                )
+
+        def read(
+            tensor: Tensor | None,
+        ) -> Any:  # the library's functions name arrays of NumPy alone
+            return None if tensor is None else tensor.detach().float().contiguous()
+
+        buckets: Any = self.buckets
+        return _core.ScoreTerms(
+            slopes=read(self.slopes),
+            table=read(self.table),
+            buckets=buckets,
+            num_buckets=0 if self.table is None else self.table.shape[1],
+            first_offset=self.first_offset,
+            dropout=self.dropout,
+            seed=0 if self.seed is None else int(self.seed) & (1 << 64) - 1,
+        )
 
 
 def terms_of(bias: Bias | None, dropout: float, seed: int | Tensor | None) -> Terms:
@@ -280,32 +306,3 @@ def check_known(bias: Bias | None, longest_document: int) -> None:
             f"bias: expected one for documents of {longest_document} tokens, found one that "
             f"from_score_mod recognised for num_tokens={bias.num_tokens}"
         )
-
-
-def native_terms(terms: Terms) -> _core.ScoreTerms | None:
-    """Returns terms as the library reads them. The tensors lie on the CPU."""
-    if not terms.has_any:
-        return None
-    for name, tensor in (
-        ("slopes", terms.slopes),
-        ("table", terms.table),
-        ("buckets", terms.buckets),
-    ):
-        if tensor is not None and tensor.device.type != "cpu":
-            raise _core.InvalidArgument(
-                f"bias: expected {name} on the CPU, found {name} on {tensor.device}"
-            )
-
-    def read(tensor: Tensor | None) -> Any:  # the library's functions name arrays of NumPy alone
-        return None if tensor is None else tensor.detach().float().contiguous()
-
-    buckets: Any = terms.buckets
-    return _core.ScoreTerms(
-        slopes=read(terms.slopes),
-        table=read(terms.table),
-        buckets=buckets,
-        num_buckets=0 if terms.table is None else terms.table.shape[1],
-        first_offset=terms.first_offset,
-        dropout=terms.dropout,
-        seed=0 if terms.seed is None else int(terms.seed) & (1 << 64) - 1,
-    )

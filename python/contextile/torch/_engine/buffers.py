@@ -11,9 +11,8 @@ from contextile.torch._kernels.stage_calls import Rows
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
-Buffers = dict[
-    str, list[Tensor]
-]  # by kind; its parts are [rows, heads of a group, dim] or [rows, heads]
+# The parts of every kind, [rows, heads of a group, dim] or [rows, heads of a group].
+Buffers = dict[str, list[Tensor]]
 
 
 def part_shapes(kind: str, shape: _core.AttentionShape) -> list[tuple[int, ...]]:
@@ -36,14 +35,8 @@ def part_dtype(kind: str, part: tuple[int, ...], shape: _core.AttentionShape) ->
     return torch.float32 if is_wide else DTYPES[shape.dtype]
 
 
-def rows_of_tokens(tokens: Tensor, groups: int) -> Tensor:
-    """[tokens, heads, …] -> [groups * tokens, heads / groups, …], group after group."""
-    rows: Tensor = tokens.unflatten(1, (groups, -1))
-    return rows.transpose(0, 1).flatten(0, 1)
-
-
 def tokens_of_rows(rows: Tensor, groups: int) -> Tensor:
-    """The inverse of ``rows_of_tokens``."""
+    """[groups * tokens, heads / groups, …], group after group -> [tokens, heads, …]."""
     by_group: Tensor = rows.unflatten(0, (groups, -1))
     return by_group.transpose(0, 1).flatten(1, 2)
 

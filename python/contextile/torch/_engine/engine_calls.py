@@ -46,14 +46,14 @@ class EngineCall:
     def __init__(
         self, around: Surroundings, mask: int, call: int, terms: Any, sink: Tensor | None
     ) -> None:
-        self.around, self.mask, self.sink = around, mask, sink
-        self.lists, self.messages = around.lists, around.messages
+        self.lists, self.messages, self.sink = around.lists, around.messages, sink
         self.began = time.perf_counter()
         self.bytes_before = self.messages.sent_bytes, self.messages.received_bytes
         self.terms = terms if terms is not None and terms.has_any else None
         # Sinks on another device are not compared: reading them would wait for it.
-        is_on_host = sink is not None and sink.device.type == "cpu"
-        on_host: Any = sink.contiguous() if sink is not None and is_on_host else None
+        compared: Any = None
+        if sink is not None and sink.device.type == "cpu":
+            compared = sink.contiguous()
         self.agreement = _core.begin_agreement(
             around.transport,
             self.lists.plan,
@@ -61,7 +61,7 @@ class EngineCall:
             self.direction,
             call,
             None if self.terms is None else terms.native(),
-            on_host,
+            compared,
         )
         self.programs = self.lists.programs_of(mask, self.direction, self.terms is not None)
         self.score_terms: ScoreTerms | None = None
@@ -125,7 +125,7 @@ class Forward(EngineCall):
         saved: Tensor | None,
         sink: Tensor | None = None,
         terms: Any = None,
-        stream: int = 0,
+        stream: int = 0,  # PyTorch's current one anyway
     ) -> None:
         lists = around.lists
         lists.check_inputs("forward", q, k, v, sink)
@@ -170,7 +170,7 @@ class Backward(EngineCall):
         dsink: Tensor | None = None,
         terms: Any = None,
         dtable: Tensor | None = None,
-        stream: int = 0,
+        stream: int = 0,  # PyTorch's current one anyway
     ) -> None:
         lists = around.lists
         lists.check_inputs("backward", q, k, v, sink)

@@ -28,21 +28,20 @@ _counts: weakref.WeakKeyDictionary[Any, Counter[Any]] = weakref.WeakKeyDictionar
 
 
 class UnderWay:
-    """A launch under way. It keeps what is sent until the wait."""
+    """A launch under way. Its operations keep what is sent and received until the wait."""
 
-    def __init__(
-        self, works: list[Any], landing: list[Any], kept: list[Tensor], texts: list[str]
-    ) -> None:
-        self.works, self.landing, self.kept = works, landing, kept
-        self.texts = texts  # of the messages, for errors
+    def __init__(self, works: list[Any], ops: list[Any], landing: list[Any]) -> None:
+        self.works, self.ops, self.landing = works, ops, landing
 
 
 class Messages:
     """The messages of one rank."""
 
-    def __init__(self, group: ProcessGroup | None, timeout: float) -> None:
+    def __init__(self, group: ProcessGroup | None, device: torch.device, timeout: float) -> None:
         self._group = group
-        self._timeout = datetime.timedelta(seconds=timeout)
+        # A wait with a timeout would stop the host until a GPU is done.
+        is_on_host = device.type == "cpu"
+        self._limits = (datetime.timedelta(seconds=timeout),) if is_on_host else ()
         self._peers: dict[int, int] = {}
         self.sent_bytes = self.received_bytes = 0
 
@@ -64,18 +63,11 @@ class Messages:
 
     def launch(self, one: Launch, buffers: Buffers) -> UnderWay:
         """Begins to send rows as they are now, and to receive."""
-        ops, landing, kept = [], [], []
-        texts = [
-            f"{way} {message.peer}"
-            for way, ends in (("send to rank", one.sends), ("receive from rank", one.recvs))
-            for message in ends
-            for _ in buffers[message.kind]
-        ]
+        ops, landing = [], []
         for message in one.sends:
             for part in buffers[message.kind]:
                 leaving = take(part, message.rows["rows"])
                 leaving = leaving.to(_wire(message, part)).contiguous()
-                kept.append(leaving)
                 self.sent_bytes += leaving.nbytes
                 ops.append(self._op(dist.isend, message.peer, leaving))
         for message in one.recvs:
@@ -90,7 +82,7 @@ class Messages:
                     landing.append((part, rows, coming))
                 self.received_bytes += coming.nbytes
                 ops.append(self._op(dist.irecv, message.peer, coming))
-        return UnderWay(self.start(ops), landing, kept, texts)
+        return UnderWay(self.start(ops), ops, landing)
 
     def start(self, ops: list[Any]) -> list[Any]:
         """Begins one batch, which NCCL runs as one kernel."""
@@ -101,21 +93,18 @@ class Messages:
         """Returns when all has come; on a GPU, once the current stream waits for it."""
         for number, work in enumerate(launch.works):
             try:
-                if self._on_host(launch):
-                    work.wait(self._timeout)
-                else:
-                    work.wait()
+                work.wait(*self._limits)
             except RuntimeError as error:
                 # Backends that fuse a batch have one work for it.
-                at = launch.texts[number] if len(launch.texts) == len(launch.works) else "batch"
+                is_fused = len(launch.works) < len(launch.ops)
+                at = "batch" if is_fused else _text_of(launch.ops[number])
                 raise _core.TransportError(f"messages: {at}: {error}") from error
         for part, rows, coming in launch.landing:
             put(part, rows, coming)
 
-    @staticmethod
-    def _on_host(launch: UnderWay) -> bool:
-        held = launch.kept or [coming for _, _, coming in launch.landing]
-        return all(tensor.device.type == "cpu" for tensor in held)
+
+def _text_of(op: Any) -> str:
+    return f"{'send to' if op.op is dist.isend else 'receive from'} rank {op.peer} of the job"
 
 
 def _wire(message: Message, part: Tensor) -> torch.dtype:

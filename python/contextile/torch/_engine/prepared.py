@@ -10,8 +10,8 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, part_dtype, part_shapes
-from contextile.torch._engine.rank_program import Attention, Program
-from contextile.torch._kernels.choice import Choice
+from contextile.torch._engine.rank_program import Program
+from contextile.torch._kernels.choice import kernel_for
 from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.score_terms import ScoreTerms
 from contextile.torch._kernels.stage_calls import Upload
@@ -26,6 +26,7 @@ class PreparedLists:
     def __init__(self, plan: _core.Plan, rank: int, kernel: str, device: torch.device) -> None:
         self.plan, self.rank, self.device = plan, rank, device
         self.index_bytes = 0  # of the lists on the device
+        self.kernels: dict[str, None] = {}  # names of those that programs run, in order
         self._kernel = kernel
         self._programs: dict[Any, list[Program]] = {}
 
@@ -58,19 +59,20 @@ class PreparedLists:
 
     def _make_programs(self, mask: int, direction: str, has_terms: bool) -> list[Program]:
         plan = self.plan
-        choice = Choice(self._kernel, self.params(1, None, has_terms), self.device)
+        kernel = kernel_for(self._kernel, self.params(1, None, has_terms), self.device)
+        self.kernels[kernel.name] = None
         shape = plan.shape
         row_bytes = 4 * (shape.head_dim + 2 * shape.value_dim) * shape.q_heads  # of all groups
         lists = plan.stages(
             self.rank,
             plan.mask_names[mask],
             direction,
-            intervals=choice.may_take_intervals,
+            intervals=kernel.takes_intervals,
             tokens=has_terms,
             max_rows=max(1, _MAX_CALL_BYTES // row_bytes),
         )
         upload = Upload()
-        programs = [Program(one, upload, choice.of_stage) for one in lists]
+        programs = [Program(one, upload, kernel) for one in lists]
         self.index_bytes += upload.finish(self.device)
         if direction == "backward":
             forward = self.programs_of(mask, "forward", has_terms)
@@ -140,13 +142,3 @@ class PreparedLists:
             raise _core.InvalidArgument(
                 f"rank {self.rank}, {where}: expected {expected} values of sink, found {found}"
             )
-
-    def kernels_of_stages(self) -> dict[str, int]:
-        """Returns the number of stages that each kernel runs, by its name."""
-        found: dict[str, int] = {}
-        for programs in self._programs.values():
-            for program in programs:
-                for one in program.instructions:
-                    if isinstance(one, Attention):
-                        found[one.kernel.name] = found.get(one.kernel.name, 0) + 1
-        return found

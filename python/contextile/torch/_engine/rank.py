@@ -13,7 +13,6 @@ from contextile import _core
 from contextile.torch._engine.engine_calls import Backward, EngineCall, Forward, Stats, Surroundings
 from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.prepared import PreparedLists
-from contextile.torch._kernels.choice import check_name
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,7 +28,7 @@ class TorchRank:
     group : ProcessGroup or None
         The same ranks, over which keys and values move; None for the whole job.
     kernel : str
-        Name of the kernel; empty: the preferred one of each stage.
+        Name of the kernel; empty: the preferred one for the calls.
     device : torch.device
         Where the tensors of calls lie.
     timeout : float
@@ -45,9 +44,8 @@ class TorchRank:
         device: torch.device,
         timeout: float,
     ) -> None:
-        check_name(kernel)
         self._transport, self._kernel, self._device = transport, kernel, device
-        self._messages = Messages(group, timeout)
+        self._messages = Messages(group, device, timeout)
         self._in_call = threading.Lock()
         self._around: Surroundings | None = None
         self._has_slices = False
@@ -155,9 +153,8 @@ class TorchRank:
 
     @property
     def kernel(self) -> str:
-        """The kernels of the plan's stages."""
-        found = {} if self._around is None else self._around.lists.kernels_of_stages()
-        return ", ".join(found) or self._kernel
+        """The kernels of the plan's programs."""
+        return self._kernel if self._around is None else ", ".join(self._around.lists.kernels)
 
 
 class Pending:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from contextile import _core
+from contextile.torch._kernels.kernel import Kernel
 from contextile.torch._kernels.stage_calls import Call, Intervals, RowSet, Upload
 
 # The kinds of data of each direction, and the rows of a call by which they are read and written.
@@ -16,11 +16,8 @@ OUTPUTS = {"forward": ("o",), "backward": ("dq", "dkv")}
 class Attention:
     """An attention instruction: its calls, or the same as intervals."""
 
-    def __init__(self, lists: _core.StageAttention, upload: Upload, kernel: Any) -> None:
+    def __init__(self, lists: _core.StageAttention, upload: Upload, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.pairs: int = lists.pairs
-        self.num_keys: int = lists.num_keys
-        self.num_calls = len(lists.calls)
         # Every call with whether it overwrites its rows of results.
         self.jobs: list[tuple[Any, bool]] = []
         if self.kernel.takes_intervals:
@@ -64,18 +61,14 @@ class Copy(NamedTuple):
 class Program:
     """The instructions of this rank in one round."""
 
-    def __init__(
-        self, lists: _core.StageProgram, upload: Upload, kernel_of: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, lists: _core.StageProgram, upload: Upload, kernel: Kernel) -> None:
         self.head_groups: int = lists.head_groups
         self.own_tokens: int = lists.own_tokens
         self.rows: dict[str, int] = lists.rows
         self.retain: list[Any] = lists.retain
         self.begin_cut: int = lists.begin_cut
         self.launches_end: int = lists.launches_end
-        self.instructions: list[Any] = []
-        for one in lists.instructions:
-            self.instructions.append(_instruction_of(one, upload, kernel_of))
+        self.instructions = [_instruction_of(one, upload, kernel) for one in lists.instructions]
 
     @property
     def own_rows(self) -> int:
@@ -88,9 +81,9 @@ def _message_of(lists: _core.StageMessage, upload: Upload) -> Message:
     return Message(lists.peer, lists.kind, lists.wire, rows)
 
 
-def _instruction_of(one: Any, upload: Upload, kernel_of: Callable[[Any], Any]) -> Any:
+def _instruction_of(one: Any, upload: Upload, kernel: Kernel) -> Any:
     if isinstance(one, _core.StageAttention):
-        return Attention(one, upload, kernel_of(one))
+        return Attention(one, upload, kernel)
     if isinstance(one, _core.StageLaunch):
         sends, recvs = ([_message_of(m, upload) for m in end] for end in (one.sends, one.recvs))
         return Launch(one.id, sends, recvs)

@@ -20,7 +20,15 @@ from contextile.torch._engine.buffers import (
 )
 from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.merge import copy_rows, merge_rows, reduce_rows
-from contextile.torch._engine.rank_program import Attention, Copy, Launch, Program, Reduce, Wait
+from contextile.torch._engine.rank_program import (
+    OUTPUTS,
+    Attention,
+    Copy,
+    Launch,
+    Program,
+    Reduce,
+    Wait,
+)
 from contextile.torch._kernels.kernel import Params
 
 
@@ -91,11 +99,10 @@ class RunningCall:
         self._run_until(len(program.instructions))
         if self._direction == "forward":
             self._save()
-        kinds = ("o",) if self._direction == "forward" else ("dq", "dkv")
         self.results.append(
             [
                 tokens_of_rows(part[: program.own_rows], program.head_groups)
-                for kind in kinds
+                for kind in OUTPUTS[self._direction]
                 for part in self._buffers[kind]
             ]
         )

@@ -17,6 +17,7 @@ from contextile import _checks, _core
 from contextile._heads import HeadGroup, HeadPlans
 from contextile._layer_plans import check_placement
 from contextile.torch._batch.layout import joined_branch
+from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.engine_calls import Stats
 from contextile.torch._engine.rank import TorchRank
 from contextile.torch._execute.checkpoints import plan_again, remember, replace_plan
@@ -40,8 +41,6 @@ _numbers = itertools.count(2)
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 
 Rank = _core.RankExecutor | TorchRank  # of an executor's engine
-
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class Rules(NamedTuple):
@@ -79,7 +78,7 @@ class Prepared:
         self.owner = owner  # number of the executor
         self.plan = plan
         self.rank = rank
-        self.dtype = _DTYPES[shape.dtype]
+        self.dtype = DTYPES[shape.dtype]
         self.mask_names = plan.mask_names
         self.plans: tuple[_core.Plan, ...] = (plan,)
         # The last position_ids that were found correct.
@@ -265,7 +264,7 @@ class Executor:
         (variable-length FlashAttention), ``torch:flex`` (FlexAttention), ``torch:cpu`` (PyTorch's
         fused attention for CPUs) or ``torch:tiles`` (products and a softmax; runs anywhere, and
         alone has bias and dropout). Default: the preferred one for the plan's dtype and the device;
-        the engine torch chooses for each attention instruction.
+        the engine torch chooses by dtype, dims, softcap and terms.
     device : str or torch.device
         Where the tensors of all calls lie: any of PyTorch's, ``"cpu"``, ``"cuda"`` (the current
         GPU), ``"cuda:1"``, ``"xpu"``, ``"mps"``. Calls are ordered by PyTorch's current stream.

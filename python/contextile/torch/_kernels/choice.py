@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from contextile import _core
@@ -17,17 +15,9 @@ KERNELS: dict[str, Kernel] = {
     kernel.name: kernel for kernel in (Flash(), Flex(), CpuFlash(), Tiles())
 }
 
-# The order of preference by type of device; others have the last.
-_PREFERRED = {
-    "cuda": ("torch:flash", "torch:flex", "torch:tiles"),
-    "cpu": ("torch:cpu", "torch:tiles"),
-}
-_ELSEWHERE = ("torch:flex", "torch:tiles")
-
-# A kernel on intervals takes a stage whose keys would be copied more often than that, or which has
-# more entries: variable-length kernels read each entry's keys from a copy.
-_MAX_COPIES = 4
-_MAX_ENTRIES = 4096
+# The order of preference by type of device; others have the kernel that runs anywhere.
+_PREFERRED = {"cuda": ("torch:flash",), "cpu": ("torch:cpu",)}
+_ANYWHERE = "torch:tiles"
 
 
 def check_name(name: str) -> None:
@@ -38,36 +28,17 @@ def check_name(name: str) -> None:
         )
 
 
-class Choice:
-    """The kernels that may run the calls of one shape on one device.
+def kernel_for(name: str, params: Params, device: torch.device) -> Kernel:
+    """Returns the kernel of calls on a device: the named one, or else the preferred one.
 
-    Raises InvalidArgument with the reason if the named kernel cannot.
+    Raises InvalidArgument with the reason if the named kernel cannot run them.
     """
-
-    def __init__(self, name: str, params: Params, device: torch.device) -> None:
-        check_name(name)
-        if name:
-            refusal = KERNELS[name].refusal(params, device)
-            if refusal:
-                raise _core.InvalidArgument(
-                    f"kernel {name}: expected calls that it can run, found others: {refusal}"
-                )
-            self.kernels = [KERNELS[name]]
-            return
-        names = _PREFERRED.get(device.type, _ELSEWHERE)
-        self.kernels = [KERNELS[one] for one in names if not KERNELS[one].refusal(params, device)]
-
-    def of_stage(self, stage: Any) -> Kernel:
-        """Returns the kernel of a stage's lists."""
-        first = self.kernels[0]
-        if first.takes_intervals or first.name == "torch:tiles":
-            return first
-        copied = sum(int(call.k_offsets[-1]) for call in stage.calls)
-        entries = sum(len(call.groups) for call in stage.calls)
-        if copied > _MAX_COPIES * stage.num_keys or entries > _MAX_ENTRIES:
-            return next((one for one in self.kernels if one.takes_intervals), first)
-        return first
-
-    @property
-    def may_take_intervals(self) -> bool:
-        return any(kernel.takes_intervals for kernel in self.kernels)
+    if not name:
+        names = (*_PREFERRED.get(device.type, ()), _ANYWHERE)
+        return next(KERNELS[one] for one in names if not KERNELS[one].refusal(params, device))
+    refusal = KERNELS[name].refusal(params, device)
+    if refusal:
+        raise _core.InvalidArgument(
+            f"kernel {name}: expected calls that it can run, found others: {refusal}"
+        )
+    return KERNELS[name]

@@ -91,7 +91,6 @@ class Call:
     def __init__(self, lists: _core.StageCall, upload: Upload) -> None:
         self.entry_class: str = lists.entry_class
         self.window: int = lists.window
-        self.is_first: bool = lists.is_first
         self.max_q: int = lists.max_q
         self.max_k: int = lists.max_k
         self.rows = RowSet()
