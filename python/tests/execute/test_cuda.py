@@ -281,6 +281,14 @@ def emulated(monkeypatch):
 
 
 @needs_ptx
+def test_package_brings_every_kernel(monkeypatch):
+    monkeypatch.delenv("CONTEXTILE_CUDA_KERNELS", raising=False)
+    brought = {file.name for file in (Path(ct.__file__).parent / "cuda").glob("*.ptx")}
+    assert brought == {file.name for file in PTX.parent.glob("*.ptx")}
+    assert ct.open_gpu("emulated").kernel == "cuda:wgmma"
+
+
+@needs_ptx
 def test_tensors_of_the_cpu_are_those_of_an_emulated_gpu(emulated):
     assert (emulated.name, emulated.kernel, emulated.is_emulated) == (
         "emulated GPU",

@@ -866,7 +866,7 @@ def test_force_is_true_or_false():
         ct.plan([64, 64], cluster="local:1x2", strategy="zigzag", force="no")
 
 
-@pytest.mark.parametrize("rank", ["a", 1.0, True, (0,)])
+@pytest.mark.parametrize("rank", ["a", 1.0, True, (0,), 2**31])
 def test_ranks_of_other_kinds_are_refused(plan, rank):
     schedule = ct.schedule([64, 64], cluster="local:1x2", strategy="megatron_dynamic", **SMALL)
     calls = [
@@ -877,8 +877,11 @@ def test_ranks_of_other_kinds_are_refused(plan, rank):
         plan.positions,
         plan.sequence_ids,
     ]
-    for call in [*calls, plan.rolled_tokens, plan.slice_to_bytes, plan.cluster.node_of]:
-        with pytest.raises(ct.InvalidArgument, match="^rank: expected a whole number, found "):
+    others = [plan.rolled_tokens, plan.slice_to_bytes, plan.stages, plan.cluster.node_of]
+    for call in [*calls, *others]:
+        with pytest.raises(
+            ct.InvalidArgument, match="^rank: expected a whole number below 2.31, found "
+        ):
             call(rank)
         call(np.int64(1))
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 
 #include "base/check.h"
@@ -165,6 +166,8 @@ class NcclCommunicator : public PointToPoint {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kEnd{2'000};
   static constexpr std::chrono::microseconds kPoll{50};
+  // Most calls are done sooner than a thread that sleeps wakes up.
+  static constexpr std::chrono::microseconds kAwake{100};
 
   // Needs the lock.
   [[nodiscard]] Result state_of() const {
@@ -179,7 +182,7 @@ class NcclCommunicator : public PointToPoint {
   }
   // Waits until the last call is done. The lock is free in between, so that `abort` gets in.
   void wait_until_ready(const char* what, std::chrono::milliseconds timeout) {
-    const Clock::time_point deadline = Clock::now() + timeout;
+    const Clock::time_point begin = Clock::now();
     while (true) {
       {
         const std::lock_guard lock(mutex_);
@@ -188,11 +191,16 @@ class NcclCommunicator : public PointToPoint {
         nccl_.check(what, state);
         if (state != kInProgress) return;
       }
-      if (Clock::now() > deadline) {
+      const Clock::duration waited = Clock::now() - begin;
+      if (waited > timeout) {
         throw TransportError(fmt::format("rank {}, nccl: {}: expected all peers within {} ms",
                                          rank_.value, what, timeout.count()));
       }
-      sleep_for(kPoll);
+      if (waited < kAwake) {
+        std::this_thread::yield();
+      } else {
+        sleep_for(kPoll);
+      }
     }
   }
 
