@@ -98,6 +98,13 @@ void bind_calls_and_intervals(nb::module_& module) {
   add_table(intervals, "low", &StageIntervals::low,
             "First key of every interval, int32 [rows of queries, intervals].");
   add_table(intervals, "high", &StageIntervals::high, "The key after its last.");
+  add_array(intervals, "q_tokens", &StageIntervals::q_tokens,
+            "With tokens=True: token of every query row.");
+  add_array(intervals, "q_positions", &StageIntervals::q_positions, "The same: its position.");
+  add_array(intervals, "q_groups", &StageIntervals::q_groups, "The same: its head group.");
+  add_array(intervals, "k_tokens", &StageIntervals::k_tokens,
+            "With tokens=True: token of every key row.");
+  add_array(intervals, "k_positions", &StageIntervals::k_positions, "The same: its position.");
   intervals
       .def_prop_ro(
           "blocks",

@@ -65,6 +65,8 @@ struct StageIntervals {
   // [rows of queries, width]: a row sees key c if low <= c < high in one of its intervals. Unused
   // ones are empty.
   std::vector<std::int32_t> low, high;
+  // With StageOptions::tokens: as in a call, and the head group of every row of queries.
+  std::vector<std::int32_t> q_tokens, q_positions, q_groups, k_tokens, k_positions;
 
   // Blocks of `kBlock` rows and keys that hold pairs, by block of rows (kv_*) and by block of keys
   // (q_*). Lists are [blocks, width], their first `count` are used.
@@ -141,7 +143,7 @@ struct StageProgram {
 
 struct StageOptions {
   bool intervals = false;  // make StageAttention::intervals
-  bool tokens = false;     // make the tokens and positions of calls
+  bool tokens = false;     // make the tokens and positions of calls and intervals
   // A call takes further entries while its rows of queries and keys are at most that many. A row of
   // one of n head groups counts as 1/n.
   std::int64_t max_rows = std::int64_t{1} << 40;

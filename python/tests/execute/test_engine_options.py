@@ -60,6 +60,10 @@ def attend(executor, plan, **terms):
             {"engine": "torch", "flight_folder": "records"},
             "flight_folder: expected none with engine torch",
         ),
+        (
+            {"kernel": "torch:flash"},
+            "kernel torch:flash: expected a device of type cuda, found cpu",
+        ),
         ({"device": "xpu"}, "device: expected cpu or emulated, for this PyTorch has no xpu device"),
     ],
 )
@@ -76,7 +80,6 @@ def test_ranks_of_a_transport_are_the_engine_natives():
 @pytest.mark.parametrize(
     ("kernel", "shape", "reason"),
     [
-        ("torch:flash", {}, "it runs on cuda"),
         ("torch:cpu", {"value_dim": 16}, "it takes a value dim equal to the head dim of 32"),
         ("torch:cpu", {"softcap": 5.0}, "it has no softcap"),
     ],

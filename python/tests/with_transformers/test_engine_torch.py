@@ -1,4 +1,4 @@
-"""Models and trainers of Hugging Face whose attention is run by the engine torch."""
+"""Models of Hugging Face whose attention is run by the engine torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import test_trainers
 import test_transformers
 
 from ranks import ENGINE
@@ -19,12 +18,8 @@ def engine(monkeypatch):
 
 
 def test_models_are_those_of_one_process():
-    test_transformers.test_models_are_those_of_one_process("dcp")
+    test_transformers.test_models_are_those_of_one_process("zigzag")
 
 
 def test_ranks_without_tokens_have_a_filler():
     test_transformers.test_ranks_without_tokens_have_a_filler()
-
-
-def test_sft_with_packed_documents_is_one_process(tmp_path):
-    test_trainers.test_sft_with_packed_documents_is_one_process(tmp_path)

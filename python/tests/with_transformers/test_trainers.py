@@ -19,10 +19,11 @@ from contextile.torch import DataLoader
 
 pytestmark = pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
+WITH_ENGINE = Path(__file__).parents[1] / "support" / "with_engine.py"
 sys.path.append(str(EXAMPLES))
 
 
-def run_example(name, num_ranks, out, *words):
+def run_example(name, num_ranks, out, *words, engine="auto"):
     """Runs an example with torchrun. Returns the losses and parameters that it saves."""
     done = subprocess.run(
         [
@@ -31,6 +32,8 @@ def run_example(name, num_ranks, out, *words):
             "torch.distributed.run",
             "--standalone",
             f"--nproc-per-node={num_ranks}",
+            WITH_ENGINE,
+            engine,
             EXAMPLES / f"{name}.py",
             out,
             *words,
@@ -162,7 +165,7 @@ def test_sft_with_packed_documents_is_one_process(tmp_path):
     assert trainer.args.activation_checkpointing  # the mixin serves what backward recomputes
     one = sft.results_of(trainer)
     assert len(one["losses"]) == 7
-    check_same(run_example("sft", 4, tmp_path / "out.pt"), **one)
+    check_same(run_example("sft", 4, tmp_path / "out.pt", engine="torch"), **one)
 
 
 def test_lora_adapters_are_those_of_one_process(tmp_path):

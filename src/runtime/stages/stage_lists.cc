@@ -173,8 +173,8 @@ class ProgramLists {
       fail_plan("{} instruction {}: expected entries of {} pairs, found {}", where_, at_,
                 stage.pairs, pairs);
     }
-    if (options_.tokens) add_places(op, stage);
     if (options_.intervals) stage.intervals = stage_intervals(segments, direction_);
+    if (options_.tokens) add_places(op, segments, stage);
     out_.instructions.emplace_back(std::move(stage));
   }
 
@@ -243,7 +243,8 @@ class ProgramLists {
     }
   }
 
-  void add_places(const AttentionOp& op, StageAttention& stage) {
+  void add_places(const AttentionOp& op, std::span<const RowSegment> segments,
+                  StageAttention& stage) {
     Places of_queries;
     Places of_keys;
     for (const TileOp& tile : op.tiles) {
@@ -253,6 +254,14 @@ class ProgramLists {
     for (StageCall& call : stage.calls) {
       append_places(of_queries, call.rows[index_of(Kind::kQ)], call.q_tokens, call.q_positions);
       append_places(of_keys, call.rows[index_of(Kind::kKv)], call.k_tokens, call.k_positions);
+    }
+    if (!options_.intervals) return;
+    StageIntervals& all = stage.intervals;
+    append_places(of_queries, all.rows[index_of(Kind::kQ)], all.q_tokens, all.q_positions);
+    append_places(of_keys, all.rows[index_of(Kind::kKv)], all.k_tokens, all.k_positions);
+    for (const RowSegment& segment : segments) {
+      all.q_groups.insert(all.q_groups.end(), static_cast<std::size_t>(segment.q.size()),
+                          segment.group);
     }
   }
 

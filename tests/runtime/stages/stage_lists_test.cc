@@ -84,6 +84,29 @@ void add_pairs(const StageAttention& stage, Pairs& pairs) {
   EXPECT_EQ(counted, stage.pairs);
 }
 
+// The rows of intervals have the tokens, positions and head groups that they have in calls.
+void expect_same_places(const StageAttention& stage) {
+  using Place = std::tuple<std::int32_t, std::int32_t, std::int32_t>;  // group, token, position
+  std::map<std::int64_t, Place> queries;
+  std::map<std::int64_t, Place> keys;
+  for (const StageCall& call : stage.calls) {
+    for_each_pair(call, [&](std::size_t entry, std::size_t q, std::size_t k) {
+      queries[call.rows[kQ][q]] = {call.groups[entry], call.q_tokens[q], call.q_positions[q]};
+      keys[call.rows[kKv][k]] = {0, call.k_tokens[k], call.k_positions[k]};
+    });
+  }
+  const StageIntervals& all = stage.intervals;
+  ASSERT_EQ(all.q_groups.size(), all.rows[kQ].size());
+  ASSERT_EQ(all.k_tokens.size(), all.rows[kKv].size());
+  for (std::size_t q = 0; q < all.q_groups.size(); ++q) {
+    const Place found(all.q_groups[q], all.q_tokens[q], all.q_positions[q]);
+    EXPECT_EQ(queries.at(all.rows[kQ][q]), found);
+  }
+  for (std::size_t k = 0; k < all.k_tokens.size(); ++k) {
+    EXPECT_EQ(keys.at(all.rows[kKv][k]), Place(0, all.k_tokens[k], all.k_positions[k]));
+  }
+}
+
 // The pairs of rows of buffers are those of the calls, and blocks hold what they say.
 void expect_same_pairs(const StageAttention& stage) {
   std::map<std::pair<std::int64_t, std::int64_t>, int> of_calls;
@@ -182,6 +205,7 @@ void expect_right_lists(const Plan& plan, const StageOptions& options) {
             if (stage == nullptr) continue;
             add_pairs(*stage, found[r]);
             expect_same_pairs(*stage);
+            expect_same_places(*stage);
           }
           expect_first_calls(rounds[r], direction);
         }

@@ -7,12 +7,9 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._engine.rank_program import INPUTS, OUTPUTS, Program
-from contextile.torch._kernels.stage_calls import Rows
+from contextile.torch._kernels.kernel import Buffers
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-# The parts of every kind, [rows, heads of a group, dim] or [rows, heads of a group].
-Buffers = dict[str, list[Tensor]]
 
 
 def part_shapes(kind: str, shape: _core.AttentionShape) -> list[tuple[int, ...]]:
@@ -66,32 +63,3 @@ def make_buffers(
             parts.append(part)
         buffers[kind] = parts
     return buffers
-
-
-def take(part: Tensor, rows: Rows) -> Tensor:
-    """Returns rows of a part: a view of one run, a copy of others."""
-    return part[rows] if isinstance(rows, slice) else part.index_select(0, rows)
-
-
-def put(part: Tensor, rows: Rows, values: Tensor) -> None:
-    """Overwrites rows of a part, which do not repeat."""
-    if isinstance(rows, slice):
-        part[rows].copy_(values)
-    else:
-        part.index_copy_(0, rows, values.to(part.dtype))
-
-
-def add(part: Tensor, rows: Rows, values: Tensor) -> None:
-    """Adds to rows of a part, which may repeat."""
-    if isinstance(rows, slice):
-        part[rows].add_(values)
-    else:
-        part.index_add_(0, rows, values.to(part.dtype))
-
-
-def fill(part: Tensor, rows: Rows, value: float) -> None:
-    """Sets rows of a part to one value."""
-    if isinstance(rows, slice):
-        part[rows].fill_(value)
-    else:
-        part.index_fill_(0, rows, value)

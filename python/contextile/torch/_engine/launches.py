@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._engine.buffers import DTYPES, Buffers, put, take
+from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.rank_program import Launch, Message
+from contextile.torch._kernels.kernel import Buffers
+from contextile.torch._kernels.rows import put, take
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

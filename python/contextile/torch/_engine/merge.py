@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from contextile.torch._engine.buffers import Buffers, put, take
 from contextile.torch._engine.rank_program import Copy, Reduce
-from contextile.torch._kernels.kernel import merged
-from contextile.torch._kernels.stage_calls import Rows
-
-
-def merge_rows(parts: list[Tensor], rows: Rows, out: Tensor, lse: Tensor, is_first: bool) -> None:
-    """Merges a partial result into rows, or overwrites those that hold none."""
-    if not is_first:
-        out, lse = merged(take(parts[0], rows), take(parts[1], rows), out, lse)
-    put(parts[0], rows, out)
-    put(parts[1], rows, lse)
+from contextile.torch._kernels.kernel import Buffers
+from contextile.torch._kernels.rows import merged, put, take
 
 
 def reduce_rows(buffers: Buffers, one: Reduce) -> None:

@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from contextile import _core
-from contextile.torch._engine.buffers import (
-    Buffers,
-    add,
-    fill,
-    make_buffers,
-    put,
-    take,
-    tokens_of_rows,
-)
+from contextile.torch._engine.buffers import make_buffers, tokens_of_rows
 from contextile.torch._engine.launches import Messages
-from contextile.torch._engine.merge import copy_rows, merge_rows, reduce_rows
+from contextile.torch._engine.merge import copy_rows, reduce_rows
 from contextile.torch._engine.rank_program import (
     OUTPUTS,
     Attention,
@@ -29,7 +21,8 @@ from contextile.torch._engine.rank_program import (
     Reduce,
     Wait,
 )
-from contextile.torch._kernels.kernel import Params
+from contextile.torch._kernels.kernel import Buffers, Params
+from contextile.torch._kernels.rows import fill
 
 
 class RunningCall:
@@ -137,28 +130,15 @@ class RunningCall:
     def _forward(self, stage: Attention) -> None:
         for kind, rows in stage.resets.items():
             fill(self._buffers[kind][1], rows, float("-inf"))
-        params = self._params[self._round]
         for call, is_first in stage.jobs:
-            rows = call.rows
-            q = take(self._buffers["q"][0], rows["q"])
-            k, v = (take(part, rows["kv"]) for part in self._buffers["kv"])
-            out, lse = stage.kernel.forward(q, k, v, call, params)
-            merge_rows(self._buffers["o"], rows["o"], out, lse, is_first)
+            stage.kernel.run_forward(self._buffers, call, is_first, self._params[self._round])
 
     def _backward(self, stage: Attention) -> None:
         for kind, rows in stage.resets.items():
             for part in self._buffers[kind]:
                 fill(part, rows, 0.0)
-        params = self._params[self._round]
         for call, is_first in stage.jobs:
-            rows = call.rows
-            q = take(self._buffers["q"][0], rows["q"])
-            k, v = (take(part, rows["kv"]) for part in self._buffers["kv"])
-            do, lse, delta = (take(part, rows["do"]) for part in self._buffers["do"])
-            dq, dk, dv = stage.kernel.backward(q, k, v, do, lse, delta, call, params)
-            (put if is_first else add)(self._buffers["dq"][0], rows["dq"], dq)
-            for part, more in zip(self._buffers["dkv"], (dk, dv), strict=True):
-                add(part, rows["dkv"], more)
+            stage.kernel.run_backward(self._buffers, call, is_first, self._params[self._round])
 
     # ----------------------------------------------------------------------------------- retained
 

@@ -350,7 +350,7 @@ class Executor:
                 f"flight recorder, found {flight_folder!r:.80}"
             )
         if self._engine == "torch":
-            check_name(kernel)
+            check_name(kernel, self._device)
         control = (
             group
             if isinstance(group, _core.Transport)

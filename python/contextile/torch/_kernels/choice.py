@@ -20,11 +20,16 @@ _PREFERRED = {"cuda": ("torch:flash",), "cpu": ("torch:cpu",)}
 _ANYWHERE = "torch:tiles"
 
 
-def check_name(name: str) -> None:
-    """Raises InvalidArgument unless there is a kernel of that name, or none is named."""
+def check_name(name: str, device: torch.device) -> None:
+    """Raises InvalidArgument unless there is a kernel of that name for the device, or no name."""
     if name and name not in KERNELS:
         raise _core.InvalidArgument(
             f"kernel: expected one of the engine torch ({', '.join(KERNELS)}), found {name!r:.80}"
+        )
+    if name and not KERNELS[name].runs_on(device):
+        raise _core.InvalidArgument(
+            f"kernel {name}: expected a device of type {' or '.join(KERNELS[name].devices)}, found "
+            f"{device}"
         )
 
 
@@ -34,10 +39,10 @@ def kernel_for(name: str, params: Params, device: torch.device) -> Kernel:
     Raises InvalidArgument with the reason if the named kernel cannot run them.
     """
     if not name:
-        names = (*_PREFERRED.get(device.type, ()), _ANYWHERE)
-        return next(KERNELS[one] for one in names if not KERNELS[one].refusal(params, device))
-    refusal = KERNELS[name].refusal(params, device)
-    if refusal:
+        candidates = [KERNELS[one] for one in (*_PREFERRED.get(device.type, ()), _ANYWHERE)]
+        return next(one for one in candidates if one.runs_on(device) and not one.refusal(params))
+    check_name(name, device)
+    if refusal := KERNELS[name].refusal(params):
         raise _core.InvalidArgument(
             f"kernel {name}: expected calls that it can run, found others: {refusal}"
         )

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._kernels.kernel import Kernel, Params, merged, no_terms, output_with_delta
+from contextile.torch._kernels.kernel import Params, RowKernel, no_terms, output_with_delta
+from contextile.torch._kernels.rows import merged
 from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten
@@ -57,14 +58,13 @@ def _pieces(call: Call, dtype: torch.dtype) -> Iterator[_Piece]:
                     yield _Piece(a + first, a + last, end, d)
 
 
-class CpuFlash(Kernel):
+class CpuFlash(RowKernel):
     """aten's fused attention for CPUs."""
 
     name = "torch:cpu"
+    devices = ("cpu",)
 
-    def refusal(self, params: Params, device: torch.device) -> str:
-        if device.type != "cpu":
-            return "it runs on cpu"
+    def refusal(self, params: Params) -> str:
         if params.head_dim != params.value_dim:
             return (
                 f"it takes a value dim equal to the head dim of {params.head_dim}, found "

@@ -10,22 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from contextile.torch._kernels.kernel import Kernel, Params, no_terms, output_with_delta
+from contextile.torch._kernels.kernel import Params, RowKernel, no_terms, output_with_delta
 from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten
 
 
-class Flash(Kernel):
+class Flash(RowKernel):
     """aten's variable-length FlashAttention."""
 
     name = "torch:flash"
-    devices: tuple[str, ...] = ("cuda",)
+    devices = ("cuda",)
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
-    def refusal(self, params: Params, device: torch.device) -> str:
-        if device.type not in self.devices:
-            return f"it runs on {', '.join(self.devices)}"
+    def refusal(self, params: Params) -> str:
         if params.dtype not in self.dtypes:
             return f"it takes {' and '.join(map(str, self.dtypes))}"
         if params.head_dim % 8 != 0 or params.head_dim > 256:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from contextile.torch._kernels.kernel import Kernel, Params
+from contextile.torch._kernels.kernel import Params, RowKernel
 from contextile.torch._kernels.stage_calls import Intervals
 
 _LOG_2 = math.log(2)  # the operators take and return log-sum-exps to base 2
@@ -84,15 +84,14 @@ def _vmap_works() -> Iterator[None]:
         yield
 
 
-class Flex(Kernel):
+class Flex(RowKernel):
     """FlexAttention. On a CPU its products are dense."""
 
     name = "torch:flex"
     takes_intervals = True
+    devices = ("cpu",)
 
-    def refusal(self, params: Params, device: torch.device) -> str:
-        if device.type != "cpu":
-            return "it runs on cpu"
+    def refusal(self, params: Params) -> str:
         return "it has no bias and no dropout" if params.has_terms else ""
 
     @_vmap_works()

@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from contextile.torch._kernels.rows import add, merge_rows, put, take
 from contextile.torch._kernels.score_terms import ScoreTerms
+
+# The parts of every kind, [rows, heads of a group, dim] or [rows, heads of a group].
+Buffers = dict[str, list[Tensor]]
 
 
 class Params(NamedTuple):
@@ -27,17 +31,50 @@ class Params(NamedTuple):
 
 
 class Kernel(abc.ABC):
-    """Attention by operators of PyTorch, on packed rows.
+    """Attention of calls, or of whole stages, on rows of buffers."""
+
+    name = ""
+    takes_intervals = False  # a stage as Intervals, not call by call
+    devices: tuple[str, ...] = ()  # types; empty: any
+
+    def runs_on(self, device: torch.device) -> bool:
+        return not self.devices or device.type in self.devices
+
+    @abc.abstractmethod
+    def refusal(self, params: Params) -> str:
+        """Returns why it cannot run such calls on any device, or nothing."""
+
+    @abc.abstractmethod
+    def run_forward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        """Merges the partial result of a call into its rows of ``o``, or overwrites them."""
+
+    @abc.abstractmethod
+    def run_backward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        """Adds a call's gradients to its rows of ``dkv``, and of ``dq`` unless these are new."""
+
+
+class RowKernel(Kernel):
+    """Attention by operators of PyTorch, on rows that are gathered.
 
     Rows are [rows, heads of a group, dim]. Results may have the dtype of the rows or float32.
     """
 
-    name = ""
-    takes_intervals = False  # a stage as Intervals, not call by call
+    def run_forward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        rows = call.rows
+        q = take(buffers["q"][0], rows["q"])
+        k, v = (take(part, rows["kv"]) for part in buffers["kv"])
+        out, lse = self.forward(q, k, v, call, params)
+        merge_rows(buffers["o"], rows["o"], out, lse, is_first)
 
-    @abc.abstractmethod
-    def refusal(self, params: Params, device: torch.device) -> str:
-        """Returns why it cannot run such calls, or nothing."""
+    def run_backward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        rows = call.rows
+        q = take(buffers["q"][0], rows["q"])
+        k, v = (take(part, rows["kv"]) for part in buffers["kv"])
+        do, lse, delta = (take(part, rows["do"]) for part in buffers["do"])
+        dq, dk, dv = self.backward(q, k, v, do, lse, delta, call, params)
+        (put if is_first else add)(buffers["dq"][0], rows["dq"], dq)
+        for part, more in zip(buffers["dkv"], (dk, dv), strict=True):
+            add(part, rows["dkv"], more)
 
     @abc.abstractmethod
     def forward(
@@ -76,13 +113,6 @@ def output_with_delta(do: Tensor, delta: Tensor) -> Tensor:
     unit: Tensor = do / largest.unsqueeze(-1)
     factor = delta / largest / unit.square().sum(-1).clamp_min(0.5)
     return (unit * factor.unsqueeze(-1)).to(do.dtype)
-
-
-def merged(o: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the merge of two partial results. Rows that saw nothing have lse -inf."""
-    both = torch.logaddexp(lse, more_lse)
-    weight = torch.exp(more_lse - both).nan_to_num_(0.0)  # 0 where both saw nothing
-    return torch.lerp(o, more.to(o.dtype), weight.unsqueeze(-1)), both
 
 
 def no_terms(params: Params) -> str:

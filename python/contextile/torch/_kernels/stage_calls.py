@@ -62,6 +62,19 @@ class RowSet(dict[str, Rows]):
             upload.add_index(rows, functools.partial(self.__setitem__, name))
 
 
+# With terms: token and position of every row and key.
+_PLACES = ("q_tokens", "q_positions", "k_tokens", "k_positions")
+
+
+def _add_places(
+    places: dict[str, Tensor], lists: Any, names: tuple[str, ...], upload: Upload
+) -> None:
+    for name in names:
+        array = getattr(lists, name)
+        if len(array):
+            upload.add(array, functools.partial(places.__setitem__, name))
+
+
 class Intervals:
     """A stage as one call of FlexAttention."""
 
@@ -82,6 +95,8 @@ class Intervals:
             upload.add(counts, functools.partial(pair.__setitem__, 0))
             upload.add(indices, functools.partial(pair.__setitem__, 1))
             self.blocks.append(pair)
+        self.places: dict[str, Tensor] = {}
+        _add_places(self.places, lists, ("q_groups", *_PLACES), upload)
         self.mask: Any = None  # a kernel's BlockMask
 
 
@@ -106,11 +121,8 @@ class Call:
         self.q_offsets = self.k_offsets = torch.empty(0)
         upload.add(q_offsets, functools.partial(setattr, self, "q_offsets"))
         upload.add(k_offsets, functools.partial(setattr, self, "k_offsets"))
-        self.places: dict[str, Tensor] = {}  # tokens and positions of rows, with terms
-        for name in ("q_tokens", "q_positions", "k_tokens", "k_positions"):
-            array = getattr(lists, name)
-            if len(array):
-                upload.add(array, functools.partial(self.places.__setitem__, name))
+        self.places: dict[str, Tensor] = {}
+        _add_places(self.places, lists, _PLACES, upload)
 
     @property
     def num_rows(self) -> int:

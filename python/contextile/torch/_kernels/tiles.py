@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._kernels.kernel import Kernel, Params
+from contextile.torch._kernels.kernel import Params, RowKernel
 from contextile.torch._kernels.stage_calls import Call
 
 # Scores in memory at a time.
@@ -66,12 +66,12 @@ def _tiles(call: Call, num_heads: int, device: torch.device) -> Iterator[_Tile]:
             yield _Tile(a + begin, a + end, c + first, c + last, seen, group)
 
 
-class Tiles(Kernel):
+class Tiles(RowKernel):
     """Products and a softmax for each tile of an entry."""
 
     name = "torch:tiles"
 
-    def refusal(self, params: Params, device: torch.device) -> str:
+    def refusal(self, params: Params) -> str:
         return ""
 
     def _scores(
