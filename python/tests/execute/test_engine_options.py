@@ -270,7 +270,7 @@ def test_ranks_that_differ_all_hear_of_it():
 
 
 def lose_a_rank() -> None:
-    executor = Executor(engine="torch", timeout=20)
+    executor = Executor(engine="torch", timeout=8)
     plan = plan_of(ranks=3)
     executor.prepare(plan)
     attend(executor, plan)
