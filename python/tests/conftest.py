@@ -6,6 +6,8 @@ import os
 
 # Before torch is imported: tests must not depend on what earlier runs compiled.
 os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+# Before Triton is imported, which PyTorch may do: its interpreter runs kernels on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from hypothesis import settings
 

@@ -97,10 +97,27 @@ def worst_of_all(errors: list[float]) -> list[float]:
     return worst.tolist()
 
 
+def _let_triton_run(cases: str) -> None:
+    """Lets the kernel of some cases run on this process's CPU."""
+    if any(kernel == "torch:triton" for _, kernel, _ in json.loads(cases)):
+        import triton_on_cpu
+
+        triton_on_cpu.install()
+
+
+def run_cases_by_triton_rows(cases: str) -> None:
+    """Does the same with Triton kernels for rows, as on a GPU."""
+    from contextile.torch._kernels import rows, triton_rows
+
+    rows.fused = lambda device: triton_rows
+    run_cases(cases)
+
+
 def run_cases(cases: str) -> None:
     """Runs (file of a plan, kernel, bound) and prints the worst error. All masks, against fp64."""
     torch.set_num_threads(1)
     flash_stand_in.install()
+    _let_triton_run(cases)
     worst = 0.0
     for path, kernel, bound in json.loads(cases):
         plan = ct.Plan.load(path)
@@ -121,6 +138,7 @@ def run_cases(cases: str) -> None:
 def run_beside_native(cases: str) -> None:
     """Runs (file of a plan, kernel, terms) by both engines, whose results are equal to 1e-5."""
     torch.set_num_threads(1)
+    _let_triton_run(cases)
     for path, kernel, name in json.loads(cases):
         plan = ct.Plan.load(path)
         whole = inputs_of(plan, seed=8)

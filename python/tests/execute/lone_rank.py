@@ -17,6 +17,7 @@ from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.rank import TorchRank
 from contextile.torch._engine.rank_program import Attention
+from contextile.torch._kernels import rows
 
 LENGTHS = [300, 200, 124, 100, 200, 100]
 
@@ -67,6 +68,8 @@ def agree_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "agree_on_plan", lambda transport, plan: False)
     monkeypatch.setattr(_core, "begin_agreement", lambda transport, *given: transport)
     monkeypatch.setattr(Terms, "native", lambda terms: None)
+    # Triton's kernels cannot run on tensors of a GPU that is not there.
+    monkeypatch.setattr(rows, "fused", lambda device: None)
     # FakeTensorMode has no pinned memory.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
@@ -74,6 +77,42 @@ def agree_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(strategy: str, lengths: list[int] = LENGTHS, **options: Any) -> ct.Plan:
     shape = {"heads": (4, 2), "head_dim": 32, "mask": "causal", "cluster": "local:1x4"}
     return ct.plan(lengths, strategy=strategy, **{**shape, **options})
+
+
+class NotedRows:
+    """The module of Triton kernels for rows, without their work: names of kernels are noted."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def _note(self, name: str, *tensors: Any) -> None:
+        assert all(x.device == torch.device("cuda:0") for x in tensors_of(list(tensors)))
+        self.names.append(name)
+
+    def merge_rows(self, o, lse, rows, out, more_lse, overwrite):
+        self._note("merge_rows", o, lse, rows, out, more_lse)
+
+    def take_rows(self, part, rows, dtype):
+        self._note("take_rows", part, rows)
+        return part.new_empty((len(rows), *part.shape[1:]), dtype=dtype)
+
+    def put_rows(self, part, rows, values):
+        self._note("put_rows", part, rows, values)
+
+    def add_rows(self, part, rows, values):
+        self._note("add_rows", part, rows, values)
+
+    def reduce_partials(self, o, lse, sources, counts):
+        self._note("reduce_partials", o, lse, sources)
+        return tuple(part.new_empty((counts[0], *part.shape[1:])) for part in (o, lse))
+
+    def sum_rows(self, part, sources, counts):
+        self._note("sum_rows", part, sources)
+        return part.new_empty((counts[0], *part.shape[1:]))
+
+    def output_with_delta(self, do, delta):
+        self._note("output_with_delta", do, delta)
+        return torch.empty_like(do)
 
 
 class LoneRank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import json
 from collections import defaultdict
@@ -15,7 +16,7 @@ import contextile as ct
 
 torch = pytest.importorskip("torch")
 
-from engine_ranks import run_beside_native, run_cases
+from engine_ranks import run_beside_native, run_cases, run_cases_by_triton_rows
 
 from all_pairs import all_pairs
 from ranks import run_ranks
@@ -48,6 +49,7 @@ MASKS = (
     "prefix_lm:5",
     "chunked:16",
 )
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 KERNELS = ("torch:tiles", "torch:cpu", "torch:flex", "torch:flash")
 RANKS = (1, 2, 3, 4, 8)
 
@@ -80,12 +82,23 @@ def test_every_pair_of_strategy_mask_kernel_and_ranks_is_exact(tmp_path):
         run_ranks(run_cases, ranks, json.dumps(some))
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_every_strategy_is_exact_with_triton(tmp_path):
+    cases = []
+    for number, strategy in enumerate(STRATEGIES):
+        masks = [*MASKS[number % len(MASKS) :], *MASKS]
+        plan = next(plan for mask in masks if (plan := planned(strategy, mask, 2)) is not None)
+        cases.append((saved(plan, tmp_path), "torch:triton", 1e-5))
+    run_ranks(run_cases, 2, json.dumps(cases))
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_whole_product_is_exact(tmp_path, ranks):
+    kernels = (*KERNELS, "torch:triton") if HAS_TRITON else KERNELS
     cases = [
         (saved(planned(strategy, mask, ranks), tmp_path), kernel, 1e-5)
-        for strategy, mask, kernel in itertools.product(STRATEGIES, MASKS, KERNELS)
+        for strategy, mask, kernel in itertools.product(STRATEGIES, MASKS, kernels)
         if planned(strategy, mask, ranks) is not None
     ]
     assert len(cases) >= 300
@@ -95,6 +108,13 @@ def test_the_whole_product_is_exact(tmp_path, ranks):
 # Relative to the largest number of the result. Rounding to bf16 is 2^-9 of a number at most: of
 # inputs, of a partial result before it is merged, of what travels, of the result.
 BOUND_BF16 = 4 * 2**-8
+
+
+OF_TRITON = (
+    ("zigzag", "torch:triton", 1e-5, {"value_dim": 32, "sink": True}),
+    ("dcp", "torch:triton", 1e-5, {"heads": (4, 1), "head_dim": 24, "softcap": 5.0}),
+    ("ulysses", "torch:triton", BOUND_BF16 / 8, {"dtype": "f16"}),
+)[: 3 * HAS_TRITON]
 
 
 def test_unlike_shapes_and_dtypes_are_exact(tmp_path):
@@ -114,10 +134,27 @@ def test_unlike_shapes_and_dtypes_are_exact(tmp_path):
         ("auto:steps=3000", "torch:tiles", BOUND_BF16, {"dtype": "bf16"}),
         ("zigzag", "torch:flex", BOUND_BF16, {"dtype": "bf16"}),
         ("hybrid", "torch:cpu", BOUND_BF16 / 8, {"dtype": "f16"}),
+        *OF_TRITON,
     ):
         plan = planned(strategy, "causal", 2, **shape)
         cases.append((saved(plan, tmp_path), kernel, bound))
     run_ranks(run_cases, 2, json.dumps(cases))
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_triton_kernels_for_rows_are_exact(tmp_path):
+    cases = [
+        (saved(planned(strategy, mask, 2, **shape), tmp_path), kernel, bound)
+        for strategy, mask, kernel, bound, shape in (
+            ("zigzag", "causal", "torch:flash", 1e-5, {}),
+            ("hybrid", "lambda:2,8", "torch:flash", 1e-5, {"sink": True}),
+            ("fcp", "causal_blockwise:8,2,1", "torch:tiles", 1e-5, {"softcap": 5.0}),
+            ("ulysses", "causal", "torch:cpu", 1e-5, {}),
+            ("magi", "causal", "torch:triton", 1e-5, {"value_dim": 8}),
+            ("dcp", "causal", "torch:flash", BOUND_BF16, {"dtype": "bf16"}),
+        )
+    ]
+    run_ranks(run_cases_by_triton_rows, 2, json.dumps(cases))
 
 
 def test_masks_of_layers_homes_and_partials_on_the_wire_are_exact(tmp_path):
@@ -138,6 +175,8 @@ def test_bias_and_dropout_are_those_of_the_engine_native(tmp_path):
         plan = planned(strategy, "causal", ranks)
         for name in ("alibi", "t5", "dropout", "t5, dropout"):
             cases.append((ranks, (saved(plan, tmp_path), "", name)))
+            if HAS_TRITON and strategy == "dcp":
+                cases.append((ranks, (saved(plan, tmp_path), "torch:triton", name)))
     for ranks in (2, 3):
         some = [case for number, case in cases if number == ranks]
         run_ranks(run_beside_native, ranks, json.dumps(some))

@@ -10,48 +10,113 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lone_rank import LoneRank, Operators, agree_alone, planned, tensors_of
+from lone_rank import LoneRank, NotedRows, Operators, agree_alone, planned, tensors_of
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from contextile.torch._kernels import rows
+from contextile.torch._kernels.stage_calls import Call
+from contextile.torch._kernels.triton_stage import TritonStage
 
 
 class Work(NamedTuple):
     """Work of one direction, summed over the ranks."""
 
     entries: int  # of calls of FlashAttention
-    calls: int
+    calls: int  # of kernels of attention
     launches: int
     messages: int
     sent_bytes: int
-    operators: int  # that launch something, except FlashAttention
+    operators: int  # that launch something, except attention
     peak_bytes: int  # the most that a rank's call holds at a time, with its results
 
 
-# 1,024 tokens of six documents on four ranks, 4/2 heads of 32, bf16: forward and backward.
+# 1,024 tokens of six documents on four ranks, 4/2 heads of 32, bf16: forward and backward, by
+# operators around FlashAttention, by Triton kernels for rows around it, and by Triton in place.
 EXPECTED = {
-    "zigzag": (
-        Work(156, 20, 12, 24, 786432, 200, 915280),
-        Work(156, 20, 20, 48, 1572864, 654, 2074272),
-    ),
-    "dcp": (
-        Work(88, 16, 11, 22, 110144, 165, 794464),
-        Work(88, 16, 12, 34, 283776, 462, 1474096),
-    ),
-    "auto": (
-        Work(22, 12, 6, 11, 238400, 88, 769072),
-        Work(22, 8, 8, 21, 611200, 310, 1758160),
-    ),
-    "ulysses": (
-        Work(168, 8, 8, 36, 663552, 120, 1320176),
-        Work(168, 8, 8, 40, 671744, 396, 2318688),
-    ),
-    "distca": (
-        Work(51, 24, 8, 34, 246272, 239, 726544),
-        Work(38, 16, 8, 34, 246272, 684, 1444480),
-    ),
-    "magi": (
-        Work(96, 12, 4, 24, 352256, 163, 1100048),
-        Work(96, 12, 8, 48, 704512, 589, 2024144),
-    ),
+    "zigzag": {
+        "eager": (
+            Work(156, 20, 12, 24, 786432, 200, 915280),
+            Work(156, 20, 20, 48, 1572864, 654, 2006176),
+        ),
+        "fused": (
+            Work(156, 20, 12, 24, 786432, 88, 764456),
+            Work(156, 20, 20, 48, 1572864, 386, 1872064),
+        ),
+        "triton": (
+            Work(0, 16, 12, 24, 786432, 28, 536720),
+            Work(0, 16, 20, 48, 1572864, 188, 1469712),
+        ),
+    },
+    "dcp": {
+        "eager": (
+            Work(88, 16, 11, 22, 110144, 165, 794464),
+            Work(88, 16, 12, 34, 283776, 462, 1362624),
+        ),
+        "fused": (
+            Work(88, 16, 11, 22, 110144, 93, 661880),
+            Work(88, 16, 12, 34, 283776, 270, 1278896),
+        ),
+        "triton": (
+            Work(0, 12, 11, 22, 110144, 47, 508944),
+            Work(0, 12, 12, 34, 283776, 120, 926928),
+        ),
+    },
+    "auto": {
+        "eager": (
+            Work(22, 12, 6, 11, 238400, 88, 769072),
+            Work(22, 8, 8, 21, 611200, 310, 1666256),
+        ),
+        "fused": (
+            Work(22, 12, 6, 11, 238400, 68, 642696),
+            Work(22, 8, 8, 21, 611200, 202, 1479872),
+        ),
+        "triton": (
+            Work(0, 6, 6, 11, 238400, 32, 494576),
+            Work(0, 4, 8, 21, 611200, 110, 1070524),
+        ),
+    },
+    "ulysses": {
+        "eager": (
+            Work(168, 8, 8, 36, 663552, 120, 1207600),
+            Work(168, 8, 8, 40, 671744, 396, 2247248),
+        ),
+        "fused": (
+            Work(168, 8, 8, 36, 663552, 104, 1084744),
+            Work(168, 8, 8, 40, 671744, 284, 2018144),
+        ),
+        "triton": (
+            Work(0, 4, 8, 36, 663552, 72, 809200),
+            Work(0, 4, 8, 40, 671744, 192, 1444688),
+        ),
+    },
+    "distca": {
+        "eager": (
+            Work(51, 24, 8, 34, 246272, 239, 726544),
+            Work(38, 16, 8, 34, 246272, 684, 1408928),
+        ),
+        "fused": (
+            Work(51, 24, 8, 34, 246272, 145, 621064),
+            Work(38, 16, 8, 34, 246272, 414, 1337728),
+        ),
+        "triton": (
+            Work(0, 16, 8, 34, 246272, 70, 507920),
+            Work(0, 8, 8, 34, 246272, 230, 1027072),
+        ),
+    },
+    "magi": {
+        "eager": (
+            Work(96, 12, 4, 24, 352256, 163, 1100048),
+            Work(96, 12, 8, 48, 704512, 589, 1904080),
+        ),
+        "fused": (
+            Work(96, 12, 4, 24, 352256, 113, 899224),
+            Work(96, 12, 8, 48, 704512, 326, 1825888),
+        ),
+        "triton": (
+            Work(0, 8, 4, 24, 352256, 66, 653328),
+            Work(0, 8, 8, 48, 704512, 190, 1330176),
+        ),
+    },
 }
 OPTIONS = {"dcp": {"block_size": 64}}
 
@@ -90,22 +155,22 @@ class Count(Operators):
         self._living[number] = weakref.ref(storage, gone)
 
 
-def work_of(lone, direction, *given):
+def work_of(lone, direction, fused, launches, *given):
     """Runs a call of a rank and returns its work with what it returned."""
     notes, sent = lone.messages.batches, lone.messages.sent_bytes
-    before = len(notes)
+    before = len(notes), len(fused.names), len(launches)
     with Count() as count:
         results = getattr(lone, direction)(*given)
-    batches = [batch for batch in notes[before:] if batch]
+    batches = [batch for batch in notes[before[0] :] if batch]
     jobs = [job for job, _ in lone.jobs(direction)]
-    assert count.attention == len(jobs)
+    assert count.attention + len(launches) - before[2] == len(jobs)
     return results, Work(
-        sum(job.num_entries for job in jobs),
+        sum(job.num_entries for job in jobs if isinstance(job, Call)),
         len(jobs),
         len(batches),
         sum(note.is_sent for batch in batches for note in batch),
         lone.messages.sent_bytes - sent,
-        count.operators,
+        count.operators + len(fused.names) - before[1],
         count.peak_bytes,
     )
 
@@ -116,23 +181,31 @@ def total_of(works):
     return Work(*sums)._replace(peak_bytes=max(work.peak_bytes for work in works))
 
 
+@pytest.mark.parametrize("way", ["eager", "fused", "triton"])
 @pytest.mark.parametrize("strategy", EXPECTED)
-def test_a_call_does_as_much_as_is_known_of_it(strategy, monkeypatch):
+def test_a_call_does_as_much_as_is_known_of_it(strategy, way, monkeypatch):
     agree_alone(monkeypatch)
+    fused, launches = NotedRows(), []
+    if way != "eager":
+        monkeypatch.setattr(rows, "fused", lambda device: fused)
+    if way == "triton":
+        kernels = pytest.importorskip("contextile.torch._kernels.triton_attention")
+        monkeypatch.setattr(kernels.Launch, "run", lambda launch: launches.append(launch))
+        monkeypatch.setattr(TritonStage, "check_on", lambda *given: None)
     plan = planned(strategy, **OPTIONS.get(strategy, {}))
     directions = plan.stats().forward, plan.stats().backward
     works = []
     for rank in range(plan.num_devices):
         with FakeTensorMode(), torch.no_grad():
-            lone = LoneRank(plan, rank, "cuda:0")
-            kept, forward = work_of(lone, "forward")
-            _, backward = work_of(lone, "backward", *kept)
+            lone = LoneRank(plan, rank, "cuda:0", "torch:triton" if way == "triton" else "")
+            kept, forward = work_of(lone, "forward", fused, launches)
+            _, backward = work_of(lone, "backward", fused, launches, *kept)
         works.append((forward, backward))
         for work, stats in zip(works[rank], directions, strict=True):
             assert work.sent_bytes == stats.devices[rank].sent_bytes
     totals = tuple(total_of(by_rank) for by_rank in zip(*works, strict=True))
     assert [work.launches for work in totals] == [stats.launches for stats in directions]
-    assert totals == EXPECTED[strategy]
+    assert totals == EXPECTED[strategy][way]
 
 
 def test_what_a_count_counts():

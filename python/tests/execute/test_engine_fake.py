@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 import contextile as ct
 from contextile.torch._attention.bias import Terms
 from contextile.torch._engine.rank_program import Attention, Intervals
+from contextile.torch._kernels import triton_stage
+from contextile.torch._kernels.triton_stage import TritonStage
 
 STRATEGIES = {
     "zigzag": {},
@@ -32,6 +34,22 @@ FEW = [80, 20]  # documents of plans that run by tiles, which are slow under Fak
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     agree_alone(monkeypatch)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Names of the Triton kernels that would run on the GPU, in order."""
+    kernels = pytest.importorskip("contextile.torch._kernels.triton_attention")
+    names = []
+
+    def note(launch):
+        tensors = tensors_of(launch.arguments)
+        assert launch.grid > 0 and all(x.device == torch.device("cuda:0") for x in tensors)
+        names.append(launch.kernel.__name__)
+
+    monkeypatch.setattr(kernels.Launch, "run", note)
+    monkeypatch.setattr(TritonStage, "check_on", lambda *given: None)
+    return names
 
 
 class NoWait(Operators):
@@ -150,32 +168,58 @@ def test_every_class_of_entries_suits_flash_attention(mask):
         assert classes & {(1, 0), (0, -1)}, classes  # a window, or the inverse of a triangle
 
 
-# Options of a plan, and the kernel of a GPU that runs it.
+# Options of a plan, and whether FlashAttention runs it.
 CHOICES = {
-    "a sink": ({"sink": True}, "torch:flash"),
-    "float16": ({"dtype": "f16"}, "torch:flash"),
-    "narrow values": ({"value_dim": 16}, "torch:flash"),
-    "wide values": ({"value_dim": 64}, "torch:tiles"),
-    "a softcap": ({"softcap": 20.0}, "torch:tiles"),
-    "a sink and a softcap": ({"sink": True, "softcap": 20.0}, "torch:tiles"),
-    "float32": ({"dtype": "f32"}, "torch:tiles"),
-    "an odd head dim": ({"head_dim": 20}, "torch:tiles"),
+    "a sink": ({"sink": True}, True),
+    "float16": ({"dtype": "f16"}, True),
+    "narrow values": ({"value_dim": 16}, True),
+    "wide values": ({"value_dim": 64}, False),
+    "a softcap": ({"softcap": 20.0}, False),
+    "a sink and a softcap": ({"sink": True, "softcap": 20.0}, False),
+    "float32": ({"dtype": "f32"}, False),
+    "an odd head dim": ({"head_dim": 20}, False),
 }
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_gpu_runs_what_flash_attention_has_not_by_tiles(choice):
-    options, kernel = CHOICES[choice]
+def test_a_gpu_runs_what_flash_attention_has_not_by_triton(choice, launches):
+    options, is_flash = CHOICES[choice]
     plan = planned("zigzag", FEW, **options)
     for rank in (0, 3):
         lone, mode = run_rank(plan, rank)
         check_flash_arguments(mode)
-        assert lone.rank.kernel == kernel
-        assert bool(mode.attention) == (kernel == "torch:flash")
+        assert lone.rank.kernel == ("torch:flash" if is_flash else "torch:triton")
+        assert bool(mode.attention) == is_flash
+        stages = {way: len(lone.jobs(way)) for way in ("forward", "backward")}
+        expected = ["forward_kernel"] * stages["forward"] + ["dkv_kernel"] * stages["backward"]
+        assert launches == ([] if is_flash else expected)
+        launches.clear()
+
+
+def test_a_gpu_without_triton_runs_by_tiles(monkeypatch):
+    monkeypatch.setattr(triton_stage, "has_triton", lambda: False)
+    plan = planned("zigzag", FEW, softcap=20.0)
+    for rank in (0, 3):
+        assert run_rank(plan, rank)[0].rank.kernel == "torch:tiles"
+    with FakeTensorMode(), pytest.raises(ct.InvalidArgument, match="it needs the package triton"):
+        LoneRank(plan, 0, "cuda:0", "torch:triton")
+
+
+@pytest.mark.parametrize("strategy", PLANS)
+def test_every_rank_of_a_strategy_may_run_triton(strategy, launches):
+    plan = PLANS[strategy]
+    for rank in RANKS:
+        lone, mode = run_rank(plan, rank, kernel="torch:triton")
+        assert lone.rank.kernel == "torch:triton" and not mode.attention
+        assert len(launches) == len(lone.jobs("forward")) + len(lone.jobs("backward"))
+        launches.clear()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
-def test_bias_and_dropout_on_a_gpu_wait_for_nothing(dropout):
+@pytest.mark.parametrize("kernel", ["torch:triton", "torch:tiles"])
+def test_bias_and_dropout_on_a_gpu_wait_for_nothing(kernel, dropout, launches, monkeypatch):
+    monkeypatch.setattr(triton_stage, "has_triton", lambda: kernel == "torch:triton")
+
     def make_terms():
         table, buckets = torch.zeros(4, 8), torch.arange(200) // 25
         return Terms(torch.zeros(4), table, buckets, -100, dropout, torch.tensor([5]))
@@ -184,8 +228,8 @@ def test_bias_and_dropout_on_a_gpu_wait_for_nothing(dropout):
     for rank in (0, 3):
         lone, mode = run_rank(plan, rank, make_terms)
         assert not mode.attention
-        # Flash was prepared for calls without terms; tiles run those with them.
-        assert set(lone.rank.kernel.split(", ")) == {"torch:flash", "torch:tiles"}
+        # Flash was prepared for calls without terms.
+        assert set(lone.rank.kernel.split(", ")) == {"torch:flash", kernel}
 
 
 def test_partial_results_may_travel_as_bf16():

@@ -15,7 +15,7 @@ from contextile import _core
 from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.rank_program import Launch, Message
 from contextile.torch._kernels.kernel import Buffers
-from contextile.torch._kernels.rows import put, take
+from contextile.torch._kernels.rows import put, take_as
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -68,8 +68,7 @@ class Messages:
         ops, landing = [], []
         for message in one.sends:
             for part in buffers[message.kind]:
-                leaving = take(part, message.rows["rows"])
-                leaving = leaving.to(_wire(message, part)).contiguous()
+                leaving = take_as(part, message.rows["rows"], _wire(message, part))
                 self.sent_bytes += leaving.nbytes
                 ops.append(self._op(dist.isend, message.peer, leaving))
         for message in one.recvs:

@@ -11,6 +11,7 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, part_dtype, part_shapes
 from contextile.torch._engine.rank_program import Program
+from contextile.torch._kernels import rows
 from contextile.torch._kernels.choice import kernel_for
 from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.score_terms import ScoreTerms
@@ -32,6 +33,7 @@ class PreparedLists:
 
     def make(self) -> None:
         """Makes the programs of all masks and directions without terms."""
+        rows.fused(self.device)  # compiles and checks what calls will use
         for mask in range(len(self.plan.mask_names)):
             self.programs_of(mask, "forward", False)
             if self.plan.has_backward:
@@ -59,7 +61,9 @@ class PreparedLists:
 
     def _make_programs(self, mask: int, direction: str, has_terms: bool) -> list[Program]:
         plan = self.plan
-        kernel = kernel_for(self._kernel, self.params(1, None, has_terms), self.device)
+        params = self.params(1, None, has_terms)
+        kernel = kernel_for(self._kernel, params, self.device)
+        kernel.check_on(params, self.device)
         self.kernels[kernel.name] = None
         shape = plan.shape
         row_bytes = 4 * (shape.head_dim + 2 * shape.value_dim) * shape.q_heads  # of all groups

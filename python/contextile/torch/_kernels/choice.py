@@ -10,13 +10,14 @@ from contextile.torch._kernels.flash import Flash
 from contextile.torch._kernels.flex import Flex
 from contextile.torch._kernels.kernel import Kernel, Params
 from contextile.torch._kernels.tiles import Tiles
+from contextile.torch._kernels.triton_stage import TritonStage
 
 KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (Flash(), Flex(), CpuFlash(), Tiles())
+    kernel.name: kernel for kernel in (Flash(), TritonStage(), Flex(), CpuFlash(), Tiles())
 }
 
 # The order of preference by type of device; others have the kernel that runs anywhere.
-_PREFERRED = {"cuda": ("torch:flash",), "cpu": ("torch:cpu",)}
+_PREFERRED = {"cuda": ("torch:flash", "torch:triton"), "cpu": ("torch:cpu",)}
 _ANYWHERE = "torch:tiles"
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._kernels.kernel import Params, RowKernel, no_terms, output_with_delta
-from contextile.torch._kernels.rows import merged
+from contextile.torch._kernels.kernel import Params, RowKernel, no_terms
+from contextile.torch._kernels.rows import merged, output_with_delta
 from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from contextile.torch._kernels.kernel import Params, RowKernel, no_terms, output_with_delta
+from contextile.torch._kernels.kernel import Params, RowKernel, no_terms
+from contextile.torch._kernels.rows import output_with_delta
 from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +42,9 @@ class Kernel(abc.ABC):
     @abc.abstractmethod
     def refusal(self, params: Params) -> str:
         """Returns why it cannot run such calls on any device, or nothing."""
+
+    def check_on(self, params: Params, device: torch.device) -> None:  # noqa: B027  # most have none
+        """Raises DeviceError if it is wrong on a device. Called before calls, on every rank."""
 
     @abc.abstractmethod
     def run_forward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
@@ -99,20 +101,6 @@ class RowKernel(Kernel):
         ``lse`` is the final one, after all stages of all ranks, and ``delta`` the sum of dO * out
         over a row.
         """
-
-
-def output_with_delta(do: Tensor, delta: Tensor) -> Tensor:
-    """Returns what to pass as the output to a backward that computes sum(dO * out) itself.
-
-    It is the projection of the output on dO: their product is ``delta``, and it is no longer than
-    the output. So a rank that got dO, lse and delta from another needs no output.
-    """
-    # Squares of numbers up to 1 neither vanish nor overflow.
-    largest: Tensor = torch.linalg.vector_norm(do, math.inf, -1, dtype=torch.float32)
-    largest = largest.clamp_min(torch.finfo(torch.float32).tiny)
-    unit: Tensor = do / largest.unsqueeze(-1)
-    factor = delta / largest / unit.square().sum(-1).clamp_min(0.5)
-    return (unit * factor.unsqueeze(-1)).to(do.dtype)
 
 
 def no_terms(params: Params) -> str:

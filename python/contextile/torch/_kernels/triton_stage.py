@@ -1,0 +1,71 @@
+"""``torch:triton``: the attention of a stage by Triton kernels of this package.
+
+They read and write the engine's buffers through lists of rows: no key is gathered, and partial
+results are merged where they are stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from contextile.torch._kernels.kernel import Buffers, Kernel, Params
+from contextile.torch._kernels.rows import has_triton
+from contextile.torch._kernels.triton_check import check_on
+
+_MAX_DIM = 256
+
+
+class TritonStage(Kernel):
+    """Triton kernels of a whole stage, for any mask, softcap, bias, dropout and dims."""
+
+    name = "torch:triton"
+    takes_intervals = True
+    devices = ("cuda",)
+
+    def refusal(self, params: Params) -> str:
+        if not has_triton():
+            return "it needs the package triton"
+        if params.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"it takes float32, bfloat16 and float16, found {params.dtype}"
+        largest = max(params.head_dim, params.value_dim)
+        return f"it takes dims up to {_MAX_DIM}, found {largest}" if largest > _MAX_DIM else ""
+
+    def check_on(self, params: Params, device: torch.device) -> None:
+        check_on(self, params, device)
+
+    def run_forward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        from contextile.torch._kernels import triton_attention as kernels
+
+        parts = kernels.ForwardBuffers(*buffers["q"], *buffers["kv"], *buffers["o"])
+        kernels.forward(parts, call, _terms(params), is_first=is_first)
+
+    def run_backward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        from contextile.torch._kernels import triton_attention as kernels
+
+        kinds = ("q", "kv", "do", "dq", "dkv")
+        parts = kernels.BackwardBuffers(*(part for kind in kinds for part in buffers[kind]))
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        kernels.backward(
+            parts, call, _terms(params), is_first=is_first, deterministic=deterministic
+        )
+
+
+def _terms(params: Params) -> Any:
+    from contextile.torch._kernels.triton_attention import Terms
+
+    terms = params.terms
+    if terms is None:
+        return Terms(params.scale, params.softcap)
+    return Terms(
+        params.scale,
+        params.softcap,
+        terms.slopes,
+        terms.table,
+        terms.buckets,
+        terms.first_offset,
+        terms.dropout,
+        terms.seed,
+        terms.table_gradient,
+    )

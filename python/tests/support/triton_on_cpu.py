@@ -1,0 +1,14 @@
+"""Triton's interpreter, which runs kernels on tensors of the CPU.
+
+conftest.py asks for it, before anything imports Triton.
+"""
+
+from __future__ import annotations
+
+from contextile.torch._kernels.triton_stage import TritonStage
+
+
+def install() -> None:
+    """Lets ``torch:triton`` run on the CPU in this process."""
+    if "cpu" not in TritonStage.devices:
+        TritonStage.devices = (*TritonStage.devices, "cpu")
