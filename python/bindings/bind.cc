@@ -17,7 +17,8 @@ RankArgument::operator Rank() const {
       nb::steal(PyBool_Check(given_.ptr()) ? nullptr : PyNumber_Index(given_.ptr()));
   if (index.is_valid() && nb::try_cast(index, number)) return Rank(number);
   PyErr_Clear();
-  fail("rank: expected a whole number below 2^31, found " + nb::cast<std::string>(nb::repr(given_)));
+  fail("rank: expected a whole number below 2^31, found " +
+       nb::cast<std::string>(nb::repr(given_)));
 }
 
 std::span<const std::uint8_t> span_of(const nb::bytes& bytes) {

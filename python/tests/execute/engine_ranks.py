@@ -107,9 +107,9 @@ def _let_triton_run(cases: str) -> None:
 
 def run_cases_by_triton_rows(cases: str) -> None:
     """Does the same with Triton kernels for rows, as on a GPU."""
-    from contextile.torch._kernels import rows, triton_rows
+    from contextile.torch._kernels import row_ops, triton_rows
 
-    rows.fused = lambda device: triton_rows
+    row_ops.fused = lambda device: triton_rows
     run_cases(cases)
 
 

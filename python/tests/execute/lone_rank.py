@@ -17,7 +17,7 @@ from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.rank import TorchRank
 from contextile.torch._engine.rank_program import Attention
-from contextile.torch._kernels import rows
+from contextile.torch._kernels import row_ops
 
 LENGTHS = [300, 200, 124, 100, 200, 100]
 
@@ -69,7 +69,7 @@ def agree_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_core, "begin_agreement", lambda transport, *given: transport)
     monkeypatch.setattr(Terms, "native", lambda terms: None)
     # Triton's kernels cannot run on tensors of a GPU that is not there.
-    monkeypatch.setattr(rows, "fused", lambda device: None)
+    monkeypatch.setattr(row_ops, "fused", lambda device: None)
     # FakeTensorMode has no pinned memory.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 

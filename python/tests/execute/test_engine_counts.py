@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from lone_rank import LoneRank, NotedRows, Operators, agree_alone, planned, tensors_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from contextile.torch._kernels import rows
+from contextile.torch._kernels import row_ops
 from contextile.torch._kernels.stage_calls import Call
 from contextile.torch._kernels.triton_stage import TritonStage
 
@@ -187,7 +187,7 @@ def test_a_call_does_as_much_as_is_known_of_it(strategy, way, monkeypatch):
     agree_alone(monkeypatch)
     fused, launches = NotedRows(), []
     if way != "eager":
-        monkeypatch.setattr(rows, "fused", lambda device: fused)
+        monkeypatch.setattr(row_ops, "fused", lambda device: fused)
     if way == "triton":
         kernels = pytest.importorskip("contextile.torch._kernels.triton_attention")
         monkeypatch.setattr(kernels.Launch, "run", lambda launch: launches.append(launch))

@@ -7,13 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lone_rank import LoneRank, Operators, agree_alone, planned, tensors_of
+from lone_rank import LoneRank, NotedRows, Operators, agree_alone, planned, tensors_of
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import contextile as ct
 from contextile.torch._attention.bias import Terms
 from contextile.torch._engine.rank_program import Attention, Intervals
-from contextile.torch._kernels import triton_stage
+from contextile.torch._kernels import row_ops, triton_stage
 from contextile.torch._kernels.triton_stage import TritonStage
 
 STRATEGIES = {
@@ -213,6 +213,32 @@ def test_every_rank_of_a_strategy_may_run_triton(strategy, launches):
         assert lone.rank.kernel == "torch:triton" and not mode.attention
         assert len(launches) == len(lone.jobs("forward")) + len(lone.jobs("backward"))
         launches.clear()
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_deterministic_calls_add_up_without_atomics(launches, deterministic, monkeypatch):
+    fused = NotedRows()
+    monkeypatch.setattr(row_ops, "fused", lambda device: fused)
+    lone, _ = run_rank(PLANS["dcp"], 0)
+    assert lone.rank.kernel == "torch:flash"
+    assert "merge_rows" in fused.names and "add_rows" not in fused.names
+    lone, _ = run_rank(PLANS["dcp"], 0, kernel="torch:triton")
+    stages = len(lone.jobs("backward"))
+    assert launches[-2 * stages :] == ["dq_kernel", "dkv_kernel"] * stages
+
+
+def test_a_deterministic_gradient_of_a_table_is_refused(launches, deterministic):
+    def make_terms():
+        return Terms(None, torch.zeros(4, 8), torch.arange(200) // 25, -100, 0.0, None)
+
+    with pytest.raises(ct.InvalidArgument, match="torch:triton: expected no gradient of a table"):
+        run_rank(planned("auto", FEW), 0, make_terms)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from contextile.torch._engine import merge
 from contextile.torch._engine.rank_program import Reduce
-from contextile.torch._kernels import rows as eager
+from contextile.torch._kernels import row_ops as eager
 from contextile.torch._kernels import triton_row_check, triton_rows
 
 # Differences of infinities are expected, and NumPy warns of them.

@@ -1,6 +1,6 @@
 """Triton's interpreter, which runs kernels on tensors of the CPU.
 
-conftest.py asks for it, before anything imports Triton.
+conftest.py turns it on before anything imports Triton.
 """
 
 from __future__ import annotations

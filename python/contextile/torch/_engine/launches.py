@@ -15,7 +15,7 @@ from contextile import _core
 from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.rank_program import Launch, Message
 from contextile.torch._kernels.kernel import Buffers
-from contextile.torch._kernels.rows import put, take_as
+from contextile.torch._kernels.row_ops import put, take_as
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextile.torch._engine.rank_program import Copy, Reduce
 from contextile.torch._kernels.kernel import Buffers
-from contextile.torch._kernels.rows import put, reduced, take
+from contextile.torch._kernels.row_ops import put, reduced, take
 
 
 def reduce_rows(buffers: Buffers, one: Reduce) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, part_dtype, part_shapes
 from contextile.torch._engine.rank_program import Program
-from contextile.torch._kernels import rows
+from contextile.torch._kernels import row_ops
 from contextile.torch._kernels.choice import kernel_for
 from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.score_terms import ScoreTerms
@@ -33,7 +33,7 @@ class PreparedLists:
 
     def make(self) -> None:
         """Makes the programs of all masks and directions without terms."""
-        rows.fused(self.device)  # compiles and checks what calls will use
+        row_ops.fused(self.device)  # compiles and checks what calls will use
         for mask in range(len(self.plan.mask_names)):
             self.programs_of(mask, "forward", False)
             if self.plan.has_backward:

@@ -22,7 +22,7 @@ from contextile.torch._engine.rank_program import (
     Wait,
 )
 from contextile.torch._kernels.kernel import Buffers, Params
-from contextile.torch._kernels.rows import fill
+from contextile.torch._kernels.row_ops import fill
 
 
 class RunningCall:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from contextile.torch._kernels.kernel import Params, RowKernel, no_terms
-from contextile.torch._kernels.rows import merged, output_with_delta
+from contextile.torch._kernels.row_ops import merged, output_with_delta
 from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from contextile.torch._kernels.kernel import Params, RowKernel, no_terms
-from contextile.torch._kernels.rows import output_with_delta
+from contextile.torch._kernels.row_ops import output_with_delta
 from contextile.torch._kernels.stage_calls import Call
 
 _aten = torch.ops.aten

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contextile.torch._kernels.rows import add, merge_rows, put, take
+from contextile.torch._kernels.row_ops import add, merge_rows, put, take
 from contextile.torch._kernels.score_terms import ScoreTerms
 
 # The parts of every kind, [rows, heads of a group, dim] or [rows, heads of a group].
@@ -43,7 +43,7 @@ class Kernel(abc.ABC):
     def refusal(self, params: Params) -> str:
         """Returns why it cannot run such calls on any device, or nothing."""
 
-    def check_on(self, params: Params, device: torch.device) -> None:  # noqa: B027  # most have none
+    def check_on(self, params: Params, device: torch.device) -> None:  # noqa: B027
         """Raises DeviceError if it is wrong on a device. Called before calls, on every rank."""
 
     @abc.abstractmethod

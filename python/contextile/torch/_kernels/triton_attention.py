@@ -289,7 +289,7 @@ def _launch(
         grid = triton.cdiv(stage.num_keys, tiling.block_n) * kv_heads
     else:
         grid = triton.cdiv(stage.num_rows, tiling.block_m) * q_heads
-    # What a variant does not have, is None.
+    # Arguments that a variant does not have are None.
     return Launch(kernel, grid, {name: found.get(name) for name in kernel.arg_names}, tiling)
 
 

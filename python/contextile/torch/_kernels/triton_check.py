@@ -1,7 +1,7 @@
 """A check of the Triton kernels on a device, before the first call there.
 
-Triton compiles them for the device at hand, which may be one where nobody has run them. A small
-stage tells whether they are right there, and compiles them while no peer waits.
+Triton compiles them for the device at hand, which may be one where they have never run. A small
+stage shows that they are right there, and compiles them while no peer waits.
 """
 
 from __future__ import annotations

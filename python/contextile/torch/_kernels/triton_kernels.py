@@ -78,7 +78,7 @@ def _tile(head, rows, stride, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _seen(low, high, rows, keys, WIDTH: tl.constexpr):
-    """Whether rows see keys. Their shapes are those of a column and a row, or of a row and a
+    """True where rows see keys. Their shapes are those of a column and a row, or of a row and a
     column."""
     seen = (tl.load(low + rows * WIDTH) <= keys) & (keys < tl.load(high + rows * WIDTH))
     for number in tl.static_range(1, WIDTH):
@@ -227,7 +227,7 @@ def forward_kernel(
         is_empty = both == 0.0
         both = tl.where(is_empty, 1.0, both)
         sums = tl.where(is_empty, float("-inf"), peak + tl.log2(both) * _LN_2)
-        # What is there of a row without a result is not read: it may be anything.
+        # A row without a result is not read: anything may be there.
         old_out = tl.load(o_to, mask=stored & (old_weight > 0.0)[:, None], other=0.0)
         out = old_out * (old_weight / both)[:, None] + out * (weight / both)[:, None]
         tl.debug_barrier()  # several warps may read what one of them overwrites

@@ -216,7 +216,7 @@ def add_rows(part: Tensor, rows: Rows, values: Tensor) -> None:
 
 
 def output_with_delta(do: Tensor, delta: Tensor) -> Tensor:
-    """Returns the projection on do of an output with sum(do * output) = delta, as ``rows`` has it.
+    """Returns the projection on do of an output with sum(do * output) = delta, as in ``row_ops``.
 
     ``do`` is [n, heads, dim], ``delta`` float32 [n, heads].
     """

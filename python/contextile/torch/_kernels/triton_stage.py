@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from contextile import _core
 from contextile.torch._kernels.kernel import Buffers, Kernel, Params
-from contextile.torch._kernels.rows import has_triton
+from contextile.torch._kernels.row_ops import has_triton
 from contextile.torch._kernels.triton_check import check_on
 
 _MAX_DIM = 256
@@ -46,10 +47,14 @@ class TritonStage(Kernel):
 
         kinds = ("q", "kv", "do", "dq", "dkv")
         parts = kernels.BackwardBuffers(*(part for kind in kinds for part in buffers[kind]))
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        kernels.backward(
-            parts, call, _terms(params), is_first=is_first, deterministic=deterministic
-        )
+        deterministic, terms = torch.are_deterministic_algorithms_enabled(), _terms(params)
+        if deterministic and terms.table_gradient is not None:
+            raise _core.InvalidArgument(
+                f"kernel {self.name}: expected no gradient of a table of bias under "
+                "torch.use_deterministic_algorithms, found one, which it adds up in any order; "
+                "kernel='torch:tiles' has a fixed one"
+            )
+        kernels.backward(parts, call, terms, is_first=is_first, deterministic=deterministic)
 
 
 def _terms(params: Params) -> Any:

@@ -69,9 +69,10 @@ def put(part: Tensor, rows: Rows, values: Tensor) -> None:
 
 def add(part: Tensor, rows: Rows, values: Tensor) -> None:
     """Adds to rows of a part, which may repeat."""
+    has_any_order = not torch.are_deterministic_algorithms_enabled()
     if isinstance(rows, slice):
         part[rows].add_(values)
-    elif part.dtype != values.dtype and (kernels := fused(part.device)):
+    elif has_any_order and part.dtype != values.dtype and (kernels := fused(part.device)):
         kernels.add_rows(part, rows, values)
     else:
         part.index_add_(0, rows, values.to(part.dtype))
