@@ -156,6 +156,7 @@ class GpuCheck(unittest.TestCase):
             built=False,
             longest="1024",
             seconds="0.05",
+            skip_engine=False,
             skip_peers=False,
             skip_sanitizer=False,
         )
@@ -225,6 +226,16 @@ class GpuCheck(unittest.TestCase):
                 )
             found = json.loads(file.read_text(encoding="utf-8"))
         self.assertEqual(found, {"gpu": "NVIDIA H200", "driver": "570.86.15", "version": "0.1.0"})
+
+    def test_runs_the_engine_torch_where_it_is_installed(self):
+        for code, title in ((0, "the engine torch"), (1, "skipped the engine torch")):
+            check = self.check(failing=["the engine torch"])
+            installed = types.SimpleNamespace(returncode=code)
+            with unittest.mock.patch.object(self.module.subprocess, "run", return_value=installed):
+                check.engine()
+            self.assertEqual([title for title, *_ in check.report.steps], [title])
+            # Plans that are wrong leave no certificate for any kernel.
+            self.assertEqual(check.report.failed, ["the engine torch"] * (code == 0))
 
     def test_results_fail_if_a_suite_does(self):
         self.assertTrue(self.check().results())

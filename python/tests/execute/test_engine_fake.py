@@ -233,6 +233,30 @@ def test_deterministic_calls_add_up_without_atomics(launches, deterministic, mon
     assert launches[-2 * stages :] == ["dq_kernel", "dkv_kernel"] * stages
 
 
+def test_calls_are_captured_once_their_lists_are_there(launches, monkeypatch):
+    def terms_of(dropout=0.0, device="cuda:0"):
+        slopes = torch.zeros(4, device=device)
+        return Terms(slopes, None, None, 0, dropout, torch.tensor([5]) if dropout else None)
+
+    with FakeTensorMode(), torch.no_grad():
+        lone = LoneRank(PLANS["dcp"], 1, "cuda:0")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with NoWait():
+            kept = lone.forward()
+            lone.backward(*kept)
+        with pytest.raises(ct.InvalidArgument, match="graph: expected one such call before"):
+            lone.forward(terms_of())
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        lone.forward(terms_of())
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with NoWait():
+            lone.forward(terms_of())
+        with pytest.raises(ct.InvalidArgument, match="expected no dropout, found dropout_p=0.25"):
+            lone.forward(terms_of(0.25))
+        with pytest.raises(ct.InvalidArgument, match="slopes of the bias on cuda:0, found them on"):
+            lone.forward(terms_of(device="cpu"))
+
+
 def test_a_deterministic_gradient_of_a_table_is_refused(launches, deterministic):
     def make_terms():
         return Terms(None, torch.zeros(4, 8), torch.arange(200) // 25, -100, 0.0, None)

@@ -50,6 +50,8 @@ class EngineCall:
         self.began = time.perf_counter()
         self.bytes_before = self.messages.sent_bytes, self.messages.received_bytes
         self.terms = terms if terms is not None and terms.has_any else None
+        if self.lists.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._check_capture(mask)
         # Sinks on another device are not compared: reading them would wait for it.
         compared: Any = None
         if sink is not None and sink.device.type == "cpu":
@@ -65,6 +67,28 @@ class EngineCall:
         )
         self.programs = self.lists.programs_of(mask, self.direction, self.terms is not None)
         self.score_terms: ScoreTerms | None = None
+
+    def _check_capture(self, mask: int) -> None:
+        """Raises InvalidArgument if a replay of the graph would not do what this call does."""
+        where = f"rank {self.lists.rank}, {self.direction}: torch.cuda.graph:"
+        if not self.lists.has_programs(mask, self.direction, self.terms is not None):
+            raise _core.InvalidArgument(
+                f"{where} expected one such call before, which uploads its lists, found none"
+            )
+        if self.terms is None:
+            return
+        if self.terms.dropout:
+            raise _core.InvalidArgument(
+                f"{where} expected no dropout, found dropout_p={self.terms.dropout:g}, whose seed "
+                "every replay would repeat"
+            )
+        for name in ("slopes", "table", "buckets"):
+            tensor = getattr(self.terms, name)
+            if tensor is not None and tensor.device != self.lists.device:
+                raise _core.InvalidArgument(
+                    f"{where} expected {name} of the bias on {self.lists.device}, found them on "
+                    f"{tensor.device}"
+                )
 
     def start(self, own: dict[str, list[Tensor]], saved: list[Tensor]) -> None:
         lists = self.lists

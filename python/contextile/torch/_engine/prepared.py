@@ -53,6 +53,9 @@ class PreparedLists:
             has_terms,
         )
 
+    def has_programs(self, mask: int, direction: str, has_terms: bool) -> bool:
+        return (mask, direction, has_terms) in self._programs
+
     def programs_of(self, mask: int, direction: str, has_terms: bool) -> list[Program]:
         key = mask, direction, has_terms
         if key not in self._programs:

@@ -713,7 +713,7 @@ class Executor:
                 yield 0
             return
         with self._guard():
-            if torch.cuda.is_current_stream_capturing():
+            if self._engine == "native" and torch.cuda.is_current_stream_capturing():
                 raise _core.InvalidArgument(
                     "attention: expected a stream that runs, found one whose work is being "
                     "captured (torch.cuda.graph); capture what is around attention"
