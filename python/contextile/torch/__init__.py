@@ -34,6 +34,7 @@ from contextile.torch._attention.sides import Sides, cross_attention
 from contextile.torch._batch.layout import LocalBatch, Targets, dispatch, local_batch
 from contextile.torch._batch.packing import Packed, pack
 from contextile.torch._execute.executor import Executor
+from contextile.torch._execute.tuning import Tuned, tune
 from contextile.torch._loader.documents import Piece
 from contextile.torch._loader.loader import DataLoader
 from contextile.torch._loader.shares import Round, Step
@@ -95,6 +96,7 @@ __all__ = [
     "Targets",
     "Tick",
     "TokenLayout",
+    "Tuned",
     "WholeDocuments",
     "alibi",
     "attention",
@@ -122,5 +124,6 @@ __all__ = [
     "t5_bias",
     "ticks",
     "token_log_probs",
+    "tune",
     "use",
 ]

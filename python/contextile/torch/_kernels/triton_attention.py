@@ -95,7 +95,7 @@ class Tiling(NamedTuple):
 
 
 _BY_KEYS = ("fused", "dkv")
-_KERNELS = ("forward", *_BY_KEYS, "dq")
+KERNEL_NAMES = ("forward", *_BY_KEYS, "dq")
 
 # By kernel, bytes of a number and width of a tile. Without terms, they fit into 99 KiB of shared
 # memory on sm_80 and spill at most 104 bytes of registers.
@@ -137,10 +137,15 @@ _AMD_TILINGS = {
     ("dq", 2, 256): Tiling(32, 32, 4, 1),
     **{(kernel, 2, width): Tiling(32, 64, 4, 1) for kernel in _BY_KEYS for width in (64, 128)},
     **{(kernel, 2, 256): Tiling(16, 32, 4, 1) for kernel in _BY_KEYS},
-    **{(kernel, 4, 64): Tiling(32, 32, 4, 1) for kernel in _KERNELS},
-    **{(kernel, 4, 128): Tiling(32, 16, 4, 1) for kernel in _KERNELS},
-    **{(kernel, 4, 256): Tiling(16, 16, 4, 1) for kernel in _KERNELS},
+    **{(kernel, 4, 64): Tiling(32, 32, 4, 1) for kernel in KERNEL_NAMES},
+    **{(kernel, 4, 128): Tiling(32, 16, 4, 1) for kernel in KERNEL_NAMES},
+    **{(kernel, 4, 256): Tiling(16, 16, 4, 1) for kernel in KERNEL_NAMES},
 }
+
+
+def width_of(dim: int) -> int:
+    """Returns the numbers that a tile has room for, by which tilings differ."""
+    return min(256, max(64, int(triton.next_power_of_2(dim))))
 
 
 def default_tiling(
@@ -151,7 +156,7 @@ def default_tiling(
     ``kernel`` is "forward", "fused" (all gradients by one kernel), "dkv" or "dq", and ``dim`` the
     larger one of keys and values. Terms need registers, so tiles are smaller with them.
     """
-    width = min(256, max(64, triton.next_power_of_2(dim)))
+    width = width_of(dim)
     found = (_AMD_TILINGS if is_amd else _TILINGS)[kernel, dtype.itemsize, width]
     if not has_terms:
         return found

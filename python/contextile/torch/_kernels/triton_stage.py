@@ -40,7 +40,8 @@ class TritonStage(Kernel):
         from contextile.torch._kernels import triton_attention as kernels
 
         parts = kernels.ForwardBuffers(*buffers["q"], *buffers["kv"], *buffers["o"])
-        kernels.forward(parts, call, _terms(params), is_first=is_first)
+        tilings = _tilings(params, parts.q.device)
+        kernels.forward(parts, call, _terms(params), is_first=is_first, tilings=tilings)
 
     def run_backward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
         from contextile.torch._kernels import triton_attention as kernels
@@ -54,7 +55,21 @@ class TritonStage(Kernel):
                 "torch.use_deterministic_algorithms, found one, which it adds up in any order; "
                 "kernel='torch:tiles' has a fixed one"
             )
-        kernels.backward(parts, call, terms, is_first=is_first, deterministic=deterministic)
+        kernels.backward(
+            parts,
+            call,
+            terms,
+            is_first=is_first,
+            deterministic=deterministic,
+            tilings=_tilings(params, parts.q.device),
+        )
+
+
+def _tilings(params: Params, device: torch.device) -> Any:
+    from contextile.torch._kernels.triton_tilings import tilings_of
+
+    largest = max(params.head_dim, params.value_dim)
+    return tilings_of(device, params.dtype, largest, params.terms is not None)
 
 
 def _terms(params: Params) -> Any:

@@ -1,0 +1,89 @@
+"""Tilings of the Triton kernels that were timed on a GPU, in a file."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from contextile import _core
+from contextile.torch._kernels.triton_attention import KERNEL_NAMES, Tiling, width_of
+
+# The values that a tiling may have.
+SIZES = (16, 32, 64, 128)
+WARPS = (1, 2, 4, 8, 16)
+STAGES = (1, 2, 3, 4, 5, 6)
+
+
+def tilings_file() -> Path:
+    """Returns the file of ``contextile.torch.tune``."""
+    named = os.environ.get("CONTEXTILE_TRITON_TILINGS", "")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named or Path(cache) / "contextile" / "triton_tilings.json")
+
+
+def key_of(kernel: str, dtype: torch.dtype, dim: int, has_terms: bool) -> str:
+    """Returns the name of a tiling in the file. ``dim`` is the larger one of keys and values."""
+    terms = "terms" if has_terms else "plain"
+    return f"{kernel}, {8 * dtype.itemsize} bits, dims to {width_of(dim)}, {terms}"
+
+
+def _machine(device: torch.device) -> str:
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{gpu}, triton {triton.__version__}"
+
+
+def _tiling_of(value: Any) -> Tiling:
+    """Raises ValueError unless the value is a tiling."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise ValueError(f"expected four numbers, found {value!r:.80}")
+    for number, allowed in zip(value, (SIZES, SIZES, WARPS, STAGES), strict=True):
+        if type(number) is not int or number not in allowed:
+            raise ValueError(f"expected one of {allowed}, found {number!r:.80}")
+    return Tiling(*value)
+
+
+def _read(file: Path) -> dict[str, dict[str, Tiling]]:
+    """Returns the tilings by machine. Raises InvalidArgument if the file is broken."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {
+            machine: {name: _tiling_of(value) for name, value in tilings.items()}
+            for machine, tilings in found.items()
+        }
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise _core.InvalidArgument(
+            f"{file}: expected what contextile.torch.tune writes, found {error}; remove it"
+        ) from None
+
+
+@functools.cache
+def tilings_of(
+    device: torch.device, dtype: torch.dtype, dim: int, has_terms: bool
+) -> dict[str, Tiling]:
+    """Returns the tilings that were timed on this GPU by this version of Triton, by kernel."""
+    found = _read(tilings_file())
+    mine = found.get(_machine(device), {}) if found else {}
+    keys = {kernel: key_of(kernel, dtype, dim, has_terms) for kernel in KERNEL_NAMES}
+    return {kernel: mine[key] for kernel, key in keys.items() if key in mine}
+
+
+def keep_tilings(device: torch.device, tilings: dict[str, Tiling]) -> Path:
+    """Adds tilings to the file, by their names there. Returns the file."""
+    file = tilings_file()
+    found = _read(file)
+    found.setdefault(_machine(device), {}).update(tilings)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found, indent=1) + "\n"
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)  # ranks that read it find the old one or this one
+    tilings_of.cache_clear()
+    return file
