@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from contextile.torch import Executor, attention
+from contextile.torch._kernels.triton_stage import TritonStage
 
 HEADS, DIM = (4, 2), 16
 BATCHES = (
@@ -105,6 +106,29 @@ def test_one_compiled_graph_serves_batches_of_all_lengths(kernel):
         counts.append(counter.frame_count)
     # The second batch shows which sizes change.
     assert counts[-1] == counts[1] <= 2
+
+
+def test_triton_kernels_run_in_checked_and_compiled_operators(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(TritonStage, "devices", ("cpu",))
+    executor = executor_of("torch:triton")
+    plan = executor.prepare(planned([20, 9]))
+    monkeypatch.setattr(executor, "begin_call", lambda: 1)
+    number, index, saved = executor.prepared_of(None).call_of("")
+    tensors = inputs(29)
+    leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+    torch.library.opcheck(
+        torch.ops.contextile.attention.default,
+        (*leaves, None, number, index, saved),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+    def attend(q, k, v):
+        return attention(q * 2, k, v, executor=executor, plan=plan).square()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    assert_equal(gradients_of(compiled, tensors), gradients_of(attend, tensors))
 
 
 def test_compiled_calls_may_be_under_way_together(executor):
