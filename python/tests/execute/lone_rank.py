@@ -17,7 +17,7 @@ from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.rank import TorchRank
 from contextile.torch._engine.rank_program import Attention
-from contextile.torch._kernels import row_ops
+from contextile.torch._kernels import row_ops, stage_calls
 
 LENGTHS = [300, 200, 124, 100, 200, 100]
 
@@ -70,6 +70,7 @@ def agree_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Terms, "native", lambda terms: None)
     # Triton's kernels cannot run on tensors of a GPU that is not there.
     monkeypatch.setattr(row_ops, "fused", lambda device: None)
+    monkeypatch.setattr(stage_calls, "wait_for_copies", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     # FakeTensorMode has no pinned memory.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

@@ -233,13 +233,34 @@ def test_deterministic_calls_add_up_without_atomics(launches, deterministic, mon
     assert launches[-2 * stages :] == ["dq_kernel", "dkv_kernel"] * stages
 
 
-def test_calls_are_captured_once_their_lists_are_there(launches, monkeypatch):
+def test_a_seed_on_the_gpu_is_refused(launches):
+    with FakeTensorMode(), torch.no_grad():
+        lone = LoneRank(PLANS["dcp"], 1, "cuda:0")
+        seed = torch.zeros(1, dtype=torch.int64, device="cuda:0")
+        with pytest.raises(ct.InvalidArgument, match="dropout_seed: expected a number on the CPU"):
+            lone.forward(Terms(None, None, None, 0, 0.1, seed))
+
+
+def test_agreements_leave_out_biases_on_a_device():
+    slopes, table, buckets = torch.zeros(4), torch.zeros(4, 8), torch.arange(9)
+    with FakeTensorMode():
+        there = torch.zeros(4, device="cuda:0")
+        tables = torch.zeros(4, 8, device="cuda:0")
+    assert Terms(there, table, buckets).on_host() == Terms(None, table, buckets)
+    assert Terms(slopes, tables, buckets).on_host() == Terms(slopes)
+    assert not Terms(there).on_host().has_any
+    given = Terms(slopes, table, buckets, -4, 0.1, torch.tensor(3))
+    assert given.on_host() is given
+
+
+def test_calls_are_captured_once_they_have_run(launches, monkeypatch):
     def terms_of(dropout=0.0, device="cuda:0"):
         slopes = torch.zeros(4, device=device)
         return Terms(slopes, None, None, 0, dropout, torch.tensor([5]) if dropout else None)
 
     with FakeTensorMode(), torch.no_grad():
         lone = LoneRank(PLANS["dcp"], 1, "cuda:0")
+        lone.backward(*lone.forward())
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         with NoWait():
             kept = lone.forward()

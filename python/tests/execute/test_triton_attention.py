@@ -15,7 +15,14 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import contextile as ct
-from contextile.torch._kernels import triton_attention, triton_check
+from contextile.torch._attention.bias import Terms as BiasTerms
+from contextile.torch._kernels import (
+    choice,
+    triton_attention,
+    triton_check,
+    triton_row_check,
+    triton_rows,
+)
 from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.score_terms import ScoreTerms
 from contextile.torch._kernels.triton_attention import (
@@ -381,8 +388,8 @@ def test_a_device_is_checked_before_its_first_call(dtype, softcap):
 
 
 def test_a_device_with_wrong_results_is_refused(monkeypatch):
-    def wrong(buffers, stage, terms, *, is_first):
-        forward(buffers, stage, terms, is_first=is_first)
+    def wrong(buffers, stage, terms, **named):
+        forward(buffers, stage, terms, **named)
         buffers.o[17] += 1.0
 
     forward = triton_attention.forward
@@ -390,3 +397,48 @@ def test_a_device_with_wrong_results_is_refused(monkeypatch):
     params = Params(4, 4, 16, 16, torch.float32, 0.25, 0.0)
     with pytest.raises(ct.DeviceError, match="torch:triton, cpu: expected errors up to 0.0001 "):
         triton_check.check_on(TritonStage(), params, torch.device("cpu"))
+
+
+def test_a_device_is_checked_with_terms_inside_of_operators():
+    params = Params(4, 2, 16, 16, torch.float32, 0.25, 5.0, has_terms=True)
+    with torch.inference_mode():  # as below autograd
+        errors = triton_check._checked(TritonStage(), params, torch.device("cpu"))
+    assert set(errors) == {"out", "lse", "dq", "dk", "dv", "dtable"}
+    assert max(errors.values()) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_checks_do_not_depend_on_the_default_dtype(dtype):
+    triton_check._checked.cache_clear()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        params = Params(2, 2, 16, 16, torch.float32, 0.25, 0.0)
+        triton_check.check_on(TritonStage(), params, torch.device("cpu"))
+        assert triton_row_check.wrong_rows(triton_rows, torch.device("cpu")) == ""
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch):
+    def fail(*given, **named):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(triton_attention, "forward", fail)
+    params = Params(2, 2, 24, 24, torch.float32, 0.25, 0.0)
+    cpu = torch.device("cpu")
+    with pytest.raises(ct.DeviceError, match="compiles and runs it, found RuntimeError: Please sp"):
+        triton_check.check_on(TritonStage(), params, cpu)
+    monkeypatch.setattr(TritonStage, "devices", ("cpu",))
+    monkeypatch.setitem(choice._PREFERRED, "cpu", ("torch:triton",))
+    with pytest.warns(RuntimeWarning, match="Please specify via CC; torch:tiles runs instead"):
+        assert choice.checked_kernel_for("", params, cpu).name == "torch:tiles"
+    with pytest.raises(ct.DeviceError):
+        choice.checked_kernel_for("torch:triton", params, cpu)
+
+
+def test_a_transposed_table_is_that_table():
+    weight = torch.randn(8, 4)
+    given = BiasTerms(None, weight.t(), torch.arange(9), -4, 0.0, None)
+    terms = ScoreTerms(given, torch.device("cpu"))
+    assert terms.table.is_contiguous() and torch.equal(terms.table, weight.t())

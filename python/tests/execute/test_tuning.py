@@ -9,10 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 import contextile as ct
 from contextile.torch import tune
 from contextile.torch._execute import tuning
 from contextile.torch._kernels import triton_attention, triton_check, triton_tilings
+from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.triton_attention import Tiling
 from contextile.torch._kernels.triton_stage import TritonStage
 
@@ -38,7 +41,7 @@ def seconds_of(work, device, repeats):
 
 
 def test_the_quickest_tiling_with_the_same_results_is_kept(file, monkeypatch):
-    def run(launch):
+    def run_as_tiled(launch):
         if launch.tiling == HUGE:
             raise RuntimeError("out of resource: shared memory")
         kept(launch)
@@ -47,29 +50,30 @@ def test_the_quickest_tiling_with_the_same_results_is_kept(file, monkeypatch):
                 if launch.arguments.get(name) is not None:
                     launch.arguments[name].add_(1.0)
 
-    kept = triton_attention.Launch.run
-    monkeypatch.setattr(triton_attention.Launch, "run", run)
+    kept = triton_attention.Launch.run_as_tiled
+    monkeypatch.setattr(triton_attention.Launch, "run_as_tiled", run_as_tiled)
     monkeypatch.setattr(tuning, "_neighbors", lambda tiling: [HUGE, WRONG, QUICK])
     monkeypatch.setattr(tuning, "_seconds", seconds_of)
     found = tune(**SHAPE)
     assert [one.kernel for one in found] == ["forward", "fused", "dkv", "dq"]
     assert all(one.tiling == QUICK and one.seconds == 0.5 for one in found), found
     assert all(one.default_seconds == 1.0 for one in found)
-    assert triton_tilings.tilings_of(CPU, torch.float32, 16, False) == dict.fromkeys(
+    assert triton_tilings.tilings_of(CPU, torch.float32, (16, 16), False) == dict.fromkeys(
         ("forward", "fused", "dkv", "dq"), QUICK
     )
     # Other shapes and machines keep their own.
-    assert triton_tilings.tilings_of(CPU, torch.bfloat16, 16, False) == {}
-    assert triton_tilings.tilings_of(CPU, torch.float32, 16, True) == {}
+    assert triton_tilings.tilings_of(CPU, torch.bfloat16, (16, 16), False) == {}
+    assert triton_tilings.tilings_of(CPU, torch.float32, (16, 32), False) == {}
+    assert triton_tilings.tilings_of(CPU, torch.float32, (16, 16), True) == {}
     tilings = json.loads(file.read_text())
     assert [name.split(",")[0] for name in tilings] == ["cpu"]
     file.write_text(json.dumps({"another GPU, triton 1.0": next(iter(tilings.values()))}))
     triton_tilings.tilings_of.cache_clear()
-    assert triton_tilings.tilings_of(CPU, torch.float32, 16, False) == {}
+    assert triton_tilings.tilings_of(CPU, torch.float32, (16, 16), False) == {}
 
 
 def test_calls_take_the_tilings_of_the_file(file, monkeypatch):
-    key = triton_tilings.key_of("forward", torch.float32, 16, False)
+    key = triton_tilings.key_of("forward", torch.float32, (16, 16), False)
     triton_tilings.keep_tilings(CPU, {key: QUICK})
     triton_tilings.keep_tilings(CPU, {key.replace("forward", "dq"): WRONG})  # both are there
     taken = []
@@ -93,7 +97,30 @@ def test_a_broken_file_is_an_error_that_names_it(file, text):
     file.parent.mkdir()
     file.write_text(text)
     with pytest.raises(ct.InvalidArgument, match=r"tilings\.json: expected what .*; remove it"):
-        triton_tilings.tilings_of(CPU, torch.float32, 16, False)
+        triton_tilings.tilings_of(CPU, torch.float32, (16, 16), False)
+
+
+def test_a_variant_without_room_runs_with_smaller_tiles(file, monkeypatch):
+    def run_as_tiled(launch):
+        taken.append(launch.tiling)
+        if launch.tiling.block_n > 16:
+            raise OutOfResources(200, 100, "shared memory")
+        kept(launch)
+
+    taken = []
+    kept = triton_attention.Launch.run_as_tiled
+    monkeypatch.setattr(triton_attention.Launch, "run_as_tiled", run_as_tiled)
+    monkeypatch.setattr(triton_attention, "_smaller", {})
+    params = Params(2, 1, 16, 16, torch.float32, 0.25, 0.0)
+    triton_check.check_on(TritonStage(), params, CPU)  # with right results
+    first = taken.index(next(one for one in taken if one.block_n == 16))
+    assert taken[0].block_n > 16 and taken[1] == taken[0]._replace(num_stages=1)
+    assert {one.num_stages for one in taken[1 : first + 1]} == {1}
+    taken.clear()
+    triton_check._checked.cache_clear()
+    triton_check.check_on(TritonStage(), params, CPU)
+    assert {one.block_n for one in taken} == {16}  # later launches begin there
+    assert triton_attention._halves(Tiling(16, 16, 4, 1)) is None
 
 
 def test_neighbors_differ_in_one_number():

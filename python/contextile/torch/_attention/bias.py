@@ -216,6 +216,17 @@ class Terms(NamedTuple):
     def has_any(self) -> bool:
         return self.slopes is not None or self.table is not None or self.dropout > 0.0
 
+    def on_host(self) -> Terms:
+        """Returns the terms that can be read without waiting for a device."""
+
+        def is_elsewhere(tensor: Tensor | None) -> bool:
+            return tensor is not None and tensor.device.type != "cpu"
+
+        found = self._replace(slopes=None) if is_elsewhere(self.slopes) else self
+        if is_elsewhere(self.table) or is_elsewhere(self.buckets):
+            found = found._replace(table=None, buckets=None)
+        return found
+
     def native(self) -> _core.ScoreTerms | None:
         """Returns them as the library reads them. The tensors lie on the CPU."""
         if not self.has_any:

@@ -283,7 +283,7 @@ def _gradients(ctx: Any, dout: Tensor | None, *others: None) -> tuple[Tensor | N
         k=dk,
         v=dv,
         sink=None if given.sink is None else dsink,
-        table=None if table is None else dtable.to(table.dtype),
+        table=None if table is None else dtable.to(table.device, table.dtype),
     )
 
 

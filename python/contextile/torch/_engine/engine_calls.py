@@ -47,12 +47,19 @@ class EngineCall:
         self, around: Surroundings, mask: int, call: int, terms: Any, sink: Tensor | None
     ) -> None:
         self.lists, self.messages, self.sink = around.lists, around.messages, sink
+        self.mask = mask
         self.began = time.perf_counter()
         self.bytes_before = self.messages.sent_bytes, self.messages.received_bytes
         self.terms = terms if terms is not None and terms.has_any else None
+        seed = None if self.terms is None else self.terms.seed
+        if seed is not None and seed.device.type != "cpu":
+            raise _core.InvalidArgument(
+                f"dropout_seed: expected a number on the CPU, found one on {seed.device}, for "
+                "which every call would wait"
+            )
         if self.lists.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._check_capture(mask)
-        # Sinks on another device are not compared: reading them would wait for it.
+        # Sinks and biases on another device are not compared: reading them would wait for it.
         compared: Any = None
         if sink is not None and sink.device.type == "cpu":
             compared = sink.contiguous()
@@ -62,18 +69,24 @@ class EngineCall:
             mask,
             self.direction,
             call,
-            None if self.terms is None else terms.native(),
+            None if self.terms is None else self.terms.on_host().native(),
             compared,
         )
         self.programs = self.lists.programs_of(mask, self.direction, self.terms is not None)
         self.score_terms: ScoreTerms | None = None
 
+    def _kind(self, mask: int) -> Any:
+        """Returns what calls that run the same kernels have in common."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return mask, self.direction, self.terms is not None, deterministic
+
     def _check_capture(self, mask: int) -> None:
         """Raises InvalidArgument if a replay of the graph would not do what this call does."""
         where = f"rank {self.lists.rank}, {self.direction}: torch.cuda.graph:"
-        if not self.lists.has_programs(mask, self.direction, self.terms is not None):
+        if self._kind(mask) not in self.lists.finished:
             raise _core.InvalidArgument(
-                f"{where} expected one such call before, which uploads its lists, found none"
+                f"{where} expected one such call before, which compiles kernels and uploads lists, "
+                "found none"
             )
         if self.terms is None:
             return
@@ -112,6 +125,7 @@ class EngineCall:
         self.run.run_to_end()
         with torch.no_grad():
             self.write()
+        self.lists.finished.add(self._kind(self.mask))
         sent, received = self.bytes_before
         nothing = math.nan
         on_host = self.lists.device.type == "cpu"

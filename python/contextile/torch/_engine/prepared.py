@@ -12,7 +12,7 @@ from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, part_dtype, part_shapes
 from contextile.torch._engine.rank_program import Program
 from contextile.torch._kernels import row_ops
-from contextile.torch._kernels.choice import kernel_for
+from contextile.torch._kernels.choice import checked_kernel_for
 from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.score_terms import ScoreTerms
 from contextile.torch._kernels.stage_calls import Upload
@@ -28,6 +28,7 @@ class PreparedLists:
         self.plan, self.rank, self.device = plan, rank, device
         self.index_bytes = 0  # of the lists on the device
         self.kernels: dict[str, None] = {}  # names of those that programs run, in order
+        self.finished: set[Any] = set()  # kinds of calls that have run
         self._kernel = kernel
         self._programs: dict[Any, list[Program]] = {}
 
@@ -53,9 +54,6 @@ class PreparedLists:
             has_terms,
         )
 
-    def has_programs(self, mask: int, direction: str, has_terms: bool) -> bool:
-        return (mask, direction, has_terms) in self._programs
-
     def programs_of(self, mask: int, direction: str, has_terms: bool) -> list[Program]:
         key = mask, direction, has_terms
         if key not in self._programs:
@@ -65,8 +63,7 @@ class PreparedLists:
     def _make_programs(self, mask: int, direction: str, has_terms: bool) -> list[Program]:
         plan = self.plan
         params = self.params(1, None, has_terms)
-        kernel = kernel_for(self._kernel, params, self.device)
-        kernel.check_on(params, self.device)
+        kernel = checked_kernel_for(self._kernel, params, self.device)
         self.kernels[kernel.name] = None
         shape = plan.shape
         row_bytes = 4 * (shape.head_dim + 2 * shape.value_dim) * shape.q_heads  # of all groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from contextile import _core
@@ -48,3 +50,22 @@ def kernel_for(name: str, params: Params, device: torch.device) -> Kernel:
             f"kernel {name}: expected calls that it can run, found others: {refusal}"
         )
     return KERNELS[name]
+
+
+def checked_kernel_for(name: str, params: Params, device: torch.device) -> Kernel:
+    """Returns the same after a check on the device.
+
+    If the preferred kernel fails it, the one that runs anywhere takes its place, with a warning. A
+    named kernel raises DeviceError.
+    """
+    kernel = kernel_for(name, params, device)
+    try:
+        kernel.check_on(params, device)
+    except _core.DeviceError as error:
+        if name:
+            raise
+        warnings.warn(
+            f"contextile: {error}; {_ANYWHERE} runs instead", RuntimeWarning, stacklevel=2
+        )
+        return KERNELS[_ANYWHERE]
+    return kernel

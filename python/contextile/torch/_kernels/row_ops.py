@@ -30,13 +30,19 @@ def fused(device: torch.device) -> Any:
     """
     if device.type != "cuda" or not has_triton():
         return None
-    from contextile.torch._kernels import triton_rows
-    from contextile.torch._kernels.triton_row_check import wrong_rows
+    try:
+        from contextile.torch._kernels import triton_rows
+        from contextile.torch._kernels.triton_row_check import wrong_rows
 
-    if wrong := wrong_rows(triton_rows, device):
+        wrong = wrong_rows(triton_rows, device)
+        reason = f"wrong results of {wrong}" if wrong else ""
+    except Exception as error:  # Triton needs a C compiler, a folder for its cache, a driver
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[-1]:.300}"
+    if reason:
         warnings.warn(
-            f"contextile: Triton kernels are wrong on {device} ({wrong}); PyTorch's operators do "
-            "their work, more slowly",
+            f"contextile: expected Triton kernels for rows that work on {device}, found {reason}; "
+            "PyTorch's operators do their work, more slowly",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -50,7 +50,10 @@ class ScoreTerms:
         self, terms: Any, device: torch.device, table_gradient: Tensor | None = None
     ) -> None:
         def there(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-            return None if tensor is None else tensor.detach().to(device, dtype, non_blocking=True)
+            if tensor is None:
+                return None
+            # Kernels take rows of a table one after the other; `to` keeps a transposed one.
+            return tensor.detach().to(device, dtype, non_blocking=True).contiguous()
 
         self.slopes = there(terms.slopes, torch.float32)
         self.table = there(terms.table, torch.float32)

@@ -15,6 +15,12 @@ from contextile import _core
 Rows = slice | Tensor  # of a buffer: one run, or an index
 
 
+def wait_for_copies(device: torch.device) -> None:
+    """Returns when what this stream has copied is there, for the calls of any stream."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 class Upload:
     """Arrays of int32 that go to a device together: indices, which become int64, and others."""
 
@@ -31,7 +37,7 @@ class Upload:
         self._indices.append((array, place))
 
     def finish(self, device: torch.device) -> int:
-        """Copies all arrays. Returns their bytes. Later calls on the current stream see them."""
+        """Copies all arrays. Returns their bytes. Calls on any stream see them."""
         num_bytes = 0
         for arrays, dtype in ((self._indices, torch.int64), (self._others, torch.int32)):
             if not arrays:
@@ -44,6 +50,7 @@ class Upload:
             for (array, place), part in zip(arrays, parts, strict=True):
                 place(part.view(array.shape))
             num_bytes += moved.nbytes
+        wait_for_copies(device)
         self._indices, self._others = [], []
         return num_bytes
 

@@ -180,20 +180,67 @@ _POINTERS = {
 }
 
 
+# Tilings that took the place of others, which a device had no room for, by what was compiled.
+_smaller: dict[Any, Tiling] = {}
+
+
+def _halves(tiling: Tiling) -> Tiling | None:
+    """Returns the next smaller tiling: without a pipeline, then with half of a tile."""
+    if tiling.num_stages > 1:
+        return tiling._replace(num_stages=1)
+    if max(tiling.block_m, tiling.block_n) == 16:
+        return None
+    name = "block_n" if tiling.block_n >= tiling.block_m else "block_m"
+    return tiling._replace(**{name: getattr(tiling, name) // 2})
+
+
 class Launch(NamedTuple):
     """A kernel with its arguments. Tensors may be on the device ``meta``, to compile only."""
 
     kernel: Any
-    grid: int
+    size: int  # rows, or keys
+    heads: int
     arguments: dict[str, Any]
     tiling: Tiling
 
+    @property
+    def grid(self) -> int:
+        """Number of programs."""
+        block = self.tiling.block_n if self.kernel is dkv_kernel else self.tiling.block_m
+        return -(-self.size // block) * self.heads
+
     def run(self) -> None:
-        """Runs on the current stream of the tensors' device."""
+        """Runs on the current stream of the tensors' device.
+
+        A variant that needs more shared memory than the device has runs with smaller tiles.
+        """
+        if self.grid == 0:
+            return
+        constants = tuple(value for name, value in self.arguments.items() if name.isupper())
+        key = self.kernel, self.arguments["q"].device, self.arguments["q"].dtype, constants
+        one = self.with_tiling(_smaller.get(key, self.tiling))
+        while True:
+            try:
+                return one.run_as_tiled()
+            except triton.runtime.errors.OutOfResources:
+                smaller = _halves(one.tiling)
+                if smaller is None:
+                    raise
+                one = one.with_tiling(smaller)
+                _smaller[key] = smaller
+
+    def with_tiling(self, tiling: Tiling) -> Launch:
+        """Returns the same with another tiling."""
+        if tiling == self.tiling:
+            return self
+        blocks = {"BLOCK_M": tiling.block_m, "BLOCK_N": tiling.block_n}
+        return self._replace(arguments=self.arguments | blocks, tiling=tiling)
+
+    def run_as_tiled(self) -> None:
+        """Runs with this tiling or raises Triton's OutOfResources."""
         options = {"num_warps": self.tiling.num_warps, "num_stages": self.tiling.num_stages}
-        if self.grid > 0:
-            with torch.cuda.device_of(self.arguments["q"]):
-                self.kernel[(self.grid,)](**self.arguments, **options)
+        with torch.cuda.device_of(self.arguments["q"]):
+            self.kernel[(self.grid,)](**self.arguments, **options)
 
     def source(self) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
         """Returns signature, constants and attributes for ``triton.compiler.ASTSource``.
@@ -290,12 +337,10 @@ def _launch(
     row_kinds = [kind for kind in ("q", "o", "do", "dq") if kind in tensors]
     key_kinds = ["kv", "dkv"] if by_keys else ["kv"]
     found |= _row_lists(stage, *row_kinds) | _row_lists(stage, *key_kinds)
-    if by_keys:
-        grid = triton.cdiv(stage.num_keys, tiling.block_n) * kv_heads
-    else:
-        grid = triton.cdiv(stage.num_rows, tiling.block_m) * q_heads
+    size, heads = (stage.num_keys, kv_heads) if by_keys else (stage.num_rows, q_heads)
     # Arguments that a variant does not have are None.
-    return Launch(kernel, grid, {name: found.get(name) for name in kernel.arg_names}, tiling)
+    arguments = {name: found.get(name) for name in kernel.arg_names}
+    return Launch(kernel, size, heads, arguments, tiling)
 
 
 def _tiling(

@@ -26,14 +26,15 @@ def wrong_rows(kernels: Any, device: torch.device) -> str:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator).to(device)
+        values = torch.randn(*size, generator=generator, dtype=torch.float32, device="cpu")
+        return values.to(device)
 
     o, lse = drawn(_ROWS, _HEADS, _DIM), drawn(_ROWS, _HEADS)
     lse[::7] = -math.inf
     more, more_lse = drawn(100, _HEADS, _DIM).bfloat16(), drawn(100, _HEADS)
     more_lse[::5] = -math.inf
-    rows = torch.randperm(_ROWS, generator=generator)[:100].to(device)
-    other = torch.randperm(_ROWS, generator=generator)[:60].to(device)
+    shuffled = [torch.randperm(_ROWS, generator=generator, device="cpu") for _ in range(2)]
+    rows, other = shuffled[0][:100].to(device), shuffled[1][:60].to(device)
     wrong = []
 
     def check(name: str, found: list[Tensor], expected: list[Tensor]) -> None:
@@ -48,6 +49,12 @@ def wrong_rows(kernels: Any, device: torch.device) -> str:
         "merge_rows", [result[rows], result_lse[rows]], [o[rows].lerp(more.float(), weight), both]
     )
     check("take_rows", [kernels.take_rows(o, rows, torch.bfloat16)], [o[rows].bfloat16()])
+    # A run, overwritten, from a log-sum-exp that lies by head.
+    run = slice(150, 250)
+    result, result_lse = o.clone(), lse.clone()
+    by_head = more_lse.t().contiguous().t()
+    kernels.merge_rows(result, result_lse, run, more, by_head, overwrite=True)
+    check("merge_rows", [result[run], result_lse[run]], [more.float(), more_lse])
     result = o.clone()
     kernels.put_rows(result, rows, more)
     check("put_rows", [result], [o.index_copy(0, rows, more.float())])
@@ -67,4 +74,4 @@ def wrong_rows(kernels: Any, device: torch.device) -> str:
     )
     delta = (o * o).sum(-1)
     check("output_with_delta", [(kernels.output_with_delta(o, delta) * o).sum(-1)], [delta])
-    return ", ".join(wrong)
+    return ", ".join(dict.fromkeys(wrong))

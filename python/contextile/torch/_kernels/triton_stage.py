@@ -44,11 +44,20 @@ class TritonStage(Kernel):
         kernels.forward(parts, call, _terms(params), is_first=is_first, tilings=tilings)
 
     def run_backward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if torch.is_deterministic_algorithms_warn_only_enabled():
+            deterministic = False
+        self.backward(buffers, call, is_first, params, deterministic)
+
+    def backward(
+        self, buffers: Buffers, call: Any, is_first: bool, params: Params, deterministic: bool
+    ) -> None:
+        """Does the work of ``run_backward``, in an order that is fixed or not."""
         from contextile.torch._kernels import triton_attention as kernels
 
         kinds = ("q", "kv", "do", "dq", "dkv")
         parts = kernels.BackwardBuffers(*(part for kind in kinds for part in buffers[kind]))
-        deterministic, terms = torch.are_deterministic_algorithms_enabled(), _terms(params)
+        terms = _terms(params)
         if deterministic and terms.table_gradient is not None:
             raise _core.InvalidArgument(
                 f"kernel {self.name}: expected no gradient of a table of bias under "
@@ -68,8 +77,8 @@ class TritonStage(Kernel):
 def _tilings(params: Params, device: torch.device) -> Any:
     from contextile.torch._kernels.triton_tilings import tilings_of
 
-    largest = max(params.head_dim, params.value_dim)
-    return tilings_of(device, params.dtype, largest, params.terms is not None)
+    dims = params.head_dim, params.value_dim
+    return tilings_of(device, params.dtype, dims, params.terms is not None)
 
 
 def _terms(params: Params) -> Any:

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from contextile import _core
-from contextile.torch._kernels.triton_attention import KERNEL_NAMES, Tiling, width_of
+from contextile.torch._kernels.triton_attention import KERNEL_NAMES, Tiling
 
 # The values that a tiling may have.
 SIZES = (16, 32, 64, 128)
@@ -23,19 +23,19 @@ STAGES = (1, 2, 3, 4, 5, 6)
 def tilings_file() -> Path:
     """Returns the file of ``contextile.torch.tune``."""
     named = os.environ.get("CONTEXTILE_TRITON_TILINGS", "")
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(named or Path(cache) / "contextile" / "triton_tilings.json")
 
 
-def key_of(kernel: str, dtype: torch.dtype, dim: int, has_terms: bool) -> str:
-    """Returns the name of a tiling in the file. ``dim`` is the larger one of keys and values."""
+def key_of(kernel: str, dtype: torch.dtype, dims: tuple[int, int], has_terms: bool) -> str:
+    """Returns the name of a tiling in the file, for dims of keys and of values."""
     terms = "terms" if has_terms else "plain"
-    return f"{kernel}, {8 * dtype.itemsize} bits, dims to {width_of(dim)}, {terms}"
+    return f"{kernel}, {8 * dtype.itemsize} bits, dims {dims[0]} and {dims[1]}, {terms}"
 
 
 def _machine(device: torch.device) -> str:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"{gpu}, triton {triton.__version__}"
+    return f"{gpu}, contextile {_core.__version__}, triton {triton.__version__}"
 
 
 def _tiling_of(value: Any) -> Tiling:
@@ -50,9 +50,9 @@ def _tiling_of(value: Any) -> Tiling:
 
 def _read(file: Path) -> dict[str, dict[str, Tiling]]:
     """Returns the tilings by machine. Raises InvalidArgument if the file is broken."""
-    if not file.is_file():
-        return {}
     try:
+        if not file.is_file():
+            return {}
         found = json.loads(file.read_text(encoding="utf-8"))
         return {
             machine: {name: _tiling_of(value) for name, value in tilings.items()}
@@ -66,12 +66,12 @@ def _read(file: Path) -> dict[str, dict[str, Tiling]]:
 
 @functools.cache
 def tilings_of(
-    device: torch.device, dtype: torch.dtype, dim: int, has_terms: bool
+    device: torch.device, dtype: torch.dtype, dims: tuple[int, int], has_terms: bool
 ) -> dict[str, Tiling]:
     """Returns the tilings that were timed on this GPU by this version of Triton, by kernel."""
     found = _read(tilings_file())
     mine = found.get(_machine(device), {}) if found else {}
-    keys = {kernel: key_of(kernel, dtype, dim, has_terms) for kernel in KERNEL_NAMES}
+    keys = {kernel: key_of(kernel, dtype, dims, has_terms) for kernel in KERNEL_NAMES}
     return {kernel: mine[key] for kernel, key in keys.items() if key in mine}
 
 
