@@ -296,13 +296,13 @@ def test_results_of_rows_that_begin_again_are_not_read():
 
 
 @pytest.mark.parametrize(
-    "dim, dim_v", [(64, 64), (80, 80), (128, 128), (128, 64), (64, 128), (256, 256), (5, 24)]
+    "dim, dim_v", [(64, 64), (80, 80), (128, 64), (64, 128), (256, 256), (5, 24)]
 )
 def test_head_dims(dim, dim_v):
     check(problem("causal", 150, 150, dim=dim, dim_v=dim_v))
 
 
-@pytest.mark.parametrize("heads", [(8, 8), (8, 4), (8, 1), (16, 1)])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1), (16, 1)])
 def test_grouped_heads(heads):
     check(problem("causal", 140, 140, heads=heads, dim=16))
 

@@ -75,11 +75,11 @@ def test_a_row_kernel_compiles_for_every_target(tmp_path):
 
 
 def test_attention_compiles_within_the_shared_memory_of_its_target():
-    done = run("--kernels", "*_bf16_128", "--targets", "sm_90,gfx942")
+    done = run("--kernels", "forward_bf16_128,fused_bf16_128", "--targets", "sm_90,gfx942")
 
     assert done.returncode == 0, done.stderr
     found = [cells(row) for row in done.stdout.splitlines()[2:]]
-    names = ["forward", "dq", "dkv", "fused"]
+    names = ["forward", "fused"]
     assert [row[:2] for row in found] == [
         [f"{name}_bf16_128", target] for name in names for target in ("sm_90", "gfx942")
     ]
