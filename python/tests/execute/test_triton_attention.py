@@ -380,11 +380,12 @@ def test_source_of_a_launch_has_what_the_kernel_takes():
 # ---------------------------------------------------------------------------------- the device
 
 
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_device_is_checked_before_its_first_call(dtype, softcap):
-    params = Params(8, 2, 24, 16, dtype, -0.2, softcap)
-    triton_check.check_on(TritonStage(), params, torch.device("cpu"))
+@pytest.mark.parametrize("is_reversed, deterministic", [(True, False), (False, True)])
+def test_a_device_is_checked_before_its_first_call(is_reversed, deterministic):
+    params = Params(4, 2, 24, 16, torch.float32, -0.2, 5.0)
+    problem = triton_check._Problem(params, torch.device("cpu"))
+    errors = triton_check._errors(TritonStage(), problem, params, is_reversed, deterministic)
+    assert max(errors.values()) <= 1e-5, errors
 
 
 def test_a_device_with_wrong_results_is_refused(monkeypatch):

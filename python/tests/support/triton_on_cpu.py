@@ -9,6 +9,7 @@ from contextile.torch._kernels.triton_stage import TritonStage
 
 
 def install() -> None:
-    """Lets ``torch:triton`` run on the CPU in this process."""
+    """Lets ``torch:triton`` run on the CPU in this process, without a check before."""
     if "cpu" not in TritonStage.devices:
         TritonStage.devices = (*TritonStage.devices, "cpu")
+        TritonStage.check_on = lambda *given: None
