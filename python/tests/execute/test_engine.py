@@ -83,11 +83,13 @@ def test_every_pair_of_strategy_mask_kernel_and_ranks_is_exact(tmp_path):
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
-def test_every_strategy_is_exact_with_triton(tmp_path):
+def test_unlike_strategies_are_exact_with_triton(tmp_path):
     cases = []
-    for number, strategy in enumerate(STRATEGIES):
+    unlike = ("zigzag", "ulysses", "megatron_dynamic", "magi", "dcp", "distca", "auto:steps=3000")
+    for number, strategy in enumerate(unlike):
         masks = [*MASKS[number % len(MASKS) :], *MASKS]
-        plan = next(plan for mask in masks if (plan := planned(strategy, mask, 2)) is not None)
+        plans = (planned(strategy, mask, 2, heads=(4, 2)) for mask in masks)
+        plan = next(plan for plan in plans if plan is not None)
         cases.append((saved(plan, tmp_path), "torch:triton", 1e-5))
     run_ranks(run_cases, 2, json.dumps(cases))
 
@@ -175,7 +177,7 @@ def test_bias_and_dropout_are_those_of_the_engine_native(tmp_path):
         plan = planned(strategy, "causal", ranks)
         for name in ("alibi", "t5", "dropout", "t5, dropout"):
             cases.append((ranks, (saved(plan, tmp_path), "", name)))
-            if HAS_TRITON and strategy == "dcp":
+            if HAS_TRITON and strategy == "ulysses" and name in ("alibi", "t5, dropout"):
                 cases.append((ranks, (saved(plan, tmp_path), "torch:triton", name)))
     for ranks in (2, 3):
         some = [case for number, case in cases if number == ranks]
