@@ -58,7 +58,7 @@ class EngineCall:
                 "which every call would wait"
             )
         if self.lists.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._check_capture(mask)
+            self._check_capture()
         # Sinks and biases on another device are not compared: reading them would wait for it.
         compared: Any = None
         if sink is not None and sink.device.type == "cpu":
@@ -75,15 +75,15 @@ class EngineCall:
         self.programs = self.lists.programs_of(mask, self.direction, self.terms is not None)
         self.score_terms: ScoreTerms | None = None
 
-    def _kind(self, mask: int) -> Any:
+    def _kind(self) -> Any:
         """Returns what calls that run the same kernels have in common."""
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return mask, self.direction, self.terms is not None, deterministic
+        return self.mask, self.direction, self.terms is not None, deterministic
 
-    def _check_capture(self, mask: int) -> None:
+    def _check_capture(self) -> None:
         """Raises InvalidArgument if a replay of the graph would not do what this call does."""
         where = f"rank {self.lists.rank}, {self.direction}: torch.cuda.graph:"
-        if self._kind(mask) not in self.lists.finished:
+        if self._kind() not in self.lists.finished:
             raise _core.InvalidArgument(
                 f"{where} expected one such call before, which compiles kernels and uploads lists, "
                 "found none"
@@ -125,7 +125,7 @@ class EngineCall:
         self.run.run_to_end()
         with torch.no_grad():
             self.write()
-        self.lists.finished.add(self._kind(self.mask))
+        self.lists.finished.add(self._kind())
         sent, received = self.bytes_before
         nothing = math.nan
         on_host = self.lists.device.type == "cpu"

@@ -178,10 +178,11 @@ def tune(
 ) -> list[Tuned]:
     """Times tilings of the kernel ``torch:triton`` on this GPU, and keeps the quickest in a file.
 
-    Executors of later processes on a GPU of that name, with this version of Triton, take them. The
-    file is ``$CONTEXTILE_TRITON_TILINGS``, or ``contextile/triton_tilings.json`` in
-    ``$XDG_CACHE_HOME`` or ``~/.cache``. A tiling whose results differ is not taken. Takes some
-    minutes, most of them in the compiler. Call it on one rank.
+    Executors of later processes on a GPU of that name, with these versions of Contextile and
+    Triton, take them. The file is ``$CONTEXTILE_TRITON_TILINGS``, or
+    ``contextile/triton_tilings.json`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. A tiling whose
+    results differ is not taken. Takes some minutes, most of them in the compiler. Call it on one
+    rank.
 
     Parameters
     ----------

@@ -22,6 +22,12 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def reason_of(error: Exception) -> str:
+    """Returns the kind of an error of Triton and the last line of its text, which says most."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[-1]:.300}"
+
+
 @functools.cache
 def fused(device: torch.device) -> Any:
     """Returns the module of Triton kernels for rows, or None where operators do their work.
@@ -37,8 +43,7 @@ def fused(device: torch.device) -> Any:
         wrong = wrong_rows(triton_rows, device)
         reason = f"wrong results of {wrong}" if wrong else ""
     except Exception as error:  # Triton needs a C compiler, a folder for its cache, a driver
-        lines = str(error).strip().splitlines() or [""]
-        reason = f"{type(error).__name__}: {lines[-1]:.300}"
+        reason = reason_of(error)
     if reason:
         warnings.warn(
             f"contextile: expected Triton kernels for rows that work on {device}, found {reason}; "

@@ -260,7 +260,8 @@ class Launch(NamedTuple):
             else:
                 signature[name] = "fp32" if isinstance(value, float) else "i32"
             is_any = name in constants or name in LISTS or name in NUMBERS
-            if not is_any and (isinstance(value, Tensor) or value % 16 == 0):
+            is_multiple = isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
+            if not is_any and is_multiple:
                 attributes[(number,)] = [["tt.divisibility", 16]]
         return signature, constants, attributes
 

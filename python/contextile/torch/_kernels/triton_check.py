@@ -16,6 +16,7 @@ from torch import Tensor
 
 from contextile import _core
 from contextile.torch._kernels.kernel import Buffers, Params
+from contextile.torch._kernels.row_ops import reason_of
 from contextile.torch._kernels.score_terms import ScoreTerms
 
 _ROWS, _KEYS, _BLOCK = 200, 160, 128
@@ -205,10 +206,9 @@ def check_on(kernel: Any, params: Params, device: torch.device) -> None:
     try:
         errors = _checked(kernel, plain, device)
     except Exception as error:  # of a compiler that is missing, or of the driver
-        lines = str(error).strip().splitlines() or [""]
         raise _core.DeviceError(
             f"kernel {kernel.name}, {device}: expected that Triton compiles and runs it, found "
-            f"{type(error).__name__}: {lines[-1]:.300}"
+            f"{reason_of(error)}"
         ) from error
     bound = _BOUNDS[params.dtype]
     wrong = {name: error for name, error in errors.items() if not error <= bound}

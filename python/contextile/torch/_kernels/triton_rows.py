@@ -60,10 +60,11 @@ def _merged(o, lse, more, more_lse):
     """Returns the merge of two results. A side without weight leaves no trace, not even NaN."""
     d = more_lse - lse
     e = tl.exp(-tl.abs(d))
-    is_number = d == d  # not if both are -inf, or one is NaN
-    weight = tl.where(is_number, tl.where(d < 0, e, 1.0) / (1.0 + e), 0.0)[:, None]
-    kept = tl.where(is_number, tl.where(d < 0, 1.0, e) / (1.0 + e), 1.0)[:, None]
-    both = tl.where(is_number, tl.maximum(lse, more_lse) + tl.log(1.0 + e), lse + more_lse)
+    is_empty = (lse == float("-inf")) & (more_lse == float("-inf"))
+    weight = tl.where(is_empty, 0.0, tl.where(d < 0, e, 1.0) / (1.0 + e))[:, None]
+    kept = tl.where(is_empty, 1.0, tl.where(d < 0, 1.0, e) / (1.0 + e))[:, None]
+    # tl.maximum drops a NaN, the sum keeps it.
+    both = tl.where(d == d, tl.maximum(lse, more_lse) + tl.log(1.0 + e), lse + more_lse)
     old = tl.where(kept == 0.0, 0.0, o * kept)
     return old + tl.where(weight == 0.0, 0.0, more * weight), both
 

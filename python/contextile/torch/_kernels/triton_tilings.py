@@ -68,7 +68,7 @@ def _read(file: Path) -> dict[str, dict[str, Tiling]]:
 def tilings_of(
     device: torch.device, dtype: torch.dtype, dims: tuple[int, int], has_terms: bool
 ) -> dict[str, Tiling]:
-    """Returns the tilings that were timed on this GPU by this version of Triton, by kernel."""
+    """Returns the tilings that were timed on this GPU by these versions, by kernel."""
     found = _read(tilings_file())
     mine = found.get(_machine(device), {}) if found else {}
     keys = {kernel: key_of(kernel, dtype, dims, has_terms) for kernel in KERNEL_NAMES}
