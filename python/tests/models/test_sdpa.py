@@ -414,8 +414,14 @@ def backends():
     return [None, "eager", "aot_eager", "inductor"]
 
 
-@pytest.mark.parametrize("backend", backends())
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize(
+    ("fullgraph", "backend"),
+    [
+        *((False, backend) for backend in backends()[:-1]),
+        pytest.param(False, "inductor", marks=pytest.mark.whole),
+        *((True, backend) for backend in backends()),
+    ],
+)
 def test_flex_attention_is_refused_in_our_words(executor, backend, fullgraph):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     causal = flex.create_block_mask(

@@ -50,6 +50,7 @@ def pooled_parity(*words):
     )
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 def test_training_through_megatrons_layers_with_pools_is_one_process(tmp_path):
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -75,6 +76,7 @@ def test_training_through_megatrons_layers_with_pools_is_one_process(tmp_path):
     )
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
 def test_training_over_a_pool_of_replicas_and_stages_is_one_process(tmp_path):
     done = pooled_parity(tmp_path)

@@ -885,7 +885,13 @@ def test_sampling_is_that_of_the_model_unless_a_request_says(folder, tmp_path):
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("options", [[], ["--context-parallel", "2", "--prefill-tokens", "8"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.whole),
+        ["--context-parallel", "2", "--prefill-tokens", "8"],
+    ],
+)
 def test_ranks_of_torchrun_give_the_tokens_of_one(folder, model, tokenizer, options):
     check_front()
     launch = [

@@ -552,5 +552,6 @@ def test_dynamic_groups_are_one_process():
     print(run_ranks(four_ranks, 4, timeout=300).stdout)
 
 
+@pytest.mark.whole
 def test_eight_ranks_are_one_process():
     print(run_ranks(eight_ranks, 8, timeout=300).stdout)

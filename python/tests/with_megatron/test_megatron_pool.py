@@ -373,5 +373,6 @@ def test_pools_of_replicas_are_one_process():
     print(run_ranks(four_ranks, 4, timeout=300).stdout)
 
 
+@pytest.mark.whole
 def test_pools_of_stages_are_one_process():
     print(run_ranks(eight_ranks, 8, timeout=300).stdout)

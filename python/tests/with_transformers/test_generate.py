@@ -273,7 +273,9 @@ def on_two_ranks():
 
 
 # Starting ranks takes longer than their work.
-@pytest.mark.parametrize("function", [on_four_ranks, on_three_ranks])
+@pytest.mark.parametrize(
+    "function", [pytest.param(on_four_ranks, marks=pytest.mark.whole), on_three_ranks]
+)
 def test_tokens_are_those_of_one_process_and_bytes_those_of_a_share(function):
     run_ranks(function, {on_four_ranks: 4, on_three_ranks: 3}[function])
 

@@ -237,7 +237,14 @@ def test_checkpointed_models():
     run_ranks(train, 2, "qwen3_next falcon_h1", "zigzag", "on", timeout=600)
 
 
-@pytest.mark.parametrize("lengths", ["9", "1 2 6 1", "2 7"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param("9", marks=pytest.mark.whole),
+        "1 2 6 1",
+        pytest.param("2 7", marks=pytest.mark.whole),
+    ],
+)
 def test_ranks_with_fewer_tokens_than_a_kernel(lengths):
     run_ranks(train, 4, "qwen3_next bamba lfm2", "zigzag", "off", lengths, "1", timeout=600)
 

@@ -87,7 +87,10 @@ def lines_of(ranks, rope_types, names):
     return done.returncode, lines
 
 
-@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(
+    "sample",
+    ["decoders", pytest.param("more decoders", marks=pytest.mark.whole), "others"],
+)
 def test_types_are_exact_or_refused_on_two_ranks(sample):
     names = [name for name in SAMPLES[sample] if name in model_cases.every_type()]
     status, lines = lines_of("2", "", names)

@@ -294,7 +294,7 @@ def train_pairs(names, strategy):
         assert abs(loss / expected.square().sum() - 1) < 1e-5, f"{name}: the loss is {loss}"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.whole)])
 def test_encoders_with_decoders_are_those_of_one_process(ranks):
     run_ranks(train_pairs, ranks, " ".join(SEQ2SEQ), "dcp" if ranks == 2 else "zigzag", timeout=600)
 

@@ -297,7 +297,7 @@ def tried_in_use():
 
 
 @pytest.mark.skipif(not ct.gloo_available(), reason="this build has no gloo")
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.whole), 3])
 def test_models_are_tried_in_use(ranks):
     run_ranks(tried_in_use, ranks)
 

@@ -338,7 +338,12 @@ def refused_dtensors():
 
 @pytest.mark.parametrize(
     ("function", "num_ranks"),
-    [(over_heads, 4), (compiled_and_refused, 2), (taken_over, 4), (refused_dtensors, 2)],
+    [
+        (over_heads, 4),
+        (compiled_and_refused, 2),
+        pytest.param(taken_over, 4, marks=pytest.mark.whole),
+        (refused_dtensors, 2),
+    ],
 )
 def test_dtensors(function, num_ranks):
     run_ranks(function, num_ranks)

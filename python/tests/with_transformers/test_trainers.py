@@ -100,7 +100,11 @@ def alone(*, rows_per_step, steps):
 
 @pytest.mark.parametrize(
     ("name", "num_ranks", "batches_per_step"),
-    [("fsdp", 4, 2), ("ddp", 4, 4), ("tensor_parallel", 4, 1)],
+    [
+        ("fsdp", 4, 2),
+        pytest.param("ddp", 4, 4, marks=pytest.mark.whole),
+        ("tensor_parallel", 4, 1),
+    ],
 )
 def test_plain_pytorch_is_one_process(name, num_ranks, batches_per_step, tmp_path):
     found = run_example(name, num_ranks, tmp_path / "out.pt")
@@ -212,6 +216,7 @@ def plain_dpo():
     return dpo_alone(policy, loss_of)
 
 
+@pytest.mark.whole
 def test_dpo_steps_are_those_of_one_process(tmp_path):
     needs("transformers")
     check_same(run_example("dpo", 2, tmp_path / "out.pt"), **plain_dpo())
