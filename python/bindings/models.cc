@@ -5,6 +5,17 @@
 namespace contextile::python {
 
 void bind_models(nb::module_& module) {
+  nb::class_<ModelExperts>(module, "ModelExperts", "Experts of a model's feed-forward.")
+      .def_ro("experts", &ModelExperts::experts, "Routed experts of a layer; 0: none.")
+      .def_ro("per_token", &ModelExperts::per_token)
+      .def_ro("ffn", &ModelExperts::ffn, "Size of one routed expert.")
+      .def_ro("shared_ffn", &ModelExperts::shared_ffn,
+              "Size of the experts that every token visits, together.")
+      .def_ro("dense_layers", &ModelExperts::dense_layers,
+              "Layers without experts, which come first.")
+      .def("__repr__", [](nb::handle self) {
+        return repr_of(self, "ModelExperts", {"experts", "per_token", "ffn", "shared_ffn"});
+      });
   nb::class_<ModelSpec>(module, "ModelSpec", "A decoder-only transformer.")
       .def_ro("name", &ModelSpec::name)
       .def_ro("layers", &ModelSpec::layers)
@@ -15,12 +26,16 @@ void bind_models(nb::module_& module) {
       .def_ro("ffn", &ModelSpec::ffn)
       .def_ro("vocabulary", &ModelSpec::vocabulary)
       .def_ro("gated_ffn", &ModelSpec::gated_ffn)
+      .def_prop_ro("value_dim", &ModelSpec::value_elements, "Elements of a value of one head.")
+      .def_ro("tied_embeddings", &ModelSpec::tied_embeddings)
+      .def_ro("experts", &ModelSpec::experts)
       .def("__repr__", [](nb::handle self) {
         return repr_of(self, "ModelSpec", {"name", "layers", "hidden", "q_heads", "kv_heads"});
       });
   module.def("load_model", &load_model, "text"_a,
-             "Loads a model from a preset's name or the path of a JSON file. Raises "
-             "InvalidArgument or IoError.");
+             "Loads a model from a preset's name, the path of a JSON file (also a config.json of "
+             "Hugging Face), or that of a folder with a config.json. Raises InvalidArgument or "
+             "IoError.");
   module.def(
       "linear_us_per_token",
       [](const ModelSpec& model, const Cluster& cluster) {

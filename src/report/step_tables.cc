@@ -33,31 +33,41 @@ std::int64_t longest_of(const TrainingJob& job) {
   return longest;
 }
 
-// "8 x 4 x 2 x 1" in the order of the header.
-std::string sizes_text(const StepSetting& setting) {
+// The header of sizes. EP is shown for models with experts only.
+std::string sizes_header(const ModelSpec& model) {
+  return model.has_experts() ? "TPxCPxDPxPP/EP" : "TPxCPxDPxPP";
+}
+
+// "8x4x2x1" or "8x4x2x1/8", in the order of the header.
+std::string sizes_text(const ModelSpec& model, const StepSetting& setting) {
   const ParallelSizes& sizes = setting.sizes;
-  return fmt::format("{}x{}x{}x{}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
+  return fmt::format("{}x{}x{}x{}{}", sizes.tp, sizes.cp, sizes.dp, sizes.pp,
+                     model.has_experts() ? fmt::format("/{}", sizes.ep) : "");
 }
 
 Cell seconds(double us) { return 1e-6 * us; }
 
-Table stage_time_table(const StepPrediction& prediction) {
-  Table table({{"stage", "stage"},
-               {"linear_s", "linear\nms", Format::kMilliseconds},
-               {"attention_s", "atten-\ntion", Format::kMilliseconds},
-               {"exposed_attention_s", "exposed\nattn.", Format::kMilliseconds},
-               {"tensor_parallel_s", "exposed\nTP", Format::kMilliseconds},
-               {"gradients_s", "exposed\ngradients", Format::kMilliseconds},
-               {"recompute_s", "re-\ncompute", Format::kMilliseconds},
-               {"optimizer_s", "opti-\nmizer", Format::kMilliseconds},
-               {"bubble_s", "bubbles", Format::kMilliseconds}});
+Table stage_time_table(const ModelSpec& model, const StepPrediction& prediction) {
+  // Without experts their column is in JSON only. With it the others are narrower: 80 columns.
+  const bool experts = model.has_experts();
+  Table table(
+      {{"stage", "stage"},
+       {"linear_s", "linear\nms", Format::kMilliseconds},
+       {"attention_s", "atten-\ntion", Format::kMilliseconds},
+       {"exposed_attention_s", "exposed\nattn.", Format::kMilliseconds},
+       {"tensor_parallel_s", experts ? "expo-\nsed TP" : "exposed\nTP", Format::kMilliseconds},
+       {"expert_parallel_s", experts ? "expo-\nsed EP" : "", Format::kMilliseconds},
+       {"gradients_s", experts ? "exposed\ngrads" : "exposed\ngradients", Format::kMilliseconds},
+       {"recompute_s", "re-\ncompute", Format::kMilliseconds},
+       {"optimizer_s", "opti-\nmizer", Format::kMilliseconds},
+       {"bubble_s", "bubbles", Format::kMilliseconds}});
   for (std::size_t r = 0; r < prediction.stages.size(); ++r) {
     const StageTimes& stage = prediction.stages[r];
     table.add_row({static_cast<std::int64_t>(r), seconds(stage.linear_us),
                    seconds(stage.attention_us), seconds(stage.exposed_attention_us),
-                   seconds(stage.tensor_parallel_us), seconds(stage.gradients_us),
-                   seconds(stage.recompute_us), seconds(stage.optimizer_us),
-                   seconds(stage.bubble_us)});
+                   seconds(stage.tensor_parallel_us), seconds(stage.expert_parallel_us),
+                   seconds(stage.gradients_us), seconds(stage.recompute_us),
+                   seconds(stage.optimizer_us), seconds(stage.bubble_us)});
   }
   return table;
 }
@@ -101,9 +111,9 @@ std::string strategy_text(const StepOutcome& outcome) {
 }
 
 // The outcomes out of memory: by how much, and what fills it.
-Table full_table(std::span<const StepOutcome> outcomes) {
+Table full_table(const ModelSpec& model, std::span<const StepOutcome> outcomes) {
   Table table({{"strategy", "strategy"},
-               {"placement", "TPxCPxDPxPP"},
+               {"placement", sizes_header(model)},
                {"memory_bytes", "GB", Format::kGigabytes},
                {"stage", "stage"},
                {"mostly", "most of it"},
@@ -115,7 +125,7 @@ Table full_table(std::span<const StepOutcome> outcomes) {
     if (before == nullptr || !repeats(outcome, *before)) {
       const std::size_t stage = fullest_stage(outcome.memory);
       const LargestPart largest = largest_part(outcome.memory[stage]);
-      table.add_row({strategy_text(outcome), sizes_text(outcome.setting),
+      table.add_row({strategy_text(outcome), sizes_text(model, outcome.setting),
                      outcome.memory[stage].total_bytes(), static_cast<std::int64_t>(stage),
                      std::string(largest.name), largest.bytes});
     }
@@ -125,23 +135,50 @@ Table full_table(std::span<const StepOutcome> outcomes) {
 }
 
 // A line for each impossible outcome: strategy, sizes, why.
-std::string impossible_text(std::span<const StepOutcome> outcomes) {
-  Table table({{"strategy", "impossible"}, {"reason", "TPxCPxDPxPP"}}, kWidestLabel);
+std::string impossible_text(const ModelSpec& model, std::span<const StepOutcome> outcomes) {
+  Table table({{"strategy", "impossible"}, {"reason", sizes_header(model)}}, kWidestLabel);
   const StepOutcome* before = nullptr;
   for (const StepOutcome& outcome : outcomes) {
     if (outcome.verdict != Verdict::kImpossible) continue;
     if (before == nullptr || !repeats(outcome, *before)) {
       table.add_row({strategy_text(outcome)},
-                    fmt::format("{}: {}", sizes_text(outcome.setting), outcome.reason));
+                    fmt::format("{}: {}", sizes_text(model, outcome.setting), outcome.reason));
     }
     before = &outcome;
   }
   return before == nullptr ? "" : table.text();
 }
 
+// The line of a model with experts; empty for another.
+std::string experts_line(const ModelSpec& model) {
+  if (!model.has_experts()) return "";
+  return fmt::format("experts   {} of {} for a token, {:.2f}e9 weights active\n",
+                     model.experts.per_token, model.experts.experts,
+                     1e-9 * static_cast<double>(weights_of(model).active(model.layers)));
+}
+
+Json masks_json(std::span<const MaskUse> masks) {
+  Json uses = Json::array();
+  for (const MaskUse& use : masks) {
+    uses.push_back({{"mask", to_string(use.spec)}, {"layers", use.layers}});
+  }
+  return uses;
+}
+
+// The line of the masks, each of several with its layers; empty if all layers are causal.
+std::string masks_line(std::span<const MaskUse> masks) {
+  if (masks.empty()) return "";
+  if (masks.size() == 1) return fmt::format("masks     {}\n", to_string(masks.front().spec));
+  std::vector<std::string> texts;
+  for (const MaskUse& use : masks) {
+    texts.push_back(fmt::format("{} ({})", to_string(use.spec), count(use.layers, "layer")));
+  }
+  return fmt::format("masks     {}\n", fmt::join(texts, ", "));
+}
+
 }  // namespace
 
-std::string describe_job(const TrainingJob& job) {
+std::string describe_job(const TrainingJob& job, const std::string& notes) {
   const ModelSpec& model = job.model;
   const IterationOptions& options = job.options;
   const auto weights = static_cast<double>(weights_of(model).total(model.layers));
@@ -151,6 +188,7 @@ std::string describe_job(const TrainingJob& job) {
           : std::string("memory unknown, no verdict");
   return fmt::format("model     {}, {} layers, {:.2f}e9 weights\n", model.name, model.layers,
                      1e-9 * weights) +
+         experts_line(model) + masks_line(job.masks) + notes +
          fmt::format("batch     {} tokens in {}, longest document {}\n", tokens_of(job),
                      count(static_cast<std::int64_t>(job.micro_batches.size()), "micro-batch"),
                      longest_of(job)) +
@@ -195,7 +233,12 @@ Json job_json(const TrainingJob& job) {
             {"head_dim", model.head_dim},
             {"ffn", model.ffn},
             {"vocabulary", model.vocabulary},
-            {"weights", weights_of(model).total(model.layers)}}},
+            {"value_dim", model.value_elements()},
+            {"experts", model.experts.experts},
+            {"experts_per_token", model.experts.per_token},
+            {"weights", weights_of(model).total(model.layers)},
+            {"active_weights", weights_of(model).active(model.layers)}}},
+          {"masks", masks_json(job.masks)},
           {"cluster", cluster_json(job.cluster)},
           {"tokens", tokens_of(job)},
           {"micro_batches", job.micro_batches.size()},
@@ -219,13 +262,15 @@ void sort_outcomes(std::vector<StepOutcome>& outcomes) {
                    });
 }
 
-Table outcome_table(std::span<const StepOutcome> outcomes) {
+Table outcome_table(const TrainingJob& job, std::span<const StepOutcome> outcomes) {
+  const ModelSpec& model = job.model;
   Table table({{"strategy", "strategy"},
-               {"placement", "TPxCPxDPxPP"},
+               {"placement", sizes_header(model)},
                {"tp", ""},
                {"cp", ""},
                {"dp", ""},
                {"pp", ""},
+               {"ep", ""},
                {"time_s", "step\nms", Format::kMilliseconds},
                {"tokens_per_s", "tokens/s"},
                {"mfu", "MFU", Format::kPercent},
@@ -238,11 +283,12 @@ Table outcome_table(std::span<const StepOutcome> outcomes) {
   for (const StepOutcome& outcome : outcomes) {
     const ParallelSizes& sizes = outcome.setting.sizes;
     std::vector<Cell> cells = {choice_text(outcome.setting.strategy),
-                               sizes_text(outcome.setting),
+                               sizes_text(model, outcome.setting),
                                std::int64_t{sizes.tp},
                                std::int64_t{sizes.cp},
                                std::int64_t{sizes.dp},
-                               std::int64_t{sizes.pp}};
+                               std::int64_t{sizes.pp},
+                               std::int64_t{sizes.ep}};
     if (outcome.prediction) {
       const StepPrediction& step = *outcome.prediction;
       for (const double value : {1e-6 * step.time_us, step.tokens_per_s(), step.mfu,
@@ -258,12 +304,13 @@ Table outcome_table(std::span<const StepOutcome> outcomes) {
     table.add_row(std::move(cells),
                   outcome.verdict == Verdict::kFits
                       ? ""
-                      : fmt::format("{}: {}", sizes_text(outcome.setting), outcome.reason));
+                      : fmt::format("{}: {}", sizes_text(model, outcome.setting), outcome.reason));
   }
   return table;
 }
 
-std::string outcomes_text(std::span<const StepOutcome> outcomes, std::size_t top) {
+std::string outcomes_text(const TrainingJob& job, std::span<const StepOutcome> outcomes,
+                          std::size_t top) {
   std::vector<StepOutcome> fitting;
   std::size_t slower = 0;
   for (const StepOutcome& outcome : outcomes) {
@@ -275,10 +322,10 @@ std::string outcomes_text(std::span<const StepOutcome> outcomes, std::size_t top
     }
   }
   std::string text;
-  if (!fitting.empty()) text += outcome_table(fitting).text();
+  if (!fitting.empty()) text += outcome_table(job, fitting).text();
   if (slower > 0) text += fmt::format("{} slower ones that fit are left out (--top)\n", slower);
-  const std::string full = full_table(outcomes).text();
-  const std::string impossible = impossible_text(outcomes);
+  const std::string full = full_table(job.model, outcomes).text();
+  const std::string impossible = impossible_text(job.model, outcomes);
   if (count_of(outcomes, Verdict::kOutOfMemory) > 0) {
     text += (text.empty() ? "" : "\n") + std::string("out of memory\n\n") + full;
   }
@@ -286,19 +333,19 @@ std::string outcomes_text(std::span<const StepOutcome> outcomes, std::size_t top
   return text;
 }
 
-std::string stages_text(const StepOutcome& outcome) {
+std::string stages_text(const TrainingJob& job, const StepOutcome& outcome) {
   std::string text;
   if (outcome.prediction) {
     text += "time of a device, ms; the parts of a row add up to the step\n\n" +
-            stage_time_table(*outcome.prediction).text() + "\n";
+            stage_time_table(job.model, *outcome.prediction).text() + "\n";
   }
   text += fmt::format("memory of a device, GB; all: with {:.1f} held in reserve\n\n",
                       1e-9 * static_cast<double>(outcome.memory.front().reserve_bytes));
   return text + stage_memory_table(outcome.memory).text();
 }
 
-Json outcome_json(const StepOutcome& outcome) {
-  Json document = outcome_table({&outcome, 1}).json().front();
+Json outcome_json(const TrainingJob& job, const StepOutcome& outcome) {
+  Json document = outcome_table(job, {&outcome, 1}).json().front();
   document["options"] = outcome.setting.strategy.options;
   document["strategy"] = outcome.setting.strategy.name;
   document["schedule"] = to_string(outcome.setting.schedule);
@@ -312,7 +359,7 @@ Json outcome_json(const StepOutcome& outcome) {
   if (outcome.memory.empty()) return document;
   document["stages"] = stage_memory_table(outcome.memory).json();
   if (!outcome.prediction) return document;
-  const Json times = stage_time_table(*outcome.prediction).json();
+  const Json times = stage_time_table(job.model, *outcome.prediction).json();
   for (std::size_t r = 0; r < times.size(); ++r) document["stages"][r].update(times[r]);
   return document;
 }

@@ -65,6 +65,8 @@ StepCosts::StepCosts(const TrainingStep& step)
   const GradientRing ring = gradient_ring(cluster, step.sizes, step.options.collective_share);
   gradient_group_ = GroupCollectives(cluster, ring.cost, ring.nodes, tp);
   gradients_leave_node_ = ring.nodes > 1;
+  same_experts_group_ = same_experts_group(cluster, step.sizes, step.options.collective_share);
+  expert_group_ = ExpertGroup(cluster, step.sizes.ep, step.options.collective_share);
 }
 
 void StepCosts::check() const {
@@ -125,13 +127,6 @@ std::int32_t StepCosts::layers_of_stage(std::int32_t stage) const {
   return layers;
 }
 
-std::int64_t StepCosts::weights_of_stage(std::int32_t stage) const {
-  std::int64_t weights = layers_of_stage(stage) * weights_.layer;
-  if (stage == 0) weights += weights_.embedding;
-  if (stage == step_.pipeline.stages - 1) weights += weights_.head;
-  return (weights + step_.sizes.tp - 1) / step_.sizes.tp;
-}
-
 double StepCosts::linear_us(double flops_per_token, std::int64_t tokens) const {
   const double flops_per_us = 1e6 * peak_tflops_of(step_.cluster) * step_.options.linear_mfu;
   return flops_per_token * static_cast<double>(tokens) / (step_.sizes.tp * flops_per_us);
@@ -150,6 +145,7 @@ double StepCosts::tensor_parallel_us(Collective op, std::int64_t tokens) const {
 StepCosts::OutsideCost& StepCosts::OutsideCost::add(const OutsideCost& other, double times) {
   linear_us += times * other.linear_us;
   tensor_parallel_us += times * other.tensor_parallel_us;
+  expert_parallel_us += times * other.expert_parallel_us;
   recompute_us += times * other.recompute_us;
   return *this;
 }
@@ -163,25 +159,32 @@ bool StepCosts::has_head(const Place& place) const {
   return place.virtual_stage + 1 == step_.pipeline.virtual_stages();
 }
 
-StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tokens) const {
+StepCosts::LayerCost StepCosts::layer_cost(Direction direction, const Place& place,
+                                           std::int64_t tokens) const {
   const double hidden = step_.model.hidden;
+  const double share = expert_share(place.virtual_stage);
   const bool forward = direction == Direction::kForward;
   const double factor = forward ? 1 : kBackwardLinear;
   // Sequence parallel TP (Korthikanti et al., 2022): an all-gather before and a reduce-scatter
   // after each of the two blocks of a layer; one of the four comes before attention. In backward
-  // each is the other.
+  // each is the other. Routed experts take the tokens of their ranks as they are, so that only
+  // shared experts need the two around the feed-forward.
   const double gather_us = tensor_parallel_us(Collective::kAllGather, tokens);
   const double scatter_us = tensor_parallel_us(Collective::kReduceScatter, tokens);
   const double first_us = forward ? gather_us : scatter_us;
   const double second_us = forward ? scatter_us : gather_us;
   LayerCost cost;
-  cost.before = {factor * linear_us(flops_.before_attention, tokens), first_us, 0};
-  cost.after = {factor * linear_us(flops_.after_attention, tokens), 2 * second_us + first_us, 0};
+  const double ffn_share = step_.model.experts.shared_ffn > 0 ? 1 : 1 - share;
+  cost.before.linear_us = factor * linear_us(flops_.before_attention, tokens);
+  cost.before.tensor_parallel_us = first_us;
+  cost.after.linear_us = factor * linear_us(flops_.after(share), tokens);
+  cost.after.tensor_parallel_us = second_us + ffn_share * (second_us + first_us);
+  cost.after.expert_parallel_us = expert_parallel_us(place.virtual_stage, tokens);
   if (forward) return cost;
   if (step_.options.recompute == Recompute::kSelective) {
     // A norm reads and writes `hidden`. The activation reads the outputs of all matrices except
     // the last and writes the last one's input.
-    const double ffn = step_.model.ffn;
+    const double ffn = token_ffn(step_.model, share).inner;
     cost.before.recompute_us = elementwise_us(2 * hidden, tokens);
     cost.after.recompute_us = elementwise_us(2 * hidden + step_.model.ffn_matrices() * ffn, tokens);
   }
@@ -192,19 +195,22 @@ StepCosts::LayerCost StepCosts::layer_cost(Direction direction, std::int64_t tok
 
 StepCosts::OutsideCost StepCosts::head_cost(Direction direction, std::int64_t tokens) const {
   const bool forward = direction == Direction::kForward;
-  return {(forward ? 1 : kBackwardLinear) * linear_us(flops_.head, tokens),
-          tensor_parallel_us(forward ? Collective::kAllGather : Collective::kReduceScatter, tokens),
-          0};
+  OutsideCost cost;
+  cost.linear_us = (forward ? 1 : kBackwardLinear) * linear_us(flops_.head, tokens);
+  cost.tensor_parallel_us =
+      tensor_parallel_us(forward ? Collective::kAllGather : Collective::kReduceScatter, tokens);
+  return cost;
 }
 
-StepCosts::GapCost StepCosts::gaps_cost(Direction direction, const RoundShares& round,
-                                        std::int32_t layers, bool has_head) const {
+StepCosts::GapCost StepCosts::gaps_cost(Direction direction, const Place& place,
+                                        const RoundShares& round, bool has_head) const {
+  const std::int32_t layers = layers_of(place.virtual_stage);
   const bool forward = direction == Direction::kForward;
   // The gaps before, between and after the attentions, each on the device that is done last.
   std::array<std::optional<GapCost>, 3> latest;
   for (const DeviceShare& device : round.devices) {
     const double early_us = forward ? device.forward_idle_us : device.backward_idle_us;
-    const LayerCost layer = layer_cost(direction, device.tokens);
+    const LayerCost layer = layer_cost(direction, place, device.tokens);
     std::array<GapCost, 3> gaps = {GapCost{layer.before, 0}, GapCost{layer.after, early_us},
                                    GapCost{layer.after, early_us}};
     gaps[1].work.add(layer.before);
@@ -232,9 +238,10 @@ PhaseCost StepCosts::layers_cost(Direction direction, const Place& place, bool h
     double early_us = 0;
     // Alternating parts meet at the end of every tick, so the fullest device counts.
     for (const RoundShares& round : takes_turns ? even_shares(part) : shares_of(part)) {
-      const GapCost gaps = gaps_cost(direction, round, layers, has_head);
+      const GapCost gaps = gaps_cost(direction, place, round, has_head);
       cost.linear_us += round.layers * gaps.work.linear_us;
       cost.tensor_parallel_us += round.layers * gaps.work.tensor_parallel_us;
+      cost.expert_parallel_us += round.layers * gaps.work.expert_parallel_us;
       cost.recompute_us += round.layers * gaps.work.recompute_us;
       early_us += round.layers * gaps.early_us;
     }
@@ -254,7 +261,7 @@ double StepCosts::ping_pong_us(Direction direction, const Place& place) const {
   std::array<double, 2> before_us{};
   std::array<double, 2> after_us{};
   for (std::size_t i = 0; i < 2; ++i) {
-    const LayerCost layer = layer_cost(direction, work_of(place).parts[i].device_tokens);
+    const LayerCost layer = layer_cost(direction, place, work_of(place).parts[i].device_tokens);
     attention[i] = attention_times(direction, place, i);
     before_us[i] = layer.before.total_us();
     after_us[i] = layer.after.total_us();

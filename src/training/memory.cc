@@ -20,14 +20,21 @@ constexpr double kLogitBytes = 6;
 // parallelism (all of it is divided by TP). These are the layer's input, the first norm's output,
 // Q, K, V, O with its log-sum-exp, the second norm's input and output, and the inputs and output of
 // the FFN's activation.
-double layer_bytes_per_token(const ModelSpec& model, Recompute recompute) {
+//
+// In layers with experts, of which `share` of the layers are, the FFN is that of a token's experts,
+// and the inputs that the token sends to routed experts are kept, too. Experts have on average as
+// many tokens as devices send. Latent attention keeps its latent vectors.
+double layer_bytes_per_token(const ModelSpec& model, Recompute recompute, double share) {
   const double hidden = model.hidden;
-  const double ffn = model.ffn;
-  const double queries = static_cast<double>(model.q_heads) * model.head_dim;
-  const double keys_values = 2.0 * model.kv_heads * model.head_dim;
+  const TokenFfn ffn = token_ffn(model, share);
+  const double heads = static_cast<double>(model.q_heads) + model.kv_heads;
+  const double dims = static_cast<double>(model.head_dim) + model.value_elements();
+  const double latent = static_cast<double>(model.latent.q_rank) + model.latent.kv_rank;
   if (recompute == Recompute::kFull) return kActivationBytes * hidden;
-  double elements = 2 * hidden + 2 * queries + keys_values + (model.ffn_matrices() - 1) * ffn;
-  if (recompute == Recompute::kNone) elements += 2 * hidden + ffn;
+  double elements =
+      2 * hidden + heads * dims + (model.ffn_matrices() - 1) * ffn.inner + ffn.dispatched;
+  elements += latent + model.latent.rope_dim;
+  if (recompute == Recompute::kNone) elements += 2 * hidden + ffn.inner;
   return kActivationBytes * elements + kLseBytes * model.q_heads;
 }
 
@@ -46,27 +53,35 @@ class StageMemoryCount {
 
  private:
   [[nodiscard]] bool full() const { return step_.options.recompute == Recompute::kFull; }
-  // Bytes that one device keeps of one layer and token.
-  [[nodiscard]] double per_token(Recompute recompute) const {
-    return layer_bytes_per_token(step_.model, recompute) / step_.sizes.tp;
+  // Bytes that one device keeps of one token in the layers of a chunk, on average.
+  [[nodiscard]] double per_token(Recompute recompute, std::int32_t chunk) const {
+    const std::int32_t v = virtual_stage(chunk);
+    const double share = static_cast<double>(costs_.expert_layers_of(v)) / costs_.layers_of(v);
+    return layer_bytes_per_token(step_.model, recompute, share) / step_.sizes.tp;
   }
   static std::int64_t rounded(double bytes) { return std::llround(std::ceil(bytes)); }
 
   void add_weights() {
-    const auto weights = static_cast<double>(costs_.weights_of_stage(stage_));
-    const OptimizerShards kind = step_.options.optimizer;
-    const double ranks = costs_.gradient_group().ranks();
-    const double shards = kind == OptimizerShards::kFsdp ? ranks : 1;  // of weights and gradients
-    // The layer that computes and the next one are whole; so are the gradients of one.
-    const double whole = kind == OptimizerShards::kFsdp && ranks > 1 ? layer_weights() : 0;
-    memory_.weights_bytes = rounded(kWeightBytes * std::min(weights, weights / shards + 2 * whole));
-    memory_.gradients_bytes = rounded(kGradientBytes * std::min(weights, weights / shards + whole));
-    memory_.optimizer_bytes =
-        rounded(kOptimizerBytes * weights / (kind == OptimizerShards::kNone ? 1 : ranks));
+    const DeviceWeights weights = costs_.weights_of_stage(stage_);
+    const DeviceWeights layer = costs_.largest_layer(stage_);
+    add_weights(weights.common, layer.common, costs_.gradient_ranks());
+    add_weights(weights.experts, layer.experts, costs_.expert_gradient_ranks());
   }
 
-  [[nodiscard]] double layer_weights() const {
-    return static_cast<double>(costs_.weights().layer) / step_.sizes.tp;
+  // Adds weights that `ranks` devices hold, and of which one layer has `of_layer`.
+  void add_weights(std::int64_t of_stage, std::int64_t of_layer, double ranks) {
+    const auto weights = static_cast<double>(of_stage);
+    const OptimizerShards kind = step_.options.optimizer;
+    const double shards = kind == OptimizerShards::kFsdp ? ranks : 1;  // of weights and gradients
+    // The layer that computes and the next one are whole; so are the gradients of one.
+    const double whole =
+        kind == OptimizerShards::kFsdp && ranks > 1 ? static_cast<double>(of_layer) : 0;
+    memory_.weights_bytes +=
+        rounded(kWeightBytes * std::min(weights, weights / shards + 2 * whole));
+    memory_.gradients_bytes +=
+        rounded(kGradientBytes * std::min(weights, weights / shards + whole));
+    memory_.optimizer_bytes +=
+        rounded(kOptimizerBytes * weights / (kind == OptimizerShards::kNone ? 1 : ranks));
   }
 
   [[nodiscard]] std::int32_t virtual_stage(std::int32_t chunk) const {
@@ -100,7 +115,7 @@ class StageMemoryCount {
       most = std::max(most, peak_in_flight(order, [&](const PipelineStep& step) {
                         const double tokens =
                             static_cast<double>(batch_of(d, step.micro_batch).held_tokens());
-                        double bytes = tokens * per_token(step_.options.recompute);
+                        double bytes = tokens * per_token(step_.options.recompute, step.chunk);
                         if (!full()) bytes += retained_bytes(d, step.micro_batch, step.chunk);
                         return bytes * costs_.layers_of(virtual_stage(step.chunk));
                       }));
@@ -129,9 +144,9 @@ class StageMemoryCount {
         // Both of two parts may be between their transfers and their attention.
         memory_.attention_bytes = std::max(memory_.attention_bytes,
                                            staging * static_cast<std::int64_t>(batch.parts.size()));
-        layer =
-            std::max(layer, static_cast<double>(batch.held_tokens()) * per_token(Recompute::kNone) +
-                                retained_bytes(d, i, chunk));
+        layer = std::max(
+            layer, static_cast<double>(batch.held_tokens()) * per_token(Recompute::kNone, chunk) +
+                       retained_bytes(d, i, chunk));
       }
     }
     const bool last = stage_ + 1 == step_.pipeline.stages;

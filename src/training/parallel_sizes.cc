@@ -13,9 +13,30 @@ bool fits_nodes(std::int64_t size, std::int64_t ranks_per_node) {
   return size % ranks_per_node == 0 || ranks_per_node % size == 0;
 }
 
+std::optional<std::string> expert_parallel_problem(const ModelSpec& model, const Cluster& cluster,
+                                                   const ParallelSizes& sizes) {
+  const std::int32_t ep = sizes.ep;
+  if (ep == 1) return std::nullopt;
+  if (!model.has_experts()) return fmt::format("EP {} of a model without experts", ep);
+  if (model.experts.experts % ep != 0) {
+    return fmt::format("EP {} does not divide {} experts", ep, model.experts.experts);
+  }
+  if (sizes.stage_devices() % ep != 0) {
+    return fmt::format("EP {} does not divide the {} devices of a stage (TP x CP x DP)", ep,
+                       sizes.stage_devices());
+  }
+  if (!fits_nodes(ep, cluster.devices_per_node)) {
+    return fmt::format("expert-parallel groups of {} devices cut nodes of {} devices unevenly", ep,
+                       cluster.devices_per_node);
+  }
+  return std::nullopt;
+}
+
 void check_parallel_sizes(const Cluster& cluster, const ParallelSizes& sizes) {
-  // The model's heads and layers do not matter here: one head per TP rank, one layer per stage.
-  const ModelSpec model{.layers = sizes.pp, .q_heads = sizes.tp, .kv_heads = sizes.tp};
+  // The model's heads and layers do not matter here: one head per TP rank, one layer per
+  // stage, one expert per EP rank.
+  ModelSpec model{.layers = sizes.pp, .q_heads = sizes.tp, .kv_heads = sizes.tp};
+  if (sizes.ep > 1) model.experts.experts = sizes.ep;
   if (const auto problem = parallel_sizes_problem(model, cluster, sizes)) {
     fail_argument("placement: {}", *problem);
   }
@@ -25,10 +46,10 @@ void check_parallel_sizes(const Cluster& cluster, const ParallelSizes& sizes) {
 
 std::optional<std::string> parallel_sizes_problem(const ModelSpec& model, const Cluster& cluster,
                                                   const ParallelSizes& sizes, std::int32_t chunks) {
-  const auto [tp, cp, dp, pp] = sizes;
-  if (std::min({tp, cp, dp, pp, chunks}) < 1) {
-    return fmt::format("expected sizes of at least 1, found TP {}, CP {}, DP {}, PP {}", tp, cp, dp,
-                       pp);
+  const auto [tp, cp, dp, pp, ep] = sizes;
+  if (std::min({tp, cp, dp, pp, ep, chunks}) < 1) {
+    return fmt::format("expected sizes of at least 1, found TP {}, CP {}, DP {}, PP {}, EP {}", tp,
+                       cp, dp, pp, ep);
   }
   if (sizes.num_devices() != cluster.num_devices()) {
     return fmt::format("TP {} x CP {} x DP {} x PP {} are {} devices, the cluster has {}", tp, cp,
@@ -55,7 +76,7 @@ std::optional<std::string> parallel_sizes_problem(const ModelSpec& model, const 
   if (model.layers < std::int64_t{pp} * chunks) {
     return fmt::format("{} layers are fewer than {} stages x {} chunks", model.layers, pp, chunks);
   }
-  return std::nullopt;
+  return expert_parallel_problem(model, cluster, sizes);
 }
 
 Cluster context_parallel_cluster(const Cluster& cluster, const ParallelSizes& sizes) {

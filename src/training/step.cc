@@ -74,6 +74,7 @@ class Prediction {
     stage.attention_us += share * cost.attention_us;
     stage.exposed_attention_us += share * cost.exposed_us;
     stage.tensor_parallel_us += share * cost.tensor_parallel_us;
+    stage.expert_parallel_us += share * cost.expert_parallel_us;
     stage.recompute_us += share * cost.recompute_us;
     stage.gradients_us += share * cost.weights_us;
     return cost.total_us();
@@ -99,10 +100,9 @@ class Prediction {
   [[nodiscard]] double seen_us(Collective op, double bytes, std::int32_t stage, std::size_t replica,
                                Direction direction, std::int32_t micro_batch) const {
     if (step_.options.gradient_overlap == GradientOverlap::kOff) {
-      return costs_.gradient_group().us(
-          op, bytes * static_cast<double>(costs_.weights_of_stage(stage)));
+      return costs_.stage_weights_us(op, bytes, stage);
     }
-    const double layer_us = costs_.weights_us(op, bytes, stage);
+    const double layer_us = costs_.layer_weights_us(op, bytes, stage);
     double delays_us = 0;
     for (std::int32_t c = 0; c < step_.pipeline.chunks; ++c) {
       const std::int32_t v = c * step_.pipeline.stages + stage;

@@ -71,6 +71,12 @@ void hold_nothing(TrainingStep& step) {
   }
 }
 
+// Collectives that run beside the part's attention delay it by nothing.
+void leave_undisturbed(BatchPart& part) {
+  part.attention.forward.shared_us = SharedTimesOfLoads{};
+  part.attention.backward.shared_us = SharedTimesOfLoads{};
+}
+
 std::optional<std::string> pipeline_problem(const PipelineShape& shape) {
   try {
     check_pipeline(shape);
@@ -101,7 +107,8 @@ std::vector<std::vector<NanoBatchRows>> nano_batches_of(std::span<const std::int
 }
 
 std::string sizes_text(const ParallelSizes& sizes) {
-  return fmt::format("TP {}, CP {}, DP {}, PP {}", sizes.tp, sizes.cp, sizes.dp, sizes.pp);
+  return fmt::format("TP {}, CP {}, DP {}, PP {}{}", sizes.tp, sizes.cp, sizes.dp, sizes.pp,
+                     sizes.ep > 1 ? fmt::format(", EP {}", sizes.ep) : "");
 }
 
 std::string_view to_string(Verdict verdict) {
@@ -144,12 +151,17 @@ Workload StepPlanner::workload_of(const std::vector<DocumentRows>& documents,
   return workload;
 }
 
+CollectiveTraffic StepPlanner::traffic_of(const StepSetting& setting) const {
+  if (setting.undisturbed) return {};
+  return gradient_traffic(job_.cluster, setting.sizes, options_of(setting));
+}
+
 const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
                                                      const Cluster& group, const Workload& workload,
                                                      const std::string& what) {
   // Settings that share a key share the plan, so that a sweep plans every batch once.
-  const CollectiveTraffic collective = gradient_traffic(job_.cluster, setting.sizes, job_.options);
-  const Key key{choice_text(setting.strategy),
+  const CollectiveTraffic collective = traffic_of(setting);
+  const Key key{choice_text(setting.strategy) + (setting.undisturbed ? " undisturbed" : ""),
                 group.nodes,
                 group.devices_per_node,
                 group.inter_gbytes_per_s_per_node,
@@ -163,7 +175,8 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
   PlannedPart part;
   PlanOptions options = job_.plan;
   options.linear_us_per_token =
-      linear_us_per_token(job_.model, job_.cluster, job_.options.linear_mfu) / setting.sizes.tp;
+      linear_us_per_token(job_.model, job_.cluster, options_of(setting).linear_mfu) /
+      setting.sizes.tp;
   part.unsupported = unsupported_reason(workload, group, setting.strategy, options);
   if (!part.unsupported) {
     const PlannedBatch batch = plan_and_check(workload, group, setting.strategy, options);
@@ -172,6 +185,7 @@ const StepPlanner::PlannedPart& StepPlanner::planned(const StepSetting& setting,
                       setting.nano_batches == NanoBatches::kOne ? AttentionDetail::kTimes
                                                                 : AttentionDetail::kSeparately,
                       collective);
+    if (setting.undisturbed) leave_undisturbed(part.part);
   }
   return plans_.emplace(key, std::move(part)).first->second;
 }
@@ -184,7 +198,7 @@ TrainingStep StepPlanner::even_step(const StepSetting& setting) const {
       .cluster = job_.cluster,
       .sizes = setting.sizes,
       .pipeline = pipeline_of(setting, static_cast<std::int32_t>(job_.micro_batches.size() / dp)),
-      .options = job_.options,
+      .options = options_of(setting),
       .replicas = std::vector<std::vector<MicroBatchWork>>(dp),
       .ticks = {}};
   for (std::size_t k = 0; k < job_.micro_batches.size(); ++k) {
@@ -200,7 +214,7 @@ TrainingStep StepPlanner::even_step(const StepSetting& setting) const {
 }
 
 const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting& setting) {
-  const auto& [tp, cp, dp, pp] = setting.sizes;
+  const auto& [tp, cp, dp, pp, ep] = setting.sizes;
   const Cluster ranks = job_.cluster.group(tp, pp);  // of a stage, all replicas
   StrategyChoice choice = setting.strategy;
   std::int64_t largest = 0;  // micro-batch
@@ -212,8 +226,8 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
   choice.options.try_emplace("cap", fmt::format("{}", (largest + cp - 1) / cp));
   const std::string inside =
       setting.group_strategy ? ", " + choice_text(*setting.group_strategy) : "";
-  const CollectiveTraffic collective = gradient_traffic(job_.cluster, setting.sizes, job_.options);
-  const Key key{choice_text(choice) + inside,
+  const CollectiveTraffic collective = traffic_of(setting);
+  const Key key{choice_text(choice) + inside + (setting.undisturbed ? " undisturbed" : ""),
                 ranks.nodes,
                 ranks.devices_per_node,
                 ranks.inter_gbytes_per_s_per_node,
@@ -230,6 +244,7 @@ const StepPlanner::PlannedRounds& StepPlanner::planned_rounds(const StepSetting&
     const PlannedSchedule schedule =
         plan_and_check_schedule(workload, ranks, choice, job_.plan, setting.group_strategy);
     planned.rounds = round_parts(schedule, tp, collective);
+    if (setting.undisturbed) std::ranges::for_each(planned.rounds, leave_undisturbed);
     planned.unpipelined = pipeline_reason(schedule);
   } catch (const InvalidArgument& error) {
     // Asking first would decide on groups twice.
@@ -331,6 +346,34 @@ std::optional<std::string> StepPlanner::plan_ticks(const StepSetting& setting, T
   return std::nullopt;
 }
 
+std::optional<TrainingStep> StepPlanner::unplanned_step(const StepSetting& setting,
+                                                        StepOutcome& outcome) const {
+  const auto impossible = [&](std::optional<std::string> problem) {
+    if (problem) outcome.reason = std::move(*problem);
+    return !outcome.reason.empty();
+  };
+  if (impossible(parallel_sizes_problem(job_.model, job_.cluster, setting.sizes, setting.chunks))) {
+    return std::nullopt;
+  }
+  if (job_.micro_batches.size() % static_cast<std::size_t>(setting.sizes.dp) != 0) {
+    outcome.reason = fmt::format("{} micro-batches do not spread evenly over DP {}",
+                                 job_.micro_batches.size(), setting.sizes.dp);
+    return std::nullopt;
+  }
+  TrainingStep step = even_step(setting);
+  if (impossible(pipeline_problem(step.pipeline))) return std::nullopt;
+  // Settings that exceed the memory even without attention's own are not worth planning. A schedule
+  // decides how many tokens a rank holds at a time.
+  if (is_scheduled(setting)) hold_nothing(step);
+  outcome.memory = step_memory(step);
+  if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {
+    outcome.verdict = Verdict::kOutOfMemory;
+    outcome.reason = std::move(*reason);
+    return std::nullopt;
+  }
+  return step;
+}
+
 StepOutcome StepPlanner::predict(const StepSetting& setting) {
   StepOutcome outcome{.setting = setting,
                       .verdict = Verdict::kImpossible,
@@ -338,39 +381,19 @@ StepOutcome StepPlanner::predict(const StepSetting& setting) {
                       .planned = false,
                       .prediction = std::nullopt,
                       .memory = {}};
-  const auto impossible = [&](std::optional<std::string> problem) {
-    if (problem) outcome.reason = std::move(*problem);
-    return !outcome.reason.empty();
-  };
-  if (impossible(parallel_sizes_problem(job_.model, job_.cluster, setting.sizes, setting.chunks))) {
-    return outcome;
-  }
-  if (job_.micro_batches.size() % static_cast<std::size_t>(setting.sizes.dp) != 0) {
-    outcome.reason = fmt::format("{} micro-batches do not spread evenly over DP {}",
-                                 job_.micro_batches.size(), setting.sizes.dp);
-    return outcome;
-  }
-  TrainingStep step = even_step(setting);
-  if (impossible(pipeline_problem(step.pipeline))) return outcome;
-  // Settings that exceed the memory even without attention's own are not worth planning. A schedule
-  // decides how many tokens a rank holds at a time.
-  const bool scheduled = is_scheduled(setting);
-  if (scheduled) hold_nothing(step);
-  outcome.memory = step_memory(step);
-  if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {
-    outcome.verdict = Verdict::kOutOfMemory;
-    outcome.reason = std::move(*reason);
-    return outcome;
-  }
+  std::optional<TrainingStep> step = unplanned_step(setting, outcome);
+  if (!step) return outcome;
   outcome.planned = true;
-  const bool pooled = setting.schedule == PipelineSchedule::kSamePhase;
-  if (impossible(scheduled ? plan_rounds(setting, step)
-                 : pooled  ? plan_ticks(setting, step)
-                           : plan_micro_batches(setting, step))) {
+  std::optional<std::string> problem = is_scheduled(setting) ? plan_rounds(setting, *step)
+                                       : setting.schedule == PipelineSchedule::kSamePhase
+                                           ? plan_ticks(setting, *step)
+                                           : plan_micro_batches(setting, *step);
+  if (problem) {
+    outcome.reason = std::move(*problem);
     outcome.memory.clear();
     return outcome;
   }
-  outcome.prediction = predict_step(step);
+  outcome.prediction = predict_step(*step);
   outcome.memory = outcome.prediction->memory;
   outcome.verdict = Verdict::kFits;
   if (auto reason = out_of_memory(job_.cluster, outcome.memory)) {

@@ -53,9 +53,39 @@ CollectiveTraffic gradient_traffic(const Cluster& cluster, const ParallelSizes& 
           .node_gbytes_per_s = ring.nodes > 1 ? ring.cost.gbytes_per_s : 0};
 }
 
-double StepCosts::weights_us(Collective op, double bytes, std::int32_t stage) const {
-  return gradient_group_.us(
-      op, bytes * static_cast<double>(weights_of_stage(stage)) / layers_of_stage(stage));
+// Every TP rank has its part of a layer, and each EP rank its experts.
+DeviceWeights StepCosts::layer_weights(std::int64_t common, bool experts) const {
+  return {(common + step_.sizes.tp - 1) / step_.sizes.tp,
+          experts ? weights_.experts / step_.sizes.ep : 0};
+}
+
+DeviceWeights StepCosts::weights_of_stage(std::int32_t stage) const {
+  const std::int32_t expert_layers = expert_layers_of_stage(stage);
+  const bool last = stage == step_.pipeline.stages - 1;
+  std::int64_t common = (layers_of_stage(stage) - expert_layers) * weights_.layer +
+                        expert_layers * weights_.expert_layer;
+  if (stage == 0) common += weights_.embedding;
+  if (last) common += weights_.head;
+  if (last && stage > 0 && step_.model.tied_embeddings) common += weights_.embedding;
+  DeviceWeights weights = layer_weights(common, expert_layers > 0);
+  weights.experts *= expert_layers;
+  return weights;
+}
+
+DeviceWeights StepCosts::largest_layer(std::int32_t stage) const {
+  const std::int32_t expert_layers = expert_layers_of_stage(stage);
+  const DeviceWeights with = layer_weights(weights_.expert_layer, true);
+  const DeviceWeights without = layer_weights(weights_.layer, false);
+  if (expert_layers == 0) return without;
+  if (expert_layers == layers_of_stage(stage)) return with;
+  return with.total() > without.total() ? with : without;
+}
+
+double StepCosts::weights_us(Collective op, double bytes, const DeviceWeights& weights,
+                             double parts) const {
+  const double us = gradient_group_.us(op, bytes * static_cast<double>(weights.common) / parts);
+  if (weights.experts == 0) return us;
+  return us + same_experts_group_.us(op, bytes * static_cast<double>(weights.experts) / parts);
 }
 
 double StepCosts::layer_delay_us(Direction direction, std::int32_t replica,
@@ -84,10 +114,10 @@ double StepCosts::layer_delay_us(Direction direction, std::int32_t replica,
 double StepCosts::fsdp_us(Direction direction, const Place& place) const {
   const std::int32_t stage = place.virtual_stage % step_.pipeline.stages;
   const std::int32_t layers = layers_of(place.virtual_stage);
-  const double gather_us = weights_us(Collective::kAllGather, kWeightBytes, stage);
+  const double gather_us = layer_weights_us(Collective::kAllGather, kWeightBytes, stage);
   const bool forward = direction == Direction::kForward;
   const double scatter_us =
-      forward ? 0 : weights_us(Collective::kReduceScatter, kGradientBytes, stage);
+      forward ? 0 : layer_weights_us(Collective::kReduceScatter, kGradientBytes, stage);
   const double layer_us = gather_us + scatter_us;
   if (step_.options.gradient_overlap == GradientOverlap::kOff) return layers * layer_us;
   // The first layer waits for its weights, and keeps them until backward, which it is the first of.
@@ -101,11 +131,12 @@ double StepCosts::fsdp_us(Direction direction, const Place& place) const {
 double StepCosts::optimizer_us(std::int32_t stage) const {
   // Reads the gradient, reads and writes master weight and moments, writes the weight.
   constexpr double kBytes = kGradientBytes + 2 * kOptimizerBytes + kWeightBytes;
-  const double shards = step_.options.optimizer == OptimizerShards::kNone
-                            ? 1
-                            : static_cast<double>(gradient_group_.ranks());
-  return static_cast<double>(weights_of_stage(stage)) / shards * kBytes /
-         (step_.cluster.memory_gbytes_per_s * kBytesPerUsAtOneGbyte);
+  const bool sharded = step_.options.optimizer != OptimizerShards::kNone;
+  const DeviceWeights weights = weights_of_stage(stage);
+  const double common = static_cast<double>(weights.common) / (sharded ? gradient_ranks() : 1);
+  const double experts =
+      static_cast<double>(weights.experts) / (sharded ? expert_gradient_ranks() : 1);
+  return (common + experts) * kBytes / (step_.cluster.memory_gbytes_per_s * kBytesPerUsAtOneGbyte);
 }
 
 }  // namespace contextile

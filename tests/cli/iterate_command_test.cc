@@ -76,8 +76,9 @@ TEST_F(IterateCommand, PartsOfAStageAddUpToTheStep) {
     ASSERT_EQ(step.at("stages").size(), 2U);
     for (const json& stage : step.at("stages")) {
       double sum = 0;
-      for (const char* key : {"linear_s", "attention_s", "exposed_attention_s", "tensor_parallel_s",
-                              "gradients_s", "recompute_s", "optimizer_s", "bubble_s"}) {
+      for (const char* key :
+           {"linear_s", "attention_s", "exposed_attention_s", "tensor_parallel_s",
+            "expert_parallel_s", "gradients_s", "recompute_s", "optimizer_s", "bubble_s"}) {
         sum += stage.at(key).get<double>();
       }
       EXPECT_NEAR(sum, step.at("time_s").get<double>(), 1e-9) << schedule;
@@ -129,7 +130,7 @@ TEST_F(IterateCommand, SortsStrategiesByTime) {
   EXPECT_EQ(rows[3].at("verdict"), "impossible");
   EXPECT_THAT(rows[3].at("reason").get<std::string>(), HasSubstr("KV heads (4), found 8"));
   EXPECT_EQ(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 5);
-  EXPECT_THAT(outcome.out, HasSubstr("strategy,placement,tp,cp,dp,pp,time_s"));
+  EXPECT_THAT(outcome.out, HasSubstr("strategy,placement,tp,cp,dp,pp,ep,time_s"));
 }
 
 TEST_F(IterateCommand, SweepsEveryPlacementAndSaysWhyOneDoesNotFit) {
@@ -193,6 +194,58 @@ TEST_F(IterateCommand, TakesAnyNumberOfDevicesOfAPreset) {
   EXPECT_EQ(steps({"--cluster", "dgx-h200", "--gpus", "2"}).at("steps")[0].at("cp"), 2);
   expect_bad_input(iterate({"--cluster", "dgx-h200", "--gpus", "12"}),
                    {"--gpus", "whole nodes of 8", "found 12"});
+}
+
+constexpr const char* kConfig =
+    R"({"model_type": "gpt_oss", "num_hidden_layers": 4, "hidden_size": 512,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+        "intermediate_size": 256, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 1000, "sliding_window": 100, "quantization_config": {}})";
+
+TEST_F(IterateCommand, PredictsAConfigWithTheWindowsOfItsLayers) {
+  const std::string config = file("small.json", kConfig);
+  const Outcome outcome = iterate({"--model", config});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("experts   2 of 8 for a token"));
+  EXPECT_THAT(outcome.out, HasSubstr("masks     causal (2 layers), sliding_window:100 (2 layers)\n"
+                                     "          masks of the model's file (--mask gives others)"));
+  EXPECT_THAT(outcome.out, HasSubstr("left out: quantization_config: weights are predicted in"));
+  expect_at_most_80_columns(outcome.out);
+  const Outcome masked = iterate({"--model", config, "--mask", "causal"});
+  EXPECT_THAT(masked.out, HasSubstr("masks     causal\n"
+                                    "          masks of --mask, not those of the model's file"));
+  const json own = steps({"--model", config});
+  EXPECT_EQ(own.at("masks_of_model"), true);
+  EXPECT_EQ(own.at("masks").size(), 2U);
+  EXPECT_EQ(own.at("left_out").size(), 1U);
+  const json causal = steps({"--model", config, "--mask", "causal"});
+  EXPECT_EQ(causal.at("masks_of_model"), false);
+  EXPECT_LT(own.at("steps")[0].at("model_flops"), causal.at("steps")[0].at("model_flops"));
+  expect_bad_input(iterate({"--model", file("odd.json", R"({"model_type": "llama", "hidden_size": 8,
+          "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8,
+          "vocab_size": 8, "conv_kernel": 4})")}),
+                   {"odd.json", "effect on time and memory", "found 'conv_kernel'"});
+}
+
+TEST_F(IterateCommand, SpreadsExpertsOverDevices) {
+  const std::string config = file("small.json", kConfig);
+  const json one = steps({"--model", config}).at("steps")[0];
+  const json four = steps({"--model", config, "--ep", "4"}).at("steps")[0];
+  EXPECT_EQ(four.at("ep"), 4);
+  EXPECT_EQ(four.at("placement"), "1x8x1x1/4");
+  EXPECT_EQ(one.at("stages")[0].at("expert_parallel_s"), 0);
+  EXPECT_GT(four.at("stages")[0].at("expert_parallel_s"), 0);
+  EXPECT_LT(four.at("memory_bytes"), one.at("memory_bytes"));
+  const Outcome text = iterate({"--model", config, "--ep", "4"});
+  EXPECT_THAT(text.out, HasSubstr("TPxCPxDPxPP/EP"));
+  EXPECT_THAT(text.out, HasSubstr("TP 1, CP 8, DP 1, PP 1, EP 4"));
+  expect_at_most_80_columns(text.out);
+  EXPECT_THAT(iterate({}).out, Not(HasSubstr("EP")));
+  const std::vector<std::string> sweep = {"--sweep", "--batch-tokens", "1000", "--cp", "8"};
+  EXPECT_EQ(steps(joined(sweep, {"--model", config})).at("steps").size(), 4U);  // EP 1, 2, 4, 8
+  EXPECT_EQ(steps(joined(sweep, {"--model", config, "--ep", "2"})).at("steps").size(), 1U);
+  expect_bad_input(iterate({"--ep", "2"}), {"EP 2 of a model without experts"});
+  expect_bad_input(iterate({"--model", config, "--ep", "3"}), {"EP 3 does not divide 8 experts"});
 }
 
 TEST_F(IterateCommand, RefusesWhatMakesNoSense) {

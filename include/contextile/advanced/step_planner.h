@@ -74,11 +74,17 @@ struct StepSetting {
   bool one_plan = false;
   // Strategy inside the groups of a schedule; unset: that of the original, a zigzag ring.
   std::optional<StrategyChoice> group_strategy = std::nullopt;
+  // In place of TrainingJob::options. Settings may differ in recompute and optimizer and still
+  // share their plans.
+  std::optional<IterationOptions> options = std::nullopt;
+  // true: collectives of weights and gradients take nothing from attention that they run beside.
+  // Then a plan is simulated once, not four times, and the time is a lower bound.
+  bool undisturbed = false;
 };
 // Returns true if the setting's strategy schedules the step's micro-batches. Pools of kSamePhase
 // and ping-pong need one plan.
 [[nodiscard]] bool is_scheduled(const StepSetting& setting);
-// Returns a text such as "TP 8, CP 4, DP 2, PP 1".
+// Returns a text such as "TP 8, CP 4, DP 2, PP 1", and EP if it is above 1.
 [[nodiscard]] std::string sizes_text(const ParallelSizes& sizes);
 
 enum class Verdict : std::uint8_t { kFits, kOutOfMemory, kImpossible };
@@ -108,6 +114,11 @@ class StepPlanner {
   // unknown strategies and bad options, CheckFailed when a plan does not verify.
   [[nodiscard]] StepOutcome predict(const StepSetting& setting);
 
+  // The same without a plan: attention's work is spread evenly, and nothing of it is transferred or
+  // waited for. The prediction of the setting is not faster, for any strategy and exchange. Not
+  // for kSamePhase and ping-pong, whose attention then takes no time.
+  [[nodiscard]] StepOutcome bound(const StepSetting& setting);
+
  private:
   // Strategy, shape of the cluster, heads, the planned workload, and the collective that shares its
   // links.
@@ -131,6 +142,16 @@ class StepPlanner {
 
   [[nodiscard]] const PlannedPart& planned(const StepSetting& setting, const Cluster& group,
                                            const Workload& workload, const std::string& what);
+  [[nodiscard]] const IterationOptions& options_of(const StepSetting& setting) const {
+    return setting.options ? *setting.options : job_.options;
+  }
+  // The collective that attention is simulated with: none if it is undisturbed.
+  [[nodiscard]] CollectiveTraffic traffic_of(const StepSetting& setting) const;
+  // Forward FLOPs of attention in one layer of a micro-batch, mean over masks, all heads.
+  [[nodiscard]] double attention_flops_of(std::size_t micro_batch);
+  // The step without plans, or nothing; then the outcome has the verdict and its reason.
+  [[nodiscard]] std::optional<TrainingStep> unplanned_step(const StepSetting& setting,
+                                                           StepOutcome& outcome) const;
   [[nodiscard]] TrainingStep even_step(const StepSetting& setting) const;
   // These fill the step. They return why it cannot be planned, or nothing.
   std::optional<std::string> plan_micro_batches(const StepSetting& setting, TrainingStep& step);
@@ -144,26 +165,29 @@ class StepPlanner {
   PlanNotice notice_;
   std::map<Key, PlannedPart> plans_;
   std::map<Key, PlannedRounds> rounds_;
+  std::vector<double> attention_flops_;  // by micro-batch, once one was needed
 };
 
 // ------------------------------------------------------------------------------- sweeps
 
 // Sizes that are fixed; a sweep varies the others.
 struct GivenSizes {
-  std::optional<std::int32_t> tp;
-  std::optional<std::int32_t> cp;
-  std::optional<std::int32_t> dp;
-  std::optional<std::int32_t> pp;
+  std::optional<std::int32_t> tp = {};
+  std::optional<std::int32_t> cp = {};
+  std::optional<std::int32_t> dp = {};
+  std::optional<std::int32_t> pp = {};
+  std::optional<std::int32_t> ep = {};
 };
 
-// Returns the sizes on `num_devices`. TP and PP are 1 unless given. CP or DP, if not given, is the
-// remaining factor (if neither is given, DP is 1). Throws InvalidArgument when the product is
+// Returns the sizes on `num_devices`. TP, PP and EP are 1 unless given. CP or DP, if not given, is
+// the remaining factor (if neither is given, DP is 1). Throws InvalidArgument when the product is
 // another number.
 [[nodiscard]] ParallelSizes complete_sizes(const GivenSizes& given, std::int64_t num_devices);
 
 // Returns all sizes of the model on the cluster that keep to the given ones, in order of TP, PP,
-// CP. TP is inside a node and divides the heads. The CP and DP groups are whole nodes or equal
-// parts of one. DP divides the micro-batches, and there are at most as many stages as layers.
+// CP, EP. TP is inside a node and divides the heads. The CP, DP and EP groups are whole nodes or
+// equal parts of one. DP divides the micro-batches, and there are at most as many stages as layers.
+// EP divides the experts and the devices of a stage; it is 1 for models without experts.
 [[nodiscard]] std::vector<ParallelSizes> all_sizes(const GivenSizes& given, const ModelSpec& model,
                                                    const Cluster& cluster,
                                                    std::int64_t micro_batches, std::int32_t chunks);

@@ -152,19 +152,27 @@ struct PipelineTimeline {
 // Sizes of the parallel dimensions, in rank order TP-CP-DP-PP: `tp` consecutive devices of a node
 // are one context-parallel rank, `cp` consecutive ranks one context-parallel group, `dp`
 // consecutive groups one pipeline stage.
+//
+// Experts are spread over `ep` consecutive devices of a stage, whichever of its TP, CP and DP ranks
+// these are, and every expert is whole on its device. Megatron-core does the same with
+// --expert-model-parallel-size and --expert-tensor-parallel-size 1 (rank order
+// etp-ep-edp-pp, megatron/core/parallel_state.py).
 struct ParallelSizes {
   std::int32_t tp = 1;
   std::int32_t cp = 1;
   std::int32_t dp = 1;
   std::int32_t pp = 1;
+  std::int32_t ep = 1;  // divides tp · cp · dp and the experts; no factor of num_devices()
 
+  // Devices of a stage.
+  [[nodiscard]] std::int64_t stage_devices() const { return std::int64_t{tp} * cp * dp; }
   [[nodiscard]] std::int64_t num_devices() const { return std::int64_t{tp} * cp * dp * pp; }
   friend bool operator==(const ParallelSizes&, const ParallelSizes&) = default;
 };
 
 // Returns why such sizes are impossible, or nothing: devices that do not match the cluster's, TP
 // groups or stages that cut nodes unevenly, heads that TP does not divide, fewer layers than
-// virtual stages.
+// virtual stages, experts or stages that EP does not divide.
 [[nodiscard]] std::optional<std::string> parallel_sizes_problem(const ModelSpec& model,
                                                                 const Cluster& cluster,
                                                                 const ParallelSizes& sizes,
@@ -303,7 +311,7 @@ struct IterationOptions {
 void check_iteration_options(const IterationOptions& options);  // throws InvalidArgument
 
 // Returns the traffic of the collectives that run during attention: none without overlap, or if no
-// two ranks have the same weights. Its ranks are those of context_parallel_cluster.
+// two ranks have the same weights (experts aside). Its ranks are those of context_parallel_cluster.
 [[nodiscard]] CollectiveTraffic gradient_traffic(const Cluster& cluster, const ParallelSizes& sizes,
                                                  const IterationOptions& options);
 
@@ -356,17 +364,18 @@ struct StageTimes {
   double attention_us = 0;          // the busiest device's work
   double exposed_attention_us = 0;  // waiting inside attention: transfers, imbalance of its stages
   double tensor_parallel_us = 0;    // all-gathers and reduce-scatters of TP that are not hidden
+  double expert_parallel_us = 0;    // all-to-alls that dispatch tokens to experts and combine them
   double recompute_us = 0;          // forward (attention, too) run again, cheap parts recomputed
   double gradients_us = 0;          // gradient and weight collectives that are not hidden
   double optimizer_us = 0;
   double bubble_us = 0;  // waiting for other stages and replicas
 
   [[nodiscard]] double total_us() const {
-    return linear_us + attention_us + exposed_attention_us + tensor_parallel_us + recompute_us +
-           gradients_us + optimizer_us + bubble_us;
+    return linear_us + attention_us + exposed_attention_us + tensor_parallel_us +
+           expert_parallel_us + recompute_us + gradients_us + optimizer_us + bubble_us;
   }
   [[nodiscard]] double exposed_us() const {
-    return exposed_attention_us + tensor_parallel_us + gradients_us;
+    return exposed_attention_us + tensor_parallel_us + expert_parallel_us + gradients_us;
   }
 };
 

@@ -65,7 +65,8 @@ struct HelixModel {
 void check_helix_model(const HelixModel& model);
 // Returns "deepseek-r1" and the names of the presets of advanced/model.h.
 [[nodiscard]] std::vector<std::string> helix_model_names();
-// Loads one of those, or a file as load_model does. Throws as load_model does.
+// Loads one of those, or a file as load_model does. Throws as load_model does, and on windows, tied
+// embeddings, and shared experts that are not whole experts: predictions do not know them.
 [[nodiscard]] HelixModel load_helix_model(std::string_view text);
 // Returns the number of elements, embedding and head included, norms and routers not.
 [[nodiscard]] std::int64_t num_weights(const HelixModel& model);

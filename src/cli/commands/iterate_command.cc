@@ -189,32 +189,49 @@ std::size_t num_plans(const StepSetting& setting, const TrainingJob& job) {
   return setting.nano_batches == NanoBatches::kPingPong ? 2 * plans : plans;
 }
 
-void print_outcomes(const IterateOptions& options, const TrainingJob& job,
+// Lines about the model's file: where the masks are from, and what is left out. Every line ends
+// with a line feed.
+std::string model_notes(const IterateOptions& options, const LoadedModel& model) {
+  std::string text;
+  if (!model.masks.empty()) {
+    text += fmt::format("          masks of {}\n", options.input.workload.masks.empty()
+                                                       ? "the model's file (--mask gives others)"
+                                                       : "--mask, not those of the model's file");
+  }
+  for (const std::string& part : model.left_out)
+    text += fmt::format("          left out: {}\n", part);
+  return text;
+}
+
+void print_outcomes(const IterateOptions& options, const LoadedModel& model, const TrainingJob& job,
                     const std::vector<StepOutcome>& outcomes) {
   if (options.json) {
     Json document = {{"command", "iterate"}, {"seed", options.input.plan.seed}};
     document.update(job_json(job));
+    document["masks_of_model"] = !model.masks.empty() && options.input.workload.masks.empty();
+    document["left_out"] = model.left_out;
     document["steps"] = Json::array();
-    for (const StepOutcome& outcome : outcomes) document["steps"].push_back(outcome_json(outcome));
+    for (const StepOutcome& outcome : outcomes)
+      document["steps"].push_back(outcome_json(job, outcome));
     print_json(document);
     return;
   }
   if (options.csv) {
-    print(outcome_table(outcomes).csv());
+    print(outcome_table(job, outcomes).csv());
     return;
   }
-  std::string text = describe_job(job);
+  std::string text = describe_job(job, model_notes(options, model));
   text += fmt::format(
       "pipeline  {}{}{}\n", to_string(options.schedule),
       chunks_of(options) > 1 ? fmt::format(", {} chunks a stage", chunks_of(options)) : "",
       options.ping_pong ? "; two nano-batches in ping-pong" : "");
   text += "\nexposed: communication that nothing hides; GB: of the fullest device\n\n" +
-          outcomes_text(outcomes, static_cast<std::size_t>(options.top));
+          outcomes_text(job, outcomes, static_cast<std::size_t>(options.top));
   text += scheduled_text(outcomes);
   const StepOutcome& best = outcomes.front();
   if (!best.memory.empty()) {
     text += fmt::format("\n{}: {}\n", best.setting.strategy.name, sizes_text(best.setting.sizes)) +
-            stages_text(best);
+            stages_text(job, best);
   }
   print(text);
 }
@@ -222,9 +239,11 @@ void print_outcomes(const IterateOptions& options, const TrainingJob& job,
 int run(const IterateOptions& options) {
   check_formats(options.json, options.csv);
   check_schedule_options(options);
-  TrainingJob job{.model = load_model(options.model),
+  const LoadedModel model = load_described_model(options.model);
+  const std::vector<MaskUse>& masks = options.input.workload.masks;
+  TrainingJob job{.model = model.model,
                   .cluster = load_machine(options),
-                  .masks = options.input.workload.masks,
+                  .masks = masks.empty() ? model.masks : masks,
                   .plan = options.input.plan,
                   .options = options.iteration,
                   .micro_batches = {}};
@@ -252,7 +271,7 @@ int run(const IterateOptions& options) {
     return kExitCheckFailed;
   }
   sort_outcomes(outcomes);
-  print_outcomes(options, job, outcomes);
+  print_outcomes(options, model, job, outcomes);
   return outcomes.front().verdict == Verdict::kFits ? kExitOk : kExitCheckFailed;
 }
 
@@ -264,12 +283,16 @@ void add_parallel_options(CLI::App& app, IterateOptions& options) {
   add_size_as<std::int32_t>(app, "--tp", options.sizes.tp, 1,
                             {"N", "tensor parallelism, inside a node", "1"});
   add_size_as<std::int32_t>(app, "--cp", options.sizes.cp, 1,
-                            {"N", "ranks of a context-parallel group", "what is left"});
+                            {"N", "context-parallel ranks", "what is left"});
   add_size_as<std::int32_t>(app, "--dp", options.sizes.dp, 1,
                             {"N", "data-parallel replicas", "1, or what --cp leaves"});
   add_size_as<std::int32_t>(app, "--pp", options.sizes.pp, 1, {"N", "pipeline stages", "1"});
+  add_size_as<std::int32_t>(
+      app, "--ep", options.sizes.ep, 1,
+      {"N", "experts are spread over N devices of a stage, each of them whole on one", "1"});
   add_switch(app, "--sweep", options.sweep,
-             "all sizes TP x CP x DP x PP instead of one; those that are given stay");
+             "all sizes TP x CP x DP x PP, and EP of models with experts, instead of one; those "
+             "that are given stay");
   add_size<std::int64_t>(app, "--top", options.top, 1,
                          {"N", "how many that fit the table of a sweep shows", ""});
 }
@@ -343,7 +366,7 @@ Action add_iterate_command(CLI::App& app) {
   std::vector<std::string> models;
   for (const ModelPreset& preset : model_presets()) models.push_back(preset.model.name);
   add_text(app, "--model", options->model,
-           {"NAME|FILE", "{}, or a .json file", "", std::move(models)});
+           {"NAME|FILE", "{}, a .json file or its folder", "", std::move(models)});
   add_strategy_option(app, options->strategies, "auto", "which ones, comma-separated");
   add_parallel_options(app, *options);
   add_pipeline_options(app, *options);

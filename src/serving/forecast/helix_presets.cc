@@ -31,6 +31,60 @@ HelixModel deepseek_r1() {
           .experts = HelixExperts{}};
 }
 
+// Experts of one size; shared ones are several of them.
+HelixExperts helix_experts_of(const ModelSpec& model) {
+  const ModelExperts& experts = model.experts;
+  CONTEXTILE_CHECK(experts.shared_ffn % experts.ffn == 0,
+                   "model {}: expected a size of shared experts that is a multiple of {}, that of "
+                   "an expert, found {}",
+                   quote(model.name), experts.ffn, experts.shared_ffn);
+  return {.routed = experts.experts,
+          .active = experts.per_token,
+          .shared = experts.shared_ffn / experts.ffn,
+          .ffn = experts.ffn,
+          .dense_layers = experts.dense_layers};
+}
+
+LatentAttention latent_attention_of(const ModelSpec& model) {
+  const LatentAttentionSizes& latent = model.latent;
+  CONTEXTILE_CHECK(latent.q_rank > 0,
+                   "model {}: expected latent attention with a rank of queries, found none",
+                   quote(model.name));
+  return {.query_rank = latent.q_rank,
+          .kv_rank = latent.kv_rank,
+          .rope_dim = latent.rope_dim,
+          .nope_dim = model.head_dim - latent.rope_dim,
+          .value_dim = model.value_elements()};
+}
+
+// The same model in this room's terms. Refuses what its predictions do not know.
+HelixModel helix_model_of(const LoadedModel& loaded) {
+  const ModelSpec& model = loaded.model;
+  const std::string name = quote(model.name);
+  CONTEXTILE_CHECK(loaded.masks.empty(),
+                   "model {}: expected full attention in all layers, found {} in {}", name,
+                   to_string(loaded.masks.back().spec), loaded.masks.back().layers);
+  CONTEXTILE_CHECK(!model.tied_embeddings,
+                   "model {}: expected an embedding and a head, found tied embeddings", name);
+  const bool latent = model.latent.kv_rank > 0;
+  CONTEXTILE_CHECK(latent || model.value_elements() == model.head_dim,
+                   "model {}: expected values of {} elements like its keys, found {}", name,
+                   model.head_dim, model.value_elements());
+  HelixModel result{.shape = model};
+  result.shape.value_dim = 0;
+  result.shape.experts = {};
+  result.shape.latent = {};
+  if (latent) {
+    result.latent = latent_attention_of(model);
+    result.shape.kv_heads = 1;
+  }
+  if (model.has_experts()) {
+    result.experts = helix_experts_of(model);
+    if (model.experts.dense_layers == 0) result.shape.ffn = model.experts.ffn;  // of no layer
+  }
+  return result;
+}
+
 struct Size {
   const char* what;
   std::int32_t value;
@@ -91,7 +145,7 @@ HelixModel load_helix_model(std::string_view text) {
   CONTEXTILE_CHECK(names_file(text) || std::ranges::find(names, text) != names.end(),
                    "model: expected one of {} or a JSON file, found {}{}", fmt::join(names, ", "),
                    quote(text), did_you_mean(text, names));
-  return {.shape = load_model(text)};
+  return helix_model_of(load_described_model(text));
 }
 
 void check_helix_hardware(const HelixHardware& hardware) {

@@ -18,11 +18,10 @@ namespace {
 using testing::HasSubstr;
 
 TEST(Models, PresetsHaveTheWeightsTheirNamesSay) {
-  const std::pair<const char*, double> expected[] = {{"llama-3-8b", 8.03e9},
-                                                     {"llama-34b", 34.55e9},
-                                                     {"llama-3-70b", 70.6e9},
-                                                     {"llama-3-405b", 405.8e9},
-                                                     {"gpt-8b", 8.03e9}};
+  const std::pair<const char*, double> expected[] = {
+      {"llama-3-8b", 8.03e9},    {"llama-34b", 34.55e9}, {"llama-3-70b", 70.6e9},
+      {"llama-3-405b", 405.8e9}, {"gpt-8b", 8.03e9},     {"mixtral-8x7b", 46.7e9},
+      {"qwen3-30b-a3b", 30.5e9}, {"deepseek-v3", 671e9}};
   ASSERT_EQ(model_presets().size(), std::size(expected));
   for (const auto& [name, weights] : expected) {
     const ModelSpec model = load_model(name);
@@ -69,6 +68,29 @@ TEST(Models, ComeFromFilesWithEveryKeyOrNot) {
                         "'18446744073709551615'"));
   EXPECT_THAT(message_of([] { static_cast<void>(load_model("llama-3-8")); }),
               HasSubstr("did you mean 'llama-3-8b'"));
+}
+
+TEST(Models, FilesMayHaveExperts) {
+  const std::string sizes = R"({"layers": 4, "hidden": 2000, "heads": 20, "kv_heads": 5,
+      "head_dim": 100, "vocabulary": 10000, )";
+  const ModelSpec model = parse_model_json(
+      sizes + R"("experts": 8, "experts_per_token": 2, "expert_ffn": 1000, "tied_embeddings": true,
+                 "shared_expert_ffn": 500, "value_dim": 50})",
+      "m.json");
+  EXPECT_EQ(model.experts,
+            (ModelExperts{.experts = 8, .per_token = 2, .ffn = 1000, .shared_ffn = 500}));
+  EXPECT_TRUE(model.tied_embeddings);
+  EXPECT_EQ(attention_shape_of(model, 1).value_dim, 50);
+  const auto broken = [&](const std::string& more) {
+    return message_of([&] { static_cast<void>(parse_model_json(sizes + more, "m.json")); });
+  };
+  EXPECT_THAT(broken(R"("experts": 8, "expert_ffn": 9})"),
+              HasSubstr("experts_per_token: expected a value, found none"));
+  EXPECT_THAT(
+      broken(R"("experts": 8, "experts_per_token": 2, "expert_ffn": 9, "dense_layers": 1})"),
+      HasSubstr("ffn: expected a value, found none"));
+  EXPECT_THAT(broken(R"("ffn": 9, "expert_ffn": 9})"),
+              HasSubstr("expected sizes of experts only with experts, found 0 experts"));
 }
 
 TEST(Models, GiveATensorParallelRankItsHeads) {

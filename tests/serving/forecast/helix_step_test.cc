@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "contextile/serving/helix.h"
@@ -164,6 +166,35 @@ TEST(HelixStep, CountsTheMatricesOfALatentByHand) {
 TEST(HelixStep, LoadsModelsOfTheSizeTheirNamesSay) {
   EXPECT_NEAR(static_cast<double>(num_weights(load_helix_model("llama-3-405b"))), 405.8e9, 0.1e9);
   EXPECT_NEAR(static_cast<double>(num_weights(load_helix_model("deepseek-r1"))), 671e9, 1e9);
+}
+
+TEST(HelixModels, HaveTheExpertsAndLatentsOfTheirSpecs) {
+  HelixModel model = load_helix_model("deepseek-v3");
+  const HelixModel same = load_helix_model("deepseek-r1");
+  EXPECT_EQ(model.latent, same.latent);
+  EXPECT_EQ(model.experts, same.experts);
+  EXPECT_EQ(num_weights(model), num_weights(same));
+  check_helix_model(model);
+  model = load_helix_model("mixtral-8x7b");
+  check_helix_model(model);
+  EXPECT_NEAR(static_cast<double>(num_weights(model)), 46.7e9, 0.1e9);
+}
+
+TEST(HelixModels, RefuseWhatPredictionsDoNotKnow) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / "helix_models.json";
+  const auto refused = [&](const char* keys) {
+    std::ofstream(path) << R"({"model_type": "mistral", "hidden_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 64,
+        "vocab_size": 10, )"
+                        << keys << "}";
+    return message_of([&] { static_cast<void>(load_helix_model(path.string())); });
+  };
+  EXPECT_EQ(refused(R"("sliding_window": null)"), "no error");
+  EXPECT_THAT(refused(R"("sliding_window": 9)"),
+              HasSubstr("expected full attention in all layers, found sliding_window:9 in 4"));
+  EXPECT_THAT(refused(R"("tie_word_embeddings": true)"), HasSubstr("found tied embeddings"));
+  std::filesystem::remove(path);
 }
 
 TEST(HelixStep, TakesLongerWithTheContextAndLessWithMoreShards) {
