@@ -31,4 +31,5 @@ NB_MODULE(_core, module) {
   bind_inference(module);
   bind_pipeline(module);
   bind_lookahead(module);
+  bind_setups(module);
 }
