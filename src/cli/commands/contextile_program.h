@@ -7,6 +7,7 @@
 namespace contextile {
 
 // Each adds its options and examples to `app` and returns the command's action.
+[[nodiscard]] Action add_advise_command(CLI::App& app);
 [[nodiscard]] Action add_plan_command(CLI::App& app);
 [[nodiscard]] Action add_verify_command(CLI::App& app);
 [[nodiscard]] Action add_run_command(CLI::App& app);
@@ -26,6 +27,7 @@ namespace contextile {
 [[nodiscard]] Action add_launch_command(CLI::App& app);
 [[nodiscard]] Action add_serve_command(CLI::App& app);
 
+inline constexpr const char* kDecide = "Decide";
 inline constexpr const char* kPlanAndLook = "Plan and look";
 inline constexpr const char* kRun = "Run";
 inline constexpr const char* kServe = "Serve";
@@ -33,6 +35,8 @@ inline constexpr const char* kPredict = "Predict";
 inline constexpr const char* kTools = "Tools";
 
 inline constexpr Command kCommands[] = {
+    {"advise", kDecide, "Find the fastest set-up of a training job, and its flags.",
+     add_advise_command},
     {"plan", kPlanAndLook, "Plan a batch, verify the plan and write it to a file.",
      add_plan_command},
     {"verify", kPlanAndLook, "List every violation in a plan file.", add_verify_command},

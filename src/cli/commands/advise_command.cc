@@ -1,0 +1,276 @@
+// contextile advise: the set-ups of a training job that are predicted to be fastest.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/file_bytes.h"
+#include "cli/commands/contextile_program.h"
+#include "cli/help.h"
+#include "cli/options/input.h"
+#include "cli/options/machine.h"
+#include "cli/options/shared.h"
+#include "cli/options/types.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "contextile/advanced/advise.h"
+#include "contextile/advanced/engine_setup.h"
+#include "contextile/data.h"
+#include "report/advice_tables.h"
+#include "report/table.h"
+
+namespace contextile {
+namespace {
+
+// Tokens that are drawn of a built-in distribution: enough for every step that is drawn.
+constexpr std::int64_t kDatasetTokens = std::int64_t{1} << 26;
+constexpr double kLeastMfu = 0.05;
+constexpr double kMostMfu = 1;
+constexpr int kHalvings = 12;
+
+struct AdviseCommandOptions {
+  std::string lengths_path;
+  std::string length_field = "length";
+  std::string dataset;
+  InputOptions input;  // its masks alone
+  std::string model = "llama-3-8b";
+  std::string gpus = "32xh100";
+  std::string now;  // a file, or arguments
+  std::optional<TrainingEngine> engine;
+  std::optional<double> measured_s;
+  std::optional<double> price;
+  std::optional<double> seconds;
+  std::vector<std::string> plans;  // empty: the default of the search
+  AdviseJob job;
+  AdviseOptions search;
+  bool json = false;
+};
+
+std::vector<std::int64_t> load_documents(const AdviseCommandOptions& options) {
+  if (options.lengths_path.empty() == options.dataset.empty()) {
+    fail_argument("advise: expected either LENGTHS or --dataset NAME, found {}",
+                  options.dataset.empty() ? "neither" : "both");
+  }
+  if (!options.lengths_path.empty()) {
+    return read_lengths(options.lengths_path, options.length_field);
+  }
+  return batches_from_dataset(options.dataset, {.tokens = kDatasetTokens, .seed = options.job.seed})
+      .front();
+}
+
+std::string read_text_file(const std::string& path) {
+  const FileBytes file(path, expect_text("flags of a training job"));
+  return std::string(file.text());
+}
+
+// The set-up of today: a JSON file of DeepSpeed, a shell script or arguments of Megatron.
+ReadSetup read_now(const AdviseCommandOptions& options, std::int32_t devices) {
+  const std::string& now = options.now;
+  for (const std::string_view end : {".toml", ".yaml", ".yml"}) {
+    if (now.ends_with(end)) {
+      fail_argument(
+          "--now: expected Megatron-LM's arguments, a script that has them, or a .json file of "
+          "DeepSpeed, found '{}'",
+          now);
+    }
+  }
+  if (now.ends_with(".json")) {
+    const auto flat = flatten_json(read_text_file(now));
+    return read_engine_setup(TrainingEngine::kDeepspeed, flat, devices);
+  }
+  const bool is_file = !now.starts_with('-') && std::filesystem::is_regular_file(now);
+  return read_megatron_arguments(is_file ? read_text_file(now) : now, devices);
+}
+
+std::string settings_text(const std::vector<SetupSetting>& settings) {
+  std::string text;
+  for (const SetupSetting& setting : settings) {
+    text += fmt::format("{}{}{}{}{}", text.empty() ? "" : ", ", setting.key,
+                        setting.value.empty() ? "" : " ", setting.value,
+                        setting.note.empty() ? "" : " (" + setting.note + ")");
+  }
+  return text;
+}
+
+// Sets the share of the peak that linear layers reach, so that the set-up of today takes the
+// measured time. Throws InvalidArgument if no share does.
+AdvisedSetup fit_now(AdviseJob& job, const TrainingSetup& setup, double measured_s) {
+  const auto predicted_s = [&](double mfu) {
+    job.options.linear_mfu = mfu;
+    return 1e-6 * predict_setup(job, setup).step_us;
+  };
+  const double slowest = predicted_s(kLeastMfu);
+  const double fastest = predicted_s(kMostMfu);
+  if (measured_s > slowest || measured_s < fastest) {
+    fail_argument(
+        "--measured: expected a step of {:.3g} to {:.3g} s, which this set-up takes if everything "
+        "outside attention reaches 100% to 5% of the peak, found {:.3g} s",
+        fastest, slowest, measured_s);
+  }
+  double low = kLeastMfu;
+  double high = kMostMfu;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = 0.5 * (low + high);
+    (predicted_s(middle) > measured_s ? low : high) = middle;
+  }
+  job.options.linear_mfu = 0.5 * (low + high);
+  return predict_setup(job, setup);
+}
+
+std::string flags_text(const Advice& advice, TrainingEngine engine) {
+  const std::vector<AdvisedSetup>& list =
+      engine == TrainingEngine::kContextile ? advice.own : advice.engines;
+  for (const AdvisedSetup& one : list) {
+    if (engine_problem(one.setup, engine)) continue;
+    const EngineFlags flags = engine_flags(one.setup, engine);
+    std::string text =
+        fmt::format("\nfor {}: {}\n\n{}", to_string(engine), setup_text(one.setup), flags.flags);
+    if (const auto note = engine_note(one.setup, engine)) text += fmt::format("\n{}\n", *note);
+    if (!flags.script.empty()) text += fmt::format("\nelsewhere:\n\n{}", flags.script);
+    return text;
+  }
+  if (list.empty()) return "";
+  return fmt::format("\nfor {}: none of these set-ups runs there: {}\n", to_string(engine),
+                     *engine_problem(list.front().setup, engine));
+}
+
+std::string now_text(const ReadSetup& read, const AdvisedSetup& now) {
+  std::string text = fmt::format("\nnow: {}\n{:.4g} s a step, {:.0f} tokens/s, predicted; {}\n",
+                                 setup_text(now.setup), 1e-6 * now.step_us, now.tokens_per_s,
+                                 wait_sentence(now.prediction));
+  if (!read.approximated.empty()) {
+    text += fmt::format("predicted otherwise: {}\n", settings_text(read.approximated));
+  }
+  if (!read.without_effect.empty()) {
+    text +=
+        fmt::format("without effect on time and memory: {}\n", settings_text(read.without_effect));
+  }
+  return text;
+}
+
+void print_answer(const AdviseCommandOptions& options, const AdviceReport& report,
+                  const std::optional<ReadSetup>& read) {
+  const Advice& advice = report.advice;
+  std::string text = job_lines(report);
+  if (read) text += now_text(*read, *report.now);
+  text += fmt::format("\n{}\n", verdict_sentence(report));
+  if (!advice.engines.empty()) {
+    text += "\nset-ups that the engines have; all times predicted\n\n" +
+            setup_table(report, advice.engines).text();
+  }
+  if (!advice.own.empty()) {
+    text += "\nthe same with contextile's plans\n\n" + setup_table(report, advice.own).text();
+  }
+  if (options.engine) text += flags_text(advice, *options.engine);
+  text += "\n" + search_lines(report) +
+          "trust      medians of published steps were predicted within a factor of 1.1\n"
+          "           (docs/results/measured.md)\n";
+  print(text);
+}
+
+int run(const AdviseCommandOptions& options) {
+  AdviseJob job = options.job;
+  const LoadedModel loaded = load_described_model(options.model);
+  job.model = loaded.model;
+  job.cluster = load_gpus(options.gpus);
+  job.masks = options.input.workload.masks.empty() ? loaded.masks : options.input.workload.masks;
+  job.lengths = load_documents(options);
+  AdviseOptions search = options.search;
+  search.seconds = options.seconds.value_or(search.seconds);
+  search.engine = options.engine;
+  if (!options.plans.empty()) search.strategies = options.plans;
+  std::optional<ReadSetup> read;
+  std::optional<AdvisedSetup> now;
+  if (options.measured_s && options.now.empty()) {
+    fail_argument("--measured: expected --now, the set-up that was measured, as well, found none");
+  }
+  if (!options.now.empty()) {
+    read = read_now(options, job.cluster.num_devices());
+    // Set-ups are compared on the same micro-batches and steps.
+    if (job.tokens == 0 && read->has("tokens")) job.tokens = read->setup.tokens;
+    if (job.step_tokens == 0 && read->has("step_tokens")) job.step_tokens = read->setup.step_tokens;
+    read->setup.tokens = read->setup.step_tokens = 0;
+    if (read->gradient_overlap) job.options.gradient_overlap = *read->gradient_overlap;
+    now = options.measured_s ? fit_now(job, read->setup, *options.measured_s)
+                             : predict_setup(job, read->setup);
+  }
+  ProgressBar progress(1);
+  search.progress = [&](const AdviseProgress& at) {
+    progress.step(at.predicted, at.predicted + at.left,
+                  fmt::format("best {:.0f} tokens/s", at.best_tokens_per_s));
+  };
+  const Advice advice = advise(job, search);
+  const AdviceReport report{job, advice, std::move(now), options.price.value_or(0),
+                            loaded.left_out};
+  if (options.json) {
+    print_json(advice_json(report));
+  } else {
+    print_answer(options, report, read);
+  }
+  return advice.engines.empty() && advice.own.empty() ? kExitCheckFailed : kExitOk;
+}
+
+}  // namespace
+
+Action add_advise_command(CLI::App& app) {
+  auto options = std::make_shared<AdviseCommandOptions>();
+  add_value(
+      app, "LENGTHS",
+      {"FILE",
+       "sequence lengths in tokens: one per line, a JSON array, JSONL, .npy, or a Megatron-LM "
+       ".idx; either this or --dataset",
+       ""},
+      [options](const std::string& path) { options->lengths_path = path; });
+  add_text(app, "--length-field", options->length_field,
+           {"KEY", "field of a JSONL line that holds the length", ""});
+  add_dataset_option(app, options->dataset, "built-in length distribution to sample");
+  std::vector<std::string> models;
+  for (const ModelPreset& preset : model_presets()) models.push_back(preset.model.name);
+  add_text(app, "--model", options->model,
+           {"NAME|FILE", "{}, or a .json file", "", std::move(models)});
+  add_text(app, "--gpus", options->gpus,
+           {"NxKIND|CLUSTER",
+            "64xh100: so many GPUs, of a100, h100, h200, h20, b200, gb200 or gb300; or a cluster "
+            "as --cluster of other commands takes it",
+            ""});
+  add_text(app, "--now", options->now,
+           {"FILE|FLAGS",
+            "the set-up of today: arguments of Megatron-LM, a script that has them, or a .json "
+            "file of DeepSpeed",
+            "none"});
+  add_value(app, "--engine",
+            {"megatron|torchtitan|trl|deepspeed|contextile", "print the flags of the best set-up",
+             "none"},
+            [options](const std::string& text) { options->engine = parse_training_engine(text); });
+  add_number(
+      app, "--measured", options->measured_s,
+      {"SECONDS",
+       "a step of --now as measured: the share of the peak outside attention is fitted to it",
+       "not known"});
+  add_number(app, "--price", options->price, {"X", "of a device-hour, in any currency", "none"});
+  add_size_as<std::int64_t>(app, "--tokens", options->job.tokens, 1,
+                            {"N", "tokens of a micro-batch of one replica",
+                             "--now's, or what holds the longest document"});
+  add_size_as<std::int64_t>(app, "--batch-tokens", options->job.step_tokens, 1,
+                            {"N", "tokens of a step, a multiple of --tokens", "--now's, or 4M"});
+  add_mask_rule_option(app, options->input);
+  add_number(app, "--seconds", options->seconds, {"X", "of search; 0: no limit", "15"});
+  add_size<std::int32_t>(app, "--best", options->search.best, 1,
+                         {"N", "set-ups of each table", ""});
+  add_size<std::uint64_t>(app, "--seed", options->job.seed, 0,
+                          {"N", "seed of the order of documents", ""});
+  add_json_option(app, options->json);
+  add_examples(app, {"contextile advise lengths.txt --gpus 32xh100",
+                     "contextile advise --dataset prolong --gpus 64xh200 --model llama-3-8b --now "
+                     "\"--tensor-model-parallel-size 4 --context-parallel-size 16 --seq-length "
+                     "131072 --global-batch-size 32 --micro-batch-size 1\" --engine megatron"});
+  show_first(app, {"LENGTHS", "--dataset", "--model", "--gpus", "--now", "--engine", "--measured",
+                   "--price", "--seconds"});
+  return [options] { return run(*options); };
+}
+
+}  // namespace contextile

@@ -1,0 +1,213 @@
+#include "report/advice_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "report/json.h"
+
+namespace contextile {
+namespace {
+
+constexpr std::size_t kWidestSetup = 34;
+constexpr double kSecondsPerUs = 1e-6;
+constexpr double kLeastShare = 0.005;
+
+double gain_over(const AdvisedSetup& setup, const AdvisedSetup& now) {
+  return setup.tokens_per_s / now.tokens_per_s;
+}
+
+// The fastest set-up of all lists; there is one.
+const AdvisedSetup* best_of(const Advice& advice) {
+  const AdvisedSetup* best = advice.engines.empty() ? nullptr : &advice.engines.front();
+  if (!advice.own.empty() &&
+      (best == nullptr || advice.own.front().tokens_per_s > best->tokens_per_s)) {
+    best = &advice.own.front();
+  }
+  return best;
+}
+
+Json setup_json(const AdviceReport& report, const AdvisedSetup& one) {
+  const TrainingSetup& setup = one.setup;
+  Json json = {
+      {"text", setup_text(setup)},
+      {"tp", setup.sizes.tp},
+      {"cp", setup.sizes.cp},
+      {"dp", setup.sizes.dp},
+      {"pp", setup.sizes.pp},
+      {"ep", setup.sizes.ep},
+      {"exchange", to_string(setup.exchange)},
+      {"a2a_ranks", setup.a2a_ranks},
+      {"packing", to_string(setup.packing)},
+      {"strategy", setup.strategy},
+      {"recompute", to_string(setup.recompute)},
+      {"optimizer", to_string(setup.optimizer)},
+      {"schedule", to_string(setup.schedule)},
+      {"chunks", setup.chunks},
+      {"step_s", one.step_us * kSecondsPerUs},
+      {"bound_s", one.bound_us * kSecondsPerUs},
+      {"tokens_per_s", one.tokens_per_s},
+      {"memory_bytes", one.memory_bytes},
+      {"device_hours_per_billion_tokens", one.device_hours_per_billion(report.job.cluster)}};
+  if (report.price > 0) {
+    json["price_per_billion_tokens"] =
+        report.price * one.device_hours_per_billion(report.job.cluster);
+  }
+  if (report.now) json["gain"] = gain_over(one, *report.now);
+  json["waits"] = Json::array();
+  for (const WaitShare& wait : wait_shares(one.prediction)) {
+    json["waits"].push_back({{"cause", wait.cause}, {"share", wait.share}});
+  }
+  return json;
+}
+
+Json setups_json(const AdviceReport& report, std::span<const AdvisedSetup> setups) {
+  Json json = Json::array();
+  for (const AdvisedSetup& setup : setups) json.push_back(setup_json(report, setup));
+  return json;
+}
+
+}  // namespace
+
+std::vector<WaitShare> wait_shares(const StepPrediction& prediction) {
+  StageTimes sum;
+  double all = 0;
+  for (const StageTimes& stage : prediction.stages) {
+    sum.exposed_attention_us += stage.exposed_attention_us;
+    sum.tensor_parallel_us += stage.tensor_parallel_us;
+    sum.recompute_us += stage.recompute_us;
+    sum.gradients_us += stage.gradients_us;
+    sum.bubble_us += stage.bubble_us;
+    all += stage.total_us();
+  }
+  if (all <= 0) return {};
+  std::vector<WaitShare> shares = {
+      {"transfers and imbalance of attention", sum.exposed_attention_us / all},
+      {"collectives of tensor parallelism", sum.tensor_parallel_us / all},
+      {"collectives of gradients and weights", sum.gradients_us / all},
+      {"other stages and replicas", sum.bubble_us / all},
+      {"recompute", sum.recompute_us / all}};
+  std::erase_if(shares, [](const WaitShare& wait) { return wait.share < kLeastShare; });
+  std::ranges::stable_sort(shares, std::greater<>(), &WaitShare::share);
+  return shares;
+}
+
+std::string wait_sentence(const StepPrediction& prediction) {
+  const std::vector<WaitShare> shares = wait_shares(prediction);
+  if (shares.empty()) return "nearly all of it is work";
+  double all = 0;
+  std::string causes;
+  for (const WaitShare& wait : shares) {
+    all += wait.share;
+    causes += fmt::format("{}{:.0f}% {}", causes.empty() ? "" : ", ", 100 * wait.share, wait.cause);
+  }
+  return fmt::format("{:.0f}% of it is lost: {}", 100 * all, causes);
+}
+
+std::string job_lines(const AdviceReport& report) {
+  const AdviseJob& job = report.job;
+  const Advice& advice = report.advice;
+  const std::int64_t tokens =
+      std::accumulate(job.lengths.begin(), job.lengths.end(), std::int64_t{0});
+  std::string text = fmt::format("model      {}\ncluster    {}, {} x {} devices\n", job.model.name,
+                                 job.cluster.name, job.cluster.nodes, job.cluster.devices_per_node);
+  for (const std::string& part : report.left_out) {
+    text += fmt::format("           without {}\n", part);
+  }
+  text +=
+      fmt::format("documents  {}, {:.0f} tokens on average, {} the longest\n", job.lengths.size(),
+                  static_cast<double>(tokens) / static_cast<double>(job.lengths.size()),
+                  std::ranges::max(job.lengths));
+  text += fmt::format("steps      {} tokens in micro-batches of {}; {} drawn at random{}\n",
+                      advice.step_tokens, advice.tokens, advice.steps,
+                      advice.repeats ? ", with some documents twice" : "");
+  if (advice.cut > 0) {
+    text +=
+        fmt::format("           {} documents are longer than a micro-batch and cut\n", advice.cut);
+  }
+  return text;
+}
+
+std::string verdict_sentence(const AdviceReport& report) {
+  const AdvisedSetup* best = best_of(report.advice);
+  if (best == nullptr) return "No set-up fits the memory of these devices, by this prediction.";
+  if (!report.now) {
+    return fmt::format("Predicted best: {}, {:.0f} tokens/s.", setup_text(best->setup),
+                       best->tokens_per_s);
+  }
+  const double gain = gain_over(*best, *report.now);
+  if (gain < 1 + kLeastGain) {
+    return fmt::format(
+        "Keep the set-up of today: the best other one is predicted {:.2f} times as fast, which "
+        "predictions cannot tell apart.",
+        gain);
+  }
+  return fmt::format("Predicted {:.2f} times as fast as today: {}.", gain, setup_text(best->setup));
+}
+
+Table setup_table(const AdviceReport& report, std::span<const AdvisedSetup> setups) {
+  std::vector<Column> columns = {{"setup", "set-up"},
+                                 {"step_s", "step\ns"},
+                                 {"tokens_per_s", "tokens/s"},
+                                 {"gain", report.now ? "x of\nnow" : ""},
+                                 {"memory_bytes", "GB", Format::kGigabytes},
+                                 {"device_hours", "device-h\nper 1e9"},
+                                 {"price", report.price > 0 ? "price\nper 1e9" : ""}};
+  Table table(std::move(columns), kWidestSetup);
+  for (const AdvisedSetup& one : setups) {
+    const double hours = one.device_hours_per_billion(report.job.cluster);
+    table.add_row({setup_text(one.setup), one.step_us * kSecondsPerUs,
+                   static_cast<std::int64_t>(std::llround(one.tokens_per_s)),
+                   report.now ? Cell{gain_over(one, *report.now)} : Cell{}, one.memory_bytes, hours,
+                   report.price > 0 ? Cell{report.price * hours} : Cell{}});
+  }
+  return table;
+}
+
+std::string search_lines(const AdviceReport& report) {
+  const Advice& advice = report.advice;
+  std::string text = fmt::format(
+      "searched   {} set-ups: {} predicted, {} slower than these by their bound,\n"
+      "           {} do not fit the memory, {} impossible, {} without an engine\n",
+      advice.considered, advice.predicted, advice.above_bound, advice.out_of_memory,
+      advice.impossible, advice.unsupported);
+  if (advice.left > 0) {
+    text += fmt::format(
+        "           {} left when the time was over; none can be {:.2f} times as fast as the best "
+        "(--seconds)\n",
+        advice.left, advice.possible_gain);
+  }
+  return text;
+}
+
+Json advice_json(const AdviceReport& report) {
+  const Advice& advice = report.advice;
+  Json json = {{"command", "advise"},
+               {"model", report.job.model.name},
+               {"cluster", report.job.cluster.name},
+               {"devices", report.job.cluster.num_devices()},
+               {"left_out", report.left_out},
+               {"documents", report.job.lengths.size()},
+               {"tokens", advice.tokens},
+               {"step_tokens", advice.step_tokens},
+               {"steps", advice.steps},
+               {"repeats", advice.repeats},
+               {"cut_documents", advice.cut},
+               {"verdict", verdict_sentence(report)}};
+  if (report.now) json["now"] = setup_json(report, *report.now);
+  json["engines"] = setups_json(report, advice.engines);
+  json["own"] = setups_json(report, advice.own);
+  json["search"] = {{"considered", advice.considered},
+                    {"predicted", advice.predicted},
+                    {"above_bound", advice.above_bound},
+                    {"out_of_memory", advice.out_of_memory},
+                    {"impossible", advice.impossible},
+                    {"unsupported", advice.unsupported},
+                    {"left", advice.left},
+                    {"possible_gain", advice.possible_gain}};
+  return json;
+}
+
+}  // namespace contextile
