@@ -51,6 +51,11 @@ struct SearchReport {
   std::string winner;               // "placement" or the name of another strategy
   std::map<std::string, std::string> winner_options;
   std::string found_in;  // the phase that found the winner
+  // The best plan of another strategy that the search simulated: the strategy's name and its
+  // predicted time of attention, forward and backward, µs. Strategies whose lower bound is above
+  // the best candidate are not simulated. Empty and unset: none was.
+  std::string best_other;
+  std::optional<double> best_other_us = {};
 };
 // Called once at the end of a search. An exception from it ends the call that searched.
 using SearchHook = std::function<void(const SearchReport& report)>;

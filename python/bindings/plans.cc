@@ -154,14 +154,6 @@ void bind_statistics(nb::module_& module) {
       });
 }
 
-std::string plan_text(const PlanObject& self) {
-  const Plan& plan = *self.plan;
-  return "Plan('" + plan.strategy + "', " + std::to_string(plan.num_tokens()) + " tokens, " +
-         std::to_string(plan.sequences.size()) + " documents, " + std::to_string(plan.nodes) +
-         " x " + std::to_string(plan.devices_per_node) + " devices, digest " +
-         digest_text(plan.digest) + ")";
-}
-
 // Returns rows (q begin, q end, k begin, k end, device) of the blocks' hulls, or nothing if there
 // are more than `limit`.
 std::optional<nb::object> placed_tiles(const PlanObject& self, std::int64_t limit, std::size_t mask,
@@ -223,7 +215,11 @@ void bind_search(nb::module_& module) {
       .def_ro("winner", &SearchReport::winner,
               "'placement', or the name of the strategy whose plan won.")
       .def_ro("winner_options", &SearchReport::winner_options)
-      .def_ro("found_in", &SearchReport::found_in, "Name of the phase that found the winner.");
+      .def_ro("found_in", &SearchReport::found_in, "Name of the phase that found the winner.")
+      .def_ro("best_other", &SearchReport::best_other,
+              "The best other strategy that the search simulated; empty if it simulated none.")
+      .def_ro("best_other_us", &SearchReport::best_other_us,
+              "Its predicted time of attention, forward and backward; None if there is none.");
 }
 
 void bind_proof(nb::class_<PlanObject>& plan) {
@@ -411,9 +407,14 @@ void bind_identity(nb::class_<PlanObject>& plan) {
           },
           nb::is_operator())
       .def("__hash__", [](const PlanObject& self) { return self.plan->digest; })
-      .def("__repr__", &plan_text)
+      .def(
+          "__repr__",
+          [](nb::handle self) {
+            return nb::module_::import_("contextile._plan_display").attr("plan_text")(self);
+          },
+          nb::sig("def __repr__(self) -> str"))
       .def("_repr_html_", [](nb::handle self) {
-        return nb::module_::import_("contextile._display").attr("plan_html")(self);
+        return nb::module_::import_("contextile._plan_display").attr("plan_html")(self);
       });
 }
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from contextile import _core
 from contextile._planning import Comparisons, cluster_of
+from contextile._tile_grid import has_composite_blocks, owners_of_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +56,7 @@ _EMPTY = "#fbfbfc"
 _LINE = "#8d96a1"
 _MOST_IN_LEGEND = 16
 _GRID = 512  # cells per side if there are too many tiles to draw each
+_FINE_GRID = 1024  # cells per side if blocks have several ranges
 # Top and height of each lane in a row of height 1.
 _LANES = {"activity": (-0.42, 0.52), "sent": (0.14, 0.12), "received": (0.28, 0.12)}
 
@@ -164,7 +166,7 @@ def _outline(band: _Band) -> list[tuple[float, float]]:
 def _draw_rectangles(ax: Axes, rows: np.ndarray, colours: list[str], boundaries: bool) -> None:
     from matplotlib.collections import PolyCollection
 
-    # Hulls of blocks of several ranges cover others, so larger ones are drawn first.
+    # Hulls of a slice's blocks may cover others, so larger ones are drawn first.
     rows = rows[np.argsort(-(rows[:, 1] - rows[:, 0]) * (rows[:, 3] - rows[:, 2]), kind="stable")]
     q0, q1, k0, k1, device = rows.T
     corners: Any = np.stack(
@@ -202,10 +204,9 @@ def _owners_of_cells(rows: np.ndarray, num_tokens: int, cells: int) -> np.ndarra
     return owners.reshape(cells, cells)
 
 
-def _draw_cells(ax: Axes, rows: np.ndarray, num_tokens: int, colours: list[str]) -> None:
+def _draw_cells(ax: Axes, owners: np.ndarray, num_tokens: int, colours: list[str]) -> None:
     from matplotlib.colors import to_rgb
 
-    owners = _owners_of_cells(rows, num_tokens, min(_GRID, num_tokens))
     palette = np.array([to_rgb(colour) for colour in [*colours, _EMPTY]])
     ax.imshow(
         palette[owners],
@@ -245,15 +246,16 @@ def tiles(
 ) -> Axes:
     """Draws the device that computes each tile: queries down, keys to the right.
 
-    A rectangle is a tile of two blocks in the color of its device. Black outlines the mask, and
-    dotted lines mark where documents begin. A block of several ranges is drawn as their hull,
-    larger tiles first, so the picture is exact if blocks are single ranges. If head groups are
-    placed apart, the first one is drawn.
+    A rectangle is the part of a tile of two blocks that the mask allows, in the color of its
+    device. Black outlines the mask, and dotted lines mark where documents begin. If blocks have
+    several ranges, as in zigzag, a grid of at most 1024 x 1024 cells shows the device of each
+    cell's middle. If head groups are placed apart, the first one is drawn.
 
     Parameters
     ----------
     plan : Plan
-        A plan, or a rank's slice. Of a slice, the rank's tiles are drawn without the mask.
+        A plan, or a rank's slice. Of a slice, the rank's tiles are drawn without the mask, each as
+        the hull of its blocks.
     mask : str or int, optional
         Name or index of one of the plan's masks. May be left out if the plan has only one.
     direction : str
@@ -261,8 +263,8 @@ def tiles(
     ax : Axes, optional
         Axes to draw into. Default: those of a new figure.
     max_tiles : int
-        Most tiles that are drawn one by one. If there are more, a grid of at most 512 x 512 cells
-        shows the device that computes most of each cell, without the mask.
+        Most tiles that are drawn one by one. If there are more, and blocks are single ranges, a
+        grid of at most 512 x 512 cells shows the device that computes most of each cell.
 
     Returns
     -------
@@ -290,12 +292,20 @@ def tiles(
     ax = _new_axes(ax, 6.4, 5.4)
     num_tokens, colours = plan.num_tokens, device_colours(plan.num_devices)
     ax.set_facecolor(_EMPTY)
-    is_whole = len(rows) <= max_tiles
-    if is_whole:
+    bands = plan.mask(index).bands if plan.slice_of is None else []
+    is_composite = plan.slice_of is None and has_composite_blocks(rows)
+    is_whole = is_composite or len(rows) <= max_tiles
+    if is_composite:
+        owners = owners_of_grid(plan, rows, min(_FINE_GRID, num_tokens), index)
+        _draw_cells(ax, owners, num_tokens, colours)
+    elif is_whole:
         _draw_rectangles(ax, rows, colours, len(rows) <= 2000)
-        _draw_mask(ax, plan.mask(index).bands if plan.slice_of is None else [])
     else:
-        _draw_cells(ax, rows, num_tokens, colours)
+        owners = _owners_of_cells(rows, num_tokens, min(_GRID, num_tokens))
+        _draw_cells(ax, owners, num_tokens, colours)
+    if is_whole:
+        _draw_mask(ax, bands)
+    _clip_to_mask(ax, bands)
     _draw_documents(ax, plan.sequences, num_tokens)
     ax.set(
         xlim=(0, num_tokens),
@@ -308,6 +318,19 @@ def tiles(
     ax.set_title(f"{plan.strategy}: {plan.mask_names[index]}, {direction}{aggregated}", fontsize=10)
     _device_legend(ax, colours)
     return ax
+
+
+def _clip_to_mask(ax: Axes, bands: Sequence[_Band]) -> None:
+    """Hides the parts of tiles and cells outside the mask."""
+    from matplotlib.path import Path
+
+    outlines = [corners for corners in map(_outline, bands) if len(corners) > 2]
+    if not outlines:
+        return
+    paths = [Path([*corners, corners[0]], closed=True) for corners in outlines]
+    mask = Path.make_compound_path(*paths)
+    for one in [*ax.images, *(c for c in ax.collections if c.get_label() == "tiles")]:
+        one.set_clip_path(mask, ax.transData)
 
 
 def _draw_mask(ax: Axes, bands: Sequence[_Band]) -> None:

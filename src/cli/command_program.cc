@@ -44,10 +44,8 @@ int unknown_command(const CommandProgram& program, const char* found) {
   std::vector<std::string> names = command_names(program);
   names.emplace_back("help");
   return fail(kExitBadInput,
-              found == nullptr
-                  ? fmt::format("expected a command ({}), found none", fmt::join(names, ", "))
-                  : fmt::format("expected a command ({}), found {}{}", fmt::join(names, ", "),
-                                quote(found), did_you_mean(found, names)));
+              fmt::format("expected a command ({}), found {}{}", fmt::join(names, ", "),
+                          quote(found), did_you_mean(found, names)));
 }
 
 // Removes unfinished files, then ends the process as the signal would have.
@@ -58,9 +56,10 @@ void end_by_signal(int signal) {
   std::raise(signal);
 }
 
-// Replaces "contextile help COMMAND" by "contextile COMMAND --help".
+// Replaces "contextile help COMMAND" by "contextile COMMAND --help", and no word by "--help".
 std::vector<const char*> spelled_out(int argc, char** argv) {
   std::vector<const char*> words(argv, argv + argc);
+  if (argc == 1) words.push_back("--help");
   if (argc < 2 || std::string_view(argv[1]) != "help") return words;
   words.erase(words.begin() + 1);
   words.insert(words.begin() + std::min(argc - 1, 2), "--help");
@@ -77,8 +76,8 @@ int dispatch(const CommandProgram& program, std::span<const char* const> argv) {
     return kExitOk;
   }
   const bool is_option = first != nullptr && first[0] == '-';
-  if (!is_option &&
-      std::find(names.begin(), names.end(), first == nullptr ? "" : first) == names.end()) {
+  if (first != nullptr && !is_option &&
+      std::find(names.begin(), names.end(), first) == names.end()) {
     return unknown_command(program, first);
   }
   try {

@@ -80,7 +80,8 @@ class PlanRuns {
 ComparisonResult compare_at_terminal(const PlanInput& input,
                                      std::span<const StrategyChoice> choices,
                                      const std::optional<Execution>& execution,
-                                     const std::optional<SensitivityPlans>& sensitivity) {
+                                     const std::optional<SensitivityPlans>& sensitivity,
+                                     std::optional<std::size_t> now) {
   if (execution) check_executable(input);
   ComparisonResult result;
   ProgressBar progress(static_cast<std::int64_t>(choices.size() * input.batches.size()));
@@ -97,13 +98,18 @@ ComparisonResult compare_at_terminal(const PlanInput& input,
   if (sensitivity == SensitivityPlans::kKept) {
     kept.emplace(input.cluster, choices, input.batches.size());
   }
+  WaitingTimes now_waits(input.cluster);
   hooks.planned = [&](std::size_t strategy, std::size_t batch, const PlannedBatch& planned) {
     if (kept) kept->add(strategy, batch, *planned.plan);
+    if (strategy == now) {
+      now_waits.add(simulate(*planned.plan, input.cluster, {.timeline = true}));
+    }
     if (plan_runs) plan_runs->run(strategy, batch, planned);
   };
   PlanInput planned = input;
   planned.options.progress = progress.within_step();
   result.compared = compare_strategies(planned, choices, hooks);
+  result.now_waits = now_waits.result();
   if (kept) result.sensitivity = kept->result();
   if (sensitivity == SensitivityPlans::kReplan) {
     result.sensitivity = replan_at_terminal(input, choices);

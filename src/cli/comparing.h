@@ -1,6 +1,7 @@
 // Comparing strategies at the terminal: the common part of `compare` and `demo`.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include "contextile/advanced/sensitivity.h"
 #include "contextile/planner.h"
 #include "report/comparison_tables.h"
+#include "report/waiting.h"
 
 namespace contextile {
 
@@ -25,15 +27,18 @@ struct ComparisonResult {
   std::vector<ComparedStrategy> compared;
   std::vector<StrategyRuns> runs;  // of every strategy; empty without execution
   std::optional<Sensitivity> sensitivity;
+  Waiting now_waits;  // of the strategy `now`
 };
 
 // compare_strategies with a line of progress; with `execution` also runs every plan that verifies,
-// with `sensitivity` also tries clusters with one constant changed. Throws InvalidArgument, too,
+// with `sensitivity` also tries clusters with one constant changed. Also explains the waits of the
+// strategy with index `now`. Throws InvalidArgument, too,
 // when a batch is too large to execute.
 [[nodiscard]] ComparisonResult compare_at_terminal(
     const PlanInput& input, std::span<const StrategyChoice> choices,
     const std::optional<Execution>& execution,
-    const std::optional<SensitivityPlans>& sensitivity = std::nullopt);
+    const std::optional<SensitivityPlans>& sensitivity = std::nullopt,
+    std::optional<std::size_t> now = std::nullopt);
 // Prints every failure on stderr. Returns true if there is none.
 [[nodiscard]] bool report_failures(const ComparisonResult& result);
 

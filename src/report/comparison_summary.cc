@@ -38,6 +38,16 @@ std::vector<std::size_t> by_predicted_time(std::span<const ComparedStrategy> com
   return by_time(comparisons.size(), [&](std::size_t i) { return predicted_s(comparisons[i]); });
 }
 
+double layer_s(const ComparedStrategy& comparison) {
+  const PredictedTimes times = predicted_times(comparison);
+  const double* seconds = std::get_if<double>(&times.layer_s);
+  return seconds == nullptr ? std::nan("") : *seconds;
+}
+
+std::vector<std::size_t> by_layer_time(std::span<const ComparedStrategy> comparisons) {
+  return by_time(comparisons.size(), [&](std::size_t i) { return layer_s(comparisons[i]); });
+}
+
 // Sums of both directions, means over batches.
 struct Bytes {
   double inter = 0;
@@ -176,6 +186,64 @@ std::string runs_text(std::span<const ComparedStrategy> comparisons,
   if (wrong > 0) return fmt::format("NOT EXACT: {} of {} strategies\n", wrong, executed);
   return fmt::format("exact: {} strategies, every error within its bound, every byte as planned\n",
                      executed);
+}
+
+Cell speed_of_now(const ComparedStrategy& comparison, const ComparedStrategy& now) {
+  const double own_s = layer_s(comparison);
+  const double now_s = layer_s(now);
+  if (std::isnan(own_s) || std::isnan(now_s) || own_s <= 0) return {};
+  return now_s / own_s;
+}
+
+Table sorted_table(std::span<const ComparedStrategy> comparisons, std::size_t now) {
+  Table table({{"strategy", "strategy"},
+               {"predicted_layer_s", "layer\nms", Format::kMilliseconds},
+               {"predicted_speed_of_now", "x speed\nof now"},
+               {"predicted_total_s", "attention\nms", Format::kMilliseconds},
+               {"predicted_exposed", "\nwaits", Format::kPercent},
+               {"inter_bytes", "between\nnodes MB", Format::kMegabytes},
+               {"compute_imbalance", "FLOPs\nimbal", Format::kPercent},
+               {"peak_memory_bytes", "peak\nMB", Format::kMegabytes},
+               {"verified", "\nok", Format::kVerdict}});
+  std::vector<std::size_t> order = by_layer_time(comparisons);
+  for (std::size_t i = 0; i < comparisons.size(); ++i) {
+    if (std::ranges::find(order, i) == order.end()) order.push_back(i);
+  }
+  for (const std::size_t i : order) {
+    const ComparedStrategy& row = comparisons[i];
+    std::vector<Cell> cells(table.columns().size());
+    cells.front() = choice_text(row.choice);
+    if (!row.skipped.empty() || !row.failed.empty()) {
+      table.add_row(std::move(cells),
+                    row.skipped.empty() ? "FAILED: " + row.failed : "skipped: " + row.skipped);
+      continue;
+    }
+    const Bytes bytes = bytes_of(row);
+    const PredictedTimes times = predicted_times(row);
+    table.add_row({cells.front(), times.layer_s, speed_of_now(row, comparisons[now]), times.total_s,
+                   times.exposed, bytes.inter, bytes.imbalance, peak_memory_bytes(row), row.ok()});
+  }
+  return table;
+}
+
+std::string now_sentence(std::span<const ComparedStrategy> comparisons, std::size_t now,
+                         const Waiting& waiting) {
+  const std::string name = choice_text(comparisons[now].choice);
+  const std::vector<std::size_t> order = by_layer_time(comparisons);
+  if (order.empty()) return "";
+  if (std::isnan(layer_s(comparisons[now]))) {
+    return fmt::format("{} has no predicted time to compare with.\n", name);
+  }
+  std::string text =
+      order.front() == now
+          ? fmt::format("{} is predicted the fastest of these, and {}.", name,
+                        waiting_text(waiting))
+          : fmt::format(
+                "{} is predicted {:.3g} times as fast as {}, which {}.",
+                choice_text(comparisons[order.front()].choice),
+                std::get<double>(speed_of_now(comparisons[order.front()], comparisons[now])), name,
+                waiting_text(waiting));
+  return wrap(text, kTextColumns) + '\n';
 }
 
 }  // namespace contextile

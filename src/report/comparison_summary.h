@@ -8,6 +8,7 @@
 #include "contextile/planner.h"
 #include "report/comparison_tables.h"
 #include "report/table.h"
+#include "report/waiting.h"
 
 namespace contextile {
 
@@ -28,5 +29,16 @@ namespace contextile {
 // One line: all executed strategies are exact, or so many are not.
 [[nodiscard]] std::string runs_text(std::span<const ComparedStrategy> comparisons,
                                     std::span<const StrategyRuns> runs);
+
+// One row for each strategy: time of a layer, how many times as fast it is as the strategy `now`,
+// attention alone, the share of it that devices wait, bytes, balance, memory. The fastest layer
+// comes first; strategies without numbers come last and say why.
+[[nodiscard]] Table sorted_table(std::span<const ComparedStrategy> comparisons, std::size_t now);
+// The predicted time of a layer by `now` over that of another strategy; empty if either has none.
+[[nodiscard]] Cell speed_of_now(const ComparedStrategy& comparison, const ComparedStrategy& now);
+// "auto is predicted 1.83 times as fast as zigzag, which waits 37% of its attention time, mostly
+// for one NIC per node." `waiting` is that of `now`.
+[[nodiscard]] std::string now_sentence(std::span<const ComparedStrategy> comparisons,
+                                       std::size_t now, const Waiting& waiting);
 
 }  // namespace contextile

@@ -42,20 +42,6 @@ Cell mean_of(const std::vector<PlannedBatch>& batches, Direction direction, Valu
   return mean(batches, [&](const PlannedBatch& batch) { return value(*stats(batch)); });
 }
 
-std::int64_t peak_memory_bytes(const ComparedStrategy& comparison) {
-  std::int64_t peak = 0;
-  for (const ComparedSchedule& schedule : comparison.schedules) {
-    peak = std::max(peak, schedule.memory_bytes);
-  }
-  if (!comparison.schedules.empty()) return peak;
-  for (const PlannedBatch& batch : comparison.batches) {
-    for (const auto& direction : {batch.statistics.forward, batch.statistics.backward}) {
-      if (direction) peak = std::max(peak, direction->peak_memory_bytes);
-    }
-  }
-  return peak;
-}
-
 bool verified(const ComparedStrategy& comparison) {
   return std::all_of(comparison.batches.begin(), comparison.batches.end(),
                      [](const PlannedBatch& batch) { return batch.verified.ok(); });
@@ -99,7 +85,8 @@ WorstError worst_error(const std::vector<RunReport>& runs, bool gradients) {
   return worst;
 }
 
-// Says which strategies are counted by micro-batch, or why those that could be are not.
+}  // namespace
+
 std::string schedules_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons) {
   const bool has_home = std::ranges::any_of(
       input.batches, [](const Workload& workload) { return !workload.home.empty(); });
@@ -116,7 +103,7 @@ std::string schedules_text(const PlanInput& input, std::span<const ComparedStrat
   return wrap(fmt::format("{}: {}", fmt::join(names, ", "), said), kTextColumns) + '\n';
 }
 
-std::string heading(const PlanInput& input) {
+std::string comparison_heading(const PlanInput& input) {
   std::int64_t tokens = 0;
   std::int64_t sequences = 0;
   for (const Workload& workload : input.batches) {
@@ -134,7 +121,19 @@ std::string heading(const PlanInput& input) {
   return text;
 }
 
-}  // namespace
+std::int64_t peak_memory_bytes(const ComparedStrategy& comparison) {
+  std::int64_t peak = 0;
+  for (const ComparedSchedule& schedule : comparison.schedules) {
+    peak = std::max(peak, schedule.memory_bytes);
+  }
+  if (!comparison.schedules.empty()) return peak;
+  for (const PlannedBatch& batch : comparison.batches) {
+    for (const auto& direction : {batch.statistics.forward, batch.statistics.backward}) {
+      if (direction) peak = std::max(peak, direction->peak_memory_bytes);
+    }
+  }
+  return peak;
+}
 
 bool compared_ok(const ComparedStrategy& compared, const StrategyRuns& runs) {
   return compared.ok() && std::ranges::all_of(runs.reports, &RunReport::ok);
@@ -232,11 +231,9 @@ Table execution_table(std::span<const ComparedStrategy> comparisons,
   return table;
 }
 
-std::string comparison_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons,
-                            std::span<const StrategyRuns> runs, std::uint64_t run_seed,
-                            bool colour) {
-  std::string text = heading(input) + planning_table(comparisons).text(colour) +
-                     schedules_text(input, comparisons);
+std::string detail_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons,
+                        bool colour) {
+  std::string text = planning_table(comparisons).text(colour) + schedules_text(input, comparisons);
   const bool predicted =
       std::any_of(comparisons.begin(), comparisons.end(),
                   [](const ComparedStrategy& c) { return !c.simulations.empty(); });
@@ -251,6 +248,13 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
             "uneven: the part that its tokens above the mean take\n\n" +
             layer_table(comparisons).text(colour);
   }
+  return text;
+}
+
+std::string execution_text(std::span<const ComparedStrategy> comparisons,
+                           std::span<const StrategyRuns> runs, std::uint64_t run_seed,
+                           bool colour) {
+  std::string text;
   if (!runs.empty()) {
     text +=
         fmt::format(
@@ -263,6 +267,13 @@ std::string comparison_text(const PlanInput& input, std::span<const ComparedStra
             fidelity_table(comparisons, runs).text(colour) + agreement_text(agreement(runs));
   }
   return text;
+}
+
+std::string comparison_text(const PlanInput& input, std::span<const ComparedStrategy> comparisons,
+                            std::span<const StrategyRuns> runs, std::uint64_t run_seed,
+                            bool colour) {
+  return comparison_heading(input) + detail_text(input, comparisons, colour) +
+         execution_text(comparisons, runs, run_seed, colour);
 }
 
 Json comparisons_json(std::span<const ComparedStrategy> comparisons,

@@ -22,6 +22,9 @@ struct StrategyRuns {
 // True if nothing is wrong with plans and runs, or if the strategy does not apply.
 [[nodiscard]] bool compared_ok(const ComparedStrategy& compared, const StrategyRuns& runs);
 
+// Largest memory of a device over batches, by micro-batch if the strategy schedules them.
+[[nodiscard]] std::int64_t peak_memory_bytes(const ComparedStrategy& comparison);
+
 // Bytes, balance, memory, planning time and predicted times: means over batches, memory the
 // largest. Text shows all but the times.
 [[nodiscard]] Table planning_table(std::span<const ComparedStrategy> comparisons);
@@ -30,6 +33,18 @@ struct StrategyRuns {
                                     std::span<const StrategyRuns> runs);
 [[nodiscard]] Json comparisons_json(std::span<const ComparedStrategy> comparisons,
                                     std::span<const StrategyRuns> runs);
+// Number of batches, tokens and sequences, and the cluster; an empty line ends it.
+[[nodiscard]] std::string comparison_heading(const PlanInput& input);
+// Says which strategies are counted by micro-batch, or why those that could be are not.
+[[nodiscard]] std::string schedules_text(const PlanInput& input,
+                                         std::span<const ComparedStrategy> comparisons);
+// Tables of bytes and balance, of predicted times, and of layers.
+[[nodiscard]] std::string detail_text(const PlanInput& input,
+                                      std::span<const ComparedStrategy> comparisons, bool colour);
+// Tables of executed plans; `run_seed` is the seed of their inputs. Empty without runs.
+[[nodiscard]] std::string execution_text(std::span<const ComparedStrategy> comparisons,
+                                         std::span<const StrategyRuns> runs, std::uint64_t run_seed,
+                                         bool colour);
 // The compared inputs and the tables; `run_seed` is the seed of the executed inputs.
 [[nodiscard]] std::string comparison_text(const PlanInput& input,
                                           std::span<const ComparedStrategy> comparisons,

@@ -23,8 +23,23 @@ class BadInput : public ProgramTest {
   }
 };
 
-TEST_F(BadInput, NoCommandListsTheCommands) {
-  expect_bad_input(contextile({}), {"expected a command", "plan, verify, compare", "found none"});
+TEST_F(BadInput, NoPredictionIsRefusedWhereNoneIsShown) {
+  expect_bad_input(plan_with({"--no-prediction", "--csv"}), {"--no-prediction", "found --csv"});
+  expect_bad_input(
+      contextile({"plan", "-o", "-", "--no-prediction", "--lengths", file("l.txt", "64\n")}),
+      {"--no-prediction", "found --output -"});
+}
+
+TEST_F(BadInput, CompareRefusesAStrategyOfNowThatIsNotComparedAndOptionsOfTables) {
+  const std::string lengths = file("l.txt", "64\n");
+  const std::vector<std::string> compare = {"compare",   "--lengths",  lengths,      "--cluster",
+                                            "local:1x2", "--strategy", "zigzag,ring"};
+  expect_bad_input(contextile(joined(compare, {"--now", "magi"})),
+                   {"--now", "a compared strategy (zigzag, ring)", "found 'magi'"});
+  expect_bad_input(contextile(joined(compare, {"--now", "ring", "--csv"})),
+                   {"--now", "found --csv"});
+  expect_bad_input(contextile(joined(compare, {"--details", "--json"})),
+                   {"--details", "found --json"});
 }
 
 TEST_F(BadInput, UnknownCommandSuggestsOne) {

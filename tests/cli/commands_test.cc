@@ -28,13 +28,6 @@ class Commands : public ProgramTest {
   }
 };
 
-std::size_t longest_line(const std::string& text) {
-  std::istringstream lines(text);
-  std::size_t longest = 0;
-  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
-  return longest;
-}
-
 TEST_F(Commands, HelpDocumentsEveryCommandAndOption) {
   const std::string help = output({"--help"});
   for (const char* command : {"plan", "verify", "run", "compare", "export", "info", "demo"}) {

@@ -39,13 +39,6 @@ class ProfileCommand : public ProgramTest {
   }
 };
 
-std::size_t longest_line(const std::string& text) {
-  std::istringstream lines(text);
-  std::size_t longest = 0;
-  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
-  return longest;
-}
-
 TEST_F(ProfileCommand, WritesAClusterFileAndPrintsWhatItMeasured) {
   const Outcome outcome = quick({"--ranks", "2", "-o", path("machine.json")});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;

@@ -70,6 +70,13 @@ nlohmann::json ProgramTest::document(const std::vector<std::string>& arguments) 
   return nlohmann::json::parse(output(joined(arguments, {"--json"})));
 }
 
+std::size_t longest_line(const std::string& text) {
+  std::istringstream lines(text);
+  std::size_t longest = 0;
+  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+  return longest;
+}
+
 std::vector<std::string> ProgramTest::small() const {
   return small_batch(file("lengths.txt", "100\n37\n119\n"));
 }

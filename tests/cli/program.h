@@ -18,6 +18,9 @@ struct Outcome {
   std::string err;
 };
 
+// Number of bytes of the longest line.
+[[nodiscard]] std::size_t longest_line(const std::string& text);
+
 // A test with a folder of its own.
 class ProgramTest : public testing::Test {
  protected:

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +19,7 @@
 #include "report/html/palette.h"
 #include "report/html/text.h"
 #include "report/report_support.h"
+#include "report/waiting.h"
 
 namespace contextile {
 namespace {
@@ -70,6 +72,41 @@ TEST(Report, TheTagCheckerFindsWhatIsNotClosed) {
   EXPECT_NE(unbalanced_tags("<p><b>a</p></b>"), "");
   EXPECT_NE(unbalanced_tags("<div>"), "");
   EXPECT_NE(unbalanced_tags("<p title=\"a\" title=b\"c\">x</p>"), "");
+}
+
+TEST(Report, ItsHeadlineSaysWhichPlanIsFasterAndForWhatTheOtherWaits) {
+  const Reported zigzag(one_document());
+  PlanChoice choice = one_document();
+  choice.strategy = "ring";
+  const Reported ring(choice);
+  const double ratio = ring.simulation.time_us() / zigzag.simulation.time_us();
+  const bool ring_is_slow = ratio >= 1;
+  const Reported& slow = ring_is_slow ? ring : zigzag;
+  const Waiting waiting = waiting_of(slow.cluster, slow.simulation);
+  double exposed_us = 0;
+  for (const auto& [direction, simulated] : slow.simulation.directions()) {
+    exposed_us += simulated->exposed_us;
+  }
+  EXPECT_DOUBLE_EQ(waiting.share, exposed_us / slow.simulation.time_us());
+  EXPECT_THAT(page_of({&zigzag, &ring}),
+              HasSubstr(fmt::format(
+                  "<p class=\"headline\">{} is predicted {:.3g} times as fast as "
+                  "{}, which {}.</p>",
+                  ring_is_slow ? "A: zigzag" : "B: ring", ring_is_slow ? ratio : 1 / ratio,
+                  ring_is_slow ? "B: ring" : "A: zigzag", waiting_text(waiting))));
+  EXPECT_THAT(page_of({&zigzag}), HasSubstr("<p class=\"headline\">zigzag "));
+}
+
+TEST(Waiting, NamesTheLinkThatMostOfTheWaitIsSpentOn) {
+  const Reported reported(one_document());
+  Cluster slow = reported.cluster;
+  slow.inter_gbytes_per_s_per_node = 0.01;
+  slow.nics_per_node = 1;
+  const Waiting nodes = waiting_of(slow, simulate(reported.plan, slow, {.timeline = true}));
+  EXPECT_GT(nodes.share, 0.5);
+  EXPECT_EQ(nodes.mostly, "one NIC per node");
+  EXPECT_THAT(waiting_text(nodes), HasSubstr("of its attention time, mostly for one NIC per node"));
+  EXPECT_EQ(waiting_text({}), "hardly waits");
 }
 
 TEST(Report, IsTheSameEveryTime) {

@@ -145,6 +145,28 @@ def test_simulation_timeline_reasons_and_pages(plan, tmp_path):
     assert "<svg" in plan._repr_html_() and plan.digest in plan._repr_html_()
 
 
+@pytest.mark.parametrize("strategy", ["zigzag", "ulysses", "hybrid", "dcp"])
+def test_the_display_of_a_plan_tells_its_predicted_time_and_the_gain_over_zigzag(strategy):
+    lengths, cluster = [500, 90_000, 40_572], "dgx-h200:4x8"
+    plan = ct.plan(lengths, cluster=cluster, strategy=strategy)
+    (zigzag,) = ct.compare(lengths, cluster=cluster, strategies="zigzag")
+    own = plan.simulate().time_us
+    for text in (repr(plan), plan._repr_html_()):
+        assert strategy in text and f"predicted {own / 1e3:.4g} ms" in text
+        gain = f"{zigzag.time_us / own:.3g} times as fast as zigzag"
+        assert (gain in text) == (strategy != "zigzag")
+    assert len(plan._repr_html_().encode()) <= 20_000
+    assert "predicted" not in repr(ct.Plan.from_bytes(plan.to_bytes()))  # it knows no cluster
+    assert plan.digest in repr(ct.Plan.slice_from_bytes(plan.slice_to_bytes(0)))
+
+
+def test_the_display_of_a_plan_of_many_documents_and_tiles_stays_small():
+    lengths = [17 + 61 * (i % 29) for i in range(400)]
+    plan = ct.plan(lengths, cluster="dgx-h200:4x8", strategy="dcp", block_size=512)
+    page = plan._repr_html_()
+    assert "<svg" in page and len(page.encode()) <= 20_000
+
+
 def test_clusters():
     preset = ct.Cluster.preset("dgx-h200", nodes=4)
     assert (preset.nodes, preset.devices_per_node, preset.num_devices) == (4, 8, 32)

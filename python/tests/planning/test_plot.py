@@ -99,6 +99,30 @@ def test_outlines_of_masks_hold_what_is_attended_and_no_more_than_a_row_beside(r
     assert lines == {line for b in (70, 103) for line in (((0, b), (128, b)), ((b, 0), (b, 128)))}
 
 
+@pytest.mark.parametrize("strategy", ["zigzag", "ring", "dcp"])
+@pytest.mark.parametrize("rule", ["causal", "sliding_window:30"])
+def test_tiles_show_the_device_of_each_attended_pair_and_nothing_outside_the_mask(strategy, rule):
+    plan = ct.plan([60, 45, 23], cluster="local:1x4", strategy=strategy, mask=rule, **SMALL)
+    ax = ct.plot.tiles(plan)
+    ax.set_position([0, 0, 1, 1])
+    dense = ct.make_workload([60, 45, 23], mask=rule, **SMALL).mask().dense(128)
+    images = ax.images
+    drawn = images or [collection(ax, "tiles")]
+    path, transform = drawn[0].get_clip_path().get_fully_transformed_path(), ax.transData
+    if strategy == "dcp":  # its blocks are single ranges
+        assert not images
+    else:
+        owner_of_query = np.full(128, -1)
+        for rank in range(4):
+            owner_of_query[plan.local_tokens(rank)] = rank
+        expected = np.where(dense, owner_of_query[:, None], -1)
+        shades = [to_rgba(c)[:3] for c in [*ct.plot.device_colours(4), "#fbfbfc"]]
+        assert np.allclose(images[0].get_array(), np.array(shades)[expected])
+    centre = transform.transform((100.5, 20.5))  # a key behind its query, of another document
+    assert not path.contains_point(centre)
+    assert path.contains_point(transform.transform((20.3, 20.6)))
+
+
 def test_of_too_many_tiles_cells_have_the_colour_of_who_computes_most(plan):
     ax = ct.plot.tiles(plan, mask="long", max_tiles=10)
     assert not [one for one in ax.collections if one.get_label() in ("tiles", "mask")]

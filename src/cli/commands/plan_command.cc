@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "base/replaced_file.h"
 #include "base/standard_stream.h"
 #include "cli/commands/contextile_program.h"
+#include "cli/commands/plan_prediction.h"
 #include "cli/commands/plan_schedules.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
@@ -38,6 +40,7 @@ struct PlanCommandOptions {
   bool json = false;
   bool csv = false;
   bool explain = false;
+  bool no_prediction = false;
   ScheduleOptions schedule;
 };
 
@@ -73,7 +76,30 @@ void check_explain(const PlanCommandOptions& options, const Strategy& strategy) 
   }
 }
 
-Json planned_json(const PlannedBatch& planned, const std::string& path, bool explain) {
+// Only tables and JSON of plans have a prediction to leave out.
+void check_no_prediction(const PlanCommandOptions& options) {
+  if (!options.no_prediction) return;
+  for (const auto& [name, is_given] :
+       {std::pair("--csv", options.csv), std::pair("--schedule", options.schedule.schedule),
+        std::pair("--output -", options.output_path == kStandardStream)}) {
+    if (is_given) {
+      fail_argument("--no-prediction: expected a table or --json of plans, found {}", name);
+    }
+  }
+}
+
+// Nothing for output without a prediction.
+std::optional<PlanPrediction> prediction_of(const PlanCommandOptions& options,
+                                            const PlanInput& input, const Workload& workload,
+                                            const StrategyChoice& choice,
+                                            const PlannedBatch& planned) {
+  const bool is_shown = options.json || (!options.csv && options.output_path != kStandardStream);
+  if (options.no_prediction || !is_shown || !planned.verified.ok()) return std::nullopt;
+  return predict_planned(workload, input.cluster, choice, planned, input.options);
+}
+
+Json planned_json(const PlannedBatch& planned, const std::optional<PlanPrediction>& prediction,
+                  const std::string& path, bool explain) {
   Json document = {{"file", path}, {"written", planned.verified.ok()}};
   document.update(plan_json(*planned.plan));
   document["arrange_s"] = planned.arrange_s;
@@ -81,6 +107,7 @@ Json planned_json(const PlannedBatch& planned, const std::string& path, bool exp
   document["verify_s"] = planned.verify_s;
   document["verify"] = verify_json(planned.verified);
   document["statistics"] = statistics_json(planned.statistics);
+  if (prediction) document["prediction"] = prediction_json(*prediction);
   if (explain && planned.search) document["search"] = search_json(*planned.search);
   return document;
 }
@@ -104,10 +131,12 @@ void add_planned_rows(const std::string& strategy, const PlannedBatch& planned,
   }
 }
 
-std::string planned_text(const PlannedBatch& planned, const std::string& path) {
+std::string planned_text(const PlannedBatch& planned,
+                         const std::optional<PlanPrediction>& prediction, const std::string& path) {
   return fmt::format("plan      {}{}\n", printable(path),
                      planned.verified.ok() ? "" : " (broken, not written)") +
-         describe_plan(*planned.plan) + "\n" + statistics_text(planned.statistics) +
+         describe_plan(*planned.plan) + (prediction ? prediction_text(*prediction) : "") + "\n" +
+         statistics_text(planned.statistics) +
          fmt::format("planned in {} ms (arrange {}, build {}), verified in {} ms\n",
                      format_number(planned.planning_s() * 1e3),
                      format_number(planned.arrange_s * 1e3), format_number(planned.build_s * 1e3),
@@ -125,6 +154,7 @@ int run(const PlanCommandOptions& options) {
   const StrategyChoice& choice = single_choice("--strategy", options.strategy);
   // Before a long read, as misspelt names.
   check_explain(options, find_strategy(choice.name));
+  check_no_prediction(options);
   check_schedule(options.schedule, choice, options.output_path, options.explain);
   const PlanInput input = load_input(options.input);
   for (const Workload& workload : input.batches) {
@@ -154,12 +184,14 @@ int run(const PlanCommandOptions& options) {
       file.write(serialize(*planned.plan));
       file.commit();
     }
+    const std::optional<PlanPrediction> prediction =
+        prediction_of(options, input, input.batches[b], choice, planned);
     if (options.json) {
-      plans.push_back(planned_json(planned, path, options.explain));
+      plans.push_back(planned_json(planned, prediction, path, options.explain));
     } else if (options.csv) {
       add_planned_rows(choice_text(choice), planned, path, plans);
     } else if (path != kStandardStream) {
-      print((b == 0 ? "" : "\n") + planned_text(planned, path));
+      print((b == 0 ? "" : "\n") + planned_text(planned, prediction, path));
       if (options.explain && planned.search) print(search_text(*planned.search));
     }
   }
@@ -185,6 +217,9 @@ Action add_plan_command(CLI::App& app) {
   add_csv_option(app, options->csv, "a row for each batch and direction");
   add_switch(app, "--explain", options->explain,
              "also how auto searched: its phases, what each tried and found, and the winner");
+  add_switch(app, "--no-prediction", options->no_prediction,
+             "leave out the predicted time and that of another method; saves a simulation, and "
+             "zigzag's plan if the strategy is not auto");
   add_schedule_options(app, options->schedule);
   add_examples(
       app, {"contextile plan -o batch.plan --dataset prolong --tokens 128K --cluster dgx-h200:4x8",

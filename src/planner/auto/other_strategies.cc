@@ -206,6 +206,9 @@ std::vector<OtherStrategies::Other> OtherStrategies::try_round(const std::vector
 
 void OtherStrategies::keep_if_best(PlanCandidate candidate) {
   state_.count_tried(candidate.memory_bytes);
+  if (candidate.cost_us < state_.best_other.cost_us) {
+    state_.best_other = {candidate.cost_us, candidate.time_us, candidate.chosen};
+  }
   state_.keep_if_best(std::move(candidate));
 }
 

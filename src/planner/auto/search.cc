@@ -163,6 +163,10 @@ SearchResult search(const Workload& workload, const Cluster& cluster,
   }
   result.report.winner = result.chosen;
   result.report.winner_options = result.arrangement.options;
+  if (state.best_other.time_us < kNever) {
+    result.report.best_other = state.best_other.name;
+    result.report.best_other_us = state.best_other.time_us;
+  }
   result.report.found_in = last_improved(result.report.phases);
   result.report.finish_s = 1e-6 * (state.elapsed_us() - finishing_us);
   return result;

@@ -43,6 +43,13 @@ struct PlanCandidate {
   std::function<Arrangement()> arrange;
 };
 
+// The best plan of another strategy so far.
+struct BestOther {
+  double cost_us = kNever;
+  double time_us = kNever;
+  std::string name;
+};
+
 // Bytes that a device may need in a direction: its memory, if that is known, and no more than the
 // request allows. Empty: no limit.
 [[nodiscard]] std::optional<std::int64_t> memory_limit(const Cluster& cluster,
@@ -189,6 +196,7 @@ struct SearchState {
   bool any_will_do = false;  // nothing fitted the limits
   double reserve_us = 0;     // of a limited time, for the end
   PlanCandidate best;
+  BestOther best_other;
   std::int32_t tried = 0;                                                      // plans simulated
   std::int64_t least_memory_bytes = std::numeric_limits<std::int64_t>::max();  // of those
 };

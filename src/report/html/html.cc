@@ -12,6 +12,7 @@
 #include "contextile/plan.h"
 #include "contextile/report.h"
 #include "contextile/simulate.h"
+#include "report/html/headline.h"
 #include "report/html/page.h"
 #include "report/html/page_tables.h"
 #include "report/html/palette.h"
@@ -219,7 +220,8 @@ class PageWriter {
             "<link rel=\"icon\" href=\"data:,\">\n<title>"
          << title() << " – Contextile report</title>\n<style>\n"
          << kPageStyle << "</style>\n</head>\n<body>\n<header><h1>" << title()
-         << "</h1><nav aria-label=\"Sections\">";
+         << "</h1><p class=\"headline\">" << html_text(headline_text(subjects_))
+         << "</p><nav aria-label=\"Sections\">";
     for (const auto& [id, name] : kSections) {
       out_ << "<a href=\"#" << id << "\">" << name << "</a>";
     }

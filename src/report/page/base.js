@@ -134,6 +134,7 @@ function ticks(lo, hi, most, steps) {
 // --------------------------------------------------------------------------------- pictures
 
 const pictures = [];  // all of them, to draw anew when the scheme changes
+const kPictureFont = '12px system-ui, "DejaVu Sans", sans-serif';
 
 // A canvas with axes x and y inside `margin`. Subclasses give draw(context), describe(x, y) → lines
 // or null in axis units, and may give activate(x, y) (click) and enter(x, y) (double click, Enter).
@@ -172,7 +173,7 @@ class Picture {
     const context = this.canvas.getContext('2d');
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
-    context.font = '12px system-ui, "DejaVu Sans", sans-serif';
+    context.font = kPictureFont;
     context.textBaseline = 'middle';
     this.draw(context);
     if (this.cursor && document.activeElement === this.canvas) this.drawCursor(context);
@@ -343,7 +344,7 @@ class Picture {
     return element('div', {class: 'tools'},
       button('+', 'Zoom in', () => this.zoomMiddle(1.6)),
       button('−', 'Zoom out', () => this.zoomMiddle(1 / 1.6)),
-      button('All', 'Show all', () => this.reset()), ...more);
+      button('All', 'Show all', () => this.reset()), ...more, ...saveButtons(this));
   }
 }
 const zoomHint = 'Drag to move. Click, then turn the wheel to zoom (or Ctrl + wheel). ' +

@@ -6,7 +6,7 @@ const kDoing = {attention: 'computing attention', merge: 'merging', launch: 'lau
                 exposed: 'waiting itself'};
 
 const criticalPath = {
-  shown: true,
+  shown: false,
   set(shown) {
     this.shown = shown;
     for (const picture of pictures) picture.redraw();
@@ -119,7 +119,7 @@ function drawPath(context, timeline, direction) {
     else context.strokeRect(x0 + 1, y0 + 1, x1 - x0 - 2, h - 2);
   };
   const seen = direction.path.filter((step) => step.end >= timeline.x.lo && step.start <= timeline.x.hi);
-  const messages = new Path2D();
+  const messages = new NamedPath();
   for (const step of seen) {
     if (step.kind < kMessageStep) {
       if (tall) {

@@ -115,6 +115,25 @@ function tileControls(grids) {
 
 // ------------------------------------------------------------------------------------- others
 
+// Plans share the longest plan's scale and move together, or each fills its width.
+function setOwnScales(timelines, own) {
+  const longest = Math.max(...timelines.map(({timeline}) => timeline.end), 1e-3);
+  for (const picture of timelines) {
+    const end = own ? Math.max(picture.timeline.end, 1e-3) : longest;
+    picture.linked = [];
+    picture.x = new Axis(0, end, end / 20000);
+    picture.redraw();
+  }
+  const alike = timelines.length === 2 && timelines[0].plan.devices === timelines[1].plan.devices;
+  if (!own && alike) link(timelines);
+}
+
+function ownScaleSwitch(timelines) {
+  const box = element('input', {type: 'checkbox'});
+  box.addEventListener('change', () => setOwnScales(timelines, box.checked));
+  return element('label', {}, box, 'a scale of its own for each plan');
+}
+
 function buildTimelines() {
   const places = placesOf('timeline').map(({place, plan}) => ({place, timeline: new TimelineData(plan)}));
   const longest = Math.max(...places.map(({timeline}) => timeline.end), 1e-3);
@@ -130,8 +149,10 @@ function buildTimelines() {
       element('figcaption', {}, `${zoomHint} Shift + wheel: taller rows. Click a row to see its device apart.`)));
     return picture;
   });
-  controlsOf('timeline').append(criticalPathSwitch(), timelineLegend());
-  if (timelines.length === 2 && timelines[0].plan.devices === timelines[1].plan.devices) link(timelines);
+  controlsOf('timeline').append(criticalPathSwitch());
+  if (timelines.length === 2) controlsOf('timeline').append(ownScaleSwitch(timelines));
+  controlsOf('timeline').append(timelineLegend());
+  setOwnScales(timelines, false);
   return timelines;
 }
 
@@ -171,5 +192,5 @@ matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
   for (const picture of pictures) picture.redraw();
 });
 // For scripts that examine the page.
-window.contextileReport = {grids, timelines, matrices, pictures, chosen, pairsIn};
+window.contextileReport = {grids, timelines, matrices, pictures, chosen, pairsIn, criticalPath, pictureSvg};
 document.documentElement.dataset.ready = 'yes';
