@@ -11,8 +11,8 @@
 
 namespace contextile {
 
-// Where the time of a step's devices goes that is no work of one forward and one backward: the mean
-// over stages, as shares of the step.
+// A cause why a step takes longer than the work of one forward and one backward: the mean over
+// stages, as a share of the step.
 struct WaitShare {
   std::string cause;  // "transfers and imbalance of attention", …
   double share = 0;

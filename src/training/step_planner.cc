@@ -71,7 +71,7 @@ void hold_nothing(TrainingStep& step) {
   }
 }
 
-// Collectives that run beside the part's attention delay it by nothing.
+// Collectives that run during the part's attention delay it by nothing.
 void leave_undisturbed(BatchPart& part) {
   part.attention.forward.shared_us = SharedTimesOfLoads{};
   part.attention.backward.shared_us = SharedTimesOfLoads{};

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "contextile/advanced/training.h"
+#include "contextile/extend/plan_build.h"
 #include "contextile/extend/strategy.h"
 #include "contextile/planner.h"
 #include "support/message_of.h"

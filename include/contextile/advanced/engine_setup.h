@@ -77,8 +77,8 @@ struct SetupSetting {
 // A set-up as an engine's flags describe it. Every setting given is in one of the three lists.
 struct ReadSetup {
   TrainingSetup setup;  // with the engine's defaults for what was not given
-  // Fields of `setup` that were given, or that follow from those given: "tp", "cp", "dp", "pp", "ep",
-  // "exchange", "a2a_ranks", "packing", "tokens", "step_tokens", "chunks", "recompute" and
+  // Fields of `setup` that were given, or that follow from those given: "tp", "cp", "dp", "pp",
+  // "ep", "exchange", "a2a_ranks", "packing", "tokens", "step_tokens", "chunks", "recompute" and
   // "optimizer". Without "dp", DP is unknown and stands as 1.
   std::vector<std::string> given;
   std::optional<std::int64_t> num_gpus;

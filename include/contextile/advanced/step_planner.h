@@ -9,6 +9,7 @@
 //   std::printf("%s\n", planner.predict(setting).reason.c_str());
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -77,7 +78,7 @@ struct StepSetting {
   // In place of TrainingJob::options. Settings may differ in recompute and optimizer and still
   // share their plans.
   std::optional<IterationOptions> options = std::nullopt;
-  // true: collectives of weights and gradients take nothing from attention that they run beside.
+  // true: collectives of weights and gradients take nothing from attention during which they run.
   // Then a plan is simulated once, not four times, and the time is a lower bound.
   bool undisturbed = false;
 };

@@ -138,10 +138,17 @@ std::string flags_text(const Advice& advice, TrainingEngine engine) {
                      *engine_problem(list.front().setup, engine));
 }
 
-std::string now_text(const ReadSetup& read, const AdvisedSetup& now) {
-  std::string text = fmt::format("\nnow: {}\n{:.4g} s a step, {:.0f} tokens/s, predicted; {}\n",
-                                 setup_text(now.setup), 1e-6 * now.step_us, now.tokens_per_s,
-                                 wait_sentence(now.prediction));
+std::string now_text(const ReadSetup& read, const AdvisedSetup& now, const Cluster& cluster) {
+  std::string text = fmt::format(
+      "\nnow: {}\n{:.4g} s a step, {:.0f} tokens/s, {:.1f} GB, predicted\n", setup_text(now.setup),
+      1e-6 * now.step_us, now.tokens_per_s, 1e-9 * static_cast<double>(now.memory_bytes));
+  text += wait_sentence(now.prediction) + "\n";
+  if (cluster.memory_bytes > 0 && now.memory_bytes > cluster.memory_bytes) {
+    text += fmt::format(
+        "predicted not to fit the {:.1f} GB of a device; if it runs, memory is "
+        "predicted too high for the set-ups below, too\n",
+        1e-9 * static_cast<double>(cluster.memory_bytes));
+  }
   if (!read.approximated.empty()) {
     text += fmt::format("predicted otherwise: {}\n", settings_text(read.approximated));
   }
@@ -156,7 +163,7 @@ void print_answer(const AdviseCommandOptions& options, const AdviceReport& repor
                   const std::optional<ReadSetup>& read) {
   const Advice& advice = report.advice;
   std::string text = job_lines(report);
-  if (read) text += now_text(*read, *report.now);
+  if (read) text += now_text(*read, *report.now, report.job.cluster);
   text += fmt::format("\n{}\n", verdict_sentence(report));
   if (!advice.engines.empty()) {
     text += "\nset-ups that the engines have; all times predicted\n\n" +

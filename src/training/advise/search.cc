@@ -21,9 +21,8 @@ namespace {
 
 constexpr std::size_t kAtOnce = 8;  // set-ups that are predicted in parallel
 constexpr std::array kByRecompute = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
-// Of the time; the rest is for this library's plans.
-constexpr double kShareOfEngines = 0.6;
-constexpr double kLateShare = 0.75;  // of it, until only set-ups with plans are predicted
+constexpr double kShareOfEngines = 0.6;  // of the time; the rest is for this library's plans
+constexpr double kLateShare = 0.75;      // of it, until only set-ups with plans are predicted
 constexpr double kUsPerSecond = 1e6;
 constexpr double kUsPerHour = 3600 * kUsPerSecond;
 
@@ -210,8 +209,8 @@ class SetupSearch {
   }
 
   // Takes the next set-ups that share no plans further: those without a plan to a bound with plans,
-  // those with one to a prediction. When most of the time is over, only the latter if there are any.
-  // Returns false if nothing was predicted.
+  // those with one to a prediction. When most of the time is over, only the latter, if there are
+  // any. Returns false if nothing was predicted.
   bool predict_next() {
     const bool late = options_.seconds > 0 && Clock::now() >= late_ &&
                       std::ranges::any_of(queue_, &Candidate::planned);
