@@ -24,6 +24,7 @@ std::vector<std::size_t> by_time(std::size_t count, const Seconds& seconds) {
   }
   std::ranges::sort(timed);
   std::vector<std::size_t> order;
+  order.reserve(timed.size());
   for (const auto& [time, i] : timed) order.push_back(i);
   return order;
 }

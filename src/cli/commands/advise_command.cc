@@ -21,6 +21,7 @@
 #include "contextile/advanced/engine_setup.h"
 #include "contextile/data.h"
 #include "report/advice_tables.h"
+#include "report/json.h"
 #include "report/table.h"
 
 namespace contextile {
