@@ -57,8 +57,17 @@ Json setup_json(const AdviceReport& report, const AdvisedSetup& one) {
   }
   if (report.now) json["gain"] = gain_over(one, *report.now);
   json["waits"] = Json::array();
-  for (const WaitShare& wait : wait_shares(one.prediction)) {
+  for (const WaitShare& wait : wait_shares(one)) {
     json["waits"].push_back({{"cause", wait.cause}, {"share", wait.share}});
+  }
+  return json;
+}
+
+Json settings_json(std::span<const SetupSetting> settings) {
+  Json json = Json::array();
+  for (const SetupSetting& setting : settings) {
+    json.push_back({{"key", setting.key}, {"value", setting.value}});
+    if (!setting.note.empty()) json.back()["note"] = setting.note;
   }
   return json;
 }
@@ -71,7 +80,8 @@ Json setups_json(const AdviceReport& report, std::span<const AdvisedSetup> setup
 
 }  // namespace
 
-std::vector<WaitShare> wait_shares(const StepPrediction& prediction) {
+std::vector<WaitShare> wait_shares(const AdvisedSetup& setup) {
+  const StepPrediction& prediction = setup.prediction;
   StageTimes sum;
   double all = 0;
   for (const StageTimes& stage : prediction.stages) {
@@ -89,13 +99,18 @@ std::vector<WaitShare> wait_shares(const StepPrediction& prediction) {
       {"collectives of gradients and weights", sum.gradients_us / all},
       {"other stages and replicas", sum.bubble_us / all},
       {"recompute", sum.recompute_us / all}};
+  // Rounds of dynamic groups are predicted as a whole, without the causes inside.
+  if (setup.setup.packing == DocumentPacking::kDynamic) {
+    shares.push_back(
+        {"transfers and waiting of dynamic groups", 1 - setup.bound_us / setup.step_us});
+  }
   std::erase_if(shares, [](const WaitShare& wait) { return wait.share < kLeastShare; });
   std::ranges::stable_sort(shares, std::greater<>(), &WaitShare::share);
   return shares;
 }
 
-std::string wait_sentence(const StepPrediction& prediction) {
-  const std::vector<WaitShare> shares = wait_shares(prediction);
+std::string wait_sentence(const AdvisedSetup& setup) {
+  const std::vector<WaitShare> shares = wait_shares(setup);
   if (shares.empty()) return "nearly all of it is work";
   double all = 0;
   std::string causes;
@@ -197,6 +212,11 @@ Json advice_json(const AdviceReport& report) {
                {"cut_documents", advice.cut},
                {"verdict", verdict_sentence(report)}};
   if (report.now) json["now"] = setup_json(report, *report.now);
+  if (report.read) {
+    json["now"]["understood"] = settings_json(report.read->understood);
+    json["now"]["approximated"] = settings_json(report.read->approximated);
+    json["now"]["without_effect"] = settings_json(report.read->without_effect);
+  }
   json["engines"] = setups_json(report, advice.engines);
   json["own"] = setups_json(report, advice.own);
   json["search"] = {{"considered", advice.considered},

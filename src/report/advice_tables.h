@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "contextile/advanced/advise.h"
+#include "contextile/advanced/engine_setup.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -18,9 +19,9 @@ struct WaitShare {
   double share = 0;
 };
 // Largest first; shares below 0.5% are left out.
-[[nodiscard]] std::vector<WaitShare> wait_shares(const StepPrediction& prediction);
+[[nodiscard]] std::vector<WaitShare> wait_shares(const AdvisedSetup& setup);
 // "62% of it waits: 51% for transfers and imbalance of attention, 11% for other stages".
-[[nodiscard]] std::string wait_sentence(const StepPrediction& prediction);
+[[nodiscard]] std::string wait_sentence(const AdvisedSetup& setup);
 
 // The answer of a search as people read it. `now` is the set-up that runs today.
 struct AdviceReport {
@@ -29,6 +30,7 @@ struct AdviceReport {
   std::optional<AdvisedSetup> now = std::nullopt;
   double price = 0;                        // of a device-hour; 0: not known
   std::vector<std::string> left_out = {};  // parts of the model that the predictions leave out
+  std::optional<ReadSetup> read = std::nullopt;  // the flags of `now`
 };
 // Below this share two predictions are not told apart (docs/advise.md).
 inline constexpr double kLeastGain = 0.1;

@@ -52,6 +52,7 @@ TEST_F(AdviseCommand, IsJson) {
               best["tokens_per_s"].get<double>() / answer["now"]["tokens_per_s"].get<double>(),
               1e-9);
   EXPECT_GE(best["step_s"], best["bound_s"]);
+  EXPECT_EQ(answer["now"]["without_effect"][0]["key"], "--lr");
   EXPECT_NEAR(best["device_hours_per_billion_tokens"].get<double>(),
               8e9 / best["tokens_per_s"].get<double>() / 3600, 1e-6);
   const json& search = answer["search"];
@@ -69,7 +70,7 @@ TEST_F(AdviseCommand, FitsThePredictionToAMeasuredStep) {
   EXPECT_NEAR(fitted["now"]["step_s"].get<double>(), 1.1 * predicted, 0.01 * predicted);
   const Outcome refused = advise({"--now", kNow, "--measured", "0.001"});
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--measured: expected a step of "));
+  EXPECT_THAT(refused.err, HasSubstr("measured step: expected "));
 }
 
 TEST_F(AdviseCommand, RefusesInputByName) {
@@ -83,6 +84,9 @@ TEST_F(AdviseCommand, RefusesInputByName) {
   EXPECT_THAT(error({"--measured", "3"}), HasSubstr("--measured: expected --now"));
   EXPECT_THAT(error({"--now", "job.toml"}), HasSubstr("--now: expected Megatron-LM's arguments"));
   EXPECT_THAT(error({"--now", "--context-paralel-size 8"}), HasSubstr("--context-paralel-size"));
+  EXPECT_THAT(error({"--now", "--context-parallel-size 8 --num-layers 80"}),
+              HasSubstr("expected layers 32, as predicted for the model llama-3-8b, found 80"));
+  EXPECT_THAT(error({"--tokens", "32K", "--plans", "zigzga"}), HasSubstr("zigzag"));
   EXPECT_THAT(error({"--engine", "megatorn"}), HasSubstr("megatron"));
   for (const auto& [gpus, expected] :
        {std::pair{"12xh100", "expected whole nodes of 8 devices"}, std::pair{"8xv100", "v100"},

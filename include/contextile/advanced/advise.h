@@ -114,6 +114,11 @@ struct Advice {
 // InvalidArgument, with the reason, when the set-up is impossible.
 [[nodiscard]] AdvisedSetup predict_setup(const AdviseJob& job, const TrainingSetup& setup);
 
+// The same for a set-up whose step was measured: sets job.options.linear_mfu, between 0.05 and 1,
+// so that the step is predicted to take `measured_us`. Throws InvalidArgument if no share does.
+[[nodiscard]] AdvisedSetup fit_setup(AdviseJob& job, const TrainingSetup& setup,
+                                     double measured_us);
+
 // Returns the setting of the step planner that the set-up stands for.
 [[nodiscard]] StepSetting step_setting_of(const TrainingSetup& setup,
                                           const IterationOptions& options);

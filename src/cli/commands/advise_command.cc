@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -29,9 +31,7 @@ namespace {
 
 // Tokens that are drawn of a built-in distribution: enough for every step that is drawn.
 constexpr std::int64_t kDatasetTokens = std::int64_t{1} << 26;
-constexpr double kLeastMfu = 0.05;
-constexpr double kMostMfu = 1;
-constexpr int kHalvings = 12;
+constexpr double kMostPadding = 1.05;  // of a vocabulary
 
 struct AdviseCommandOptions {
   std::string lengths_path;
@@ -45,7 +45,6 @@ struct AdviseCommandOptions {
   std::optional<double> measured_s;
   std::optional<double> price;
   std::optional<double> seconds;
-  std::vector<std::string> plans;  // empty: the default of the search
   AdviseJob job;
   AdviseOptions search;
   bool json = false;
@@ -97,29 +96,36 @@ std::string settings_text(const std::vector<SetupSetting>& settings) {
   return text;
 }
 
-// Sets the share of the peak that linear layers reach, so that the set-up of today takes the
-// measured time. Throws InvalidArgument if no share does.
-AdvisedSetup fit_now(AdviseJob& job, const TrainingSetup& setup, double measured_s) {
-  const auto predicted_s = [&](double mfu) {
-    job.options.linear_mfu = mfu;
-    return 1e-6 * predict_setup(job, setup).step_us;
-  };
-  const double slowest = predicted_s(kLeastMfu);
-  const double fastest = predicted_s(kMostMfu);
-  if (measured_s > slowest || measured_s < fastest) {
-    fail_argument(
-        "--measured: expected a step of {:.3g} to {:.3g} s, which this set-up takes if everything "
-        "outside attention reaches 100% to 5% of the peak, found {:.3g} s",
-        fastest, slowest, measured_s);
+// Throws InvalidArgument where flags describe another model than --model. Vocabularies differ by
+// their padding.
+void check_model_of(const ReadSetup& read, const ModelSpec& model) {
+  const std::pair<std::string_view, std::int64_t> sizes[] = {
+      {"layers", model.layers},
+      {"hidden", model.hidden},
+      {"q_heads", model.q_heads},
+      {"kv_heads", model.kv_heads},
+      {"head_dim", model.head_dim},
+      {"ffn", model.ffn},
+      {"gated_ffn", model.gated_ffn ? 1 : 0},
+      {"experts", model.experts.experts},
+      {"active_experts", model.experts.per_token},
+      {"expert_ffn", model.experts.ffn},
+      {"shared_expert_ffn", model.experts.shared_ffn},
+      {"untied", model.tied_embeddings ? 0 : 1},
+      {"expert_tp", 1}};  // as expert parallelism is predicted
+  for (const auto& [name, size] : sizes) {
+    const auto given = read.model.find(std::string(name));
+    if (given == read.model.end() || given->second == size) continue;
+    fail_argument("--now: expected {} {}, as predicted for the model {}, found {}", name, size,
+                  model.name, given->second);
   }
-  double low = kLeastMfu;
-  double high = kMostMfu;
-  for (int i = 0; i < kHalvings; ++i) {
-    const double middle = 0.5 * (low + high);
-    (predicted_s(middle) > measured_s ? low : high) = middle;
+  const auto vocabulary = read.model.find("vocabulary");
+  if (vocabulary == read.model.end()) return;
+  const double ratio = static_cast<double>(vocabulary->second) / model.vocabulary;
+  if (ratio < 1 / kMostPadding || ratio > kMostPadding) {
+    fail_argument("--now: expected a vocabulary of about {}, that of the model {}, found {}",
+                  model.vocabulary, model.name, vocabulary->second);
   }
-  job.options.linear_mfu = 0.5 * (low + high);
-  return predict_setup(job, setup);
 }
 
 std::string flags_text(const Advice& advice, TrainingEngine engine) {
@@ -143,7 +149,7 @@ std::string now_text(const ReadSetup& read, const AdvisedSetup& now, const Clust
   std::string text = fmt::format(
       "\nnow: {}\n{:.4g} s a step, {:.0f} tokens/s, {:.1f} GB, predicted\n", setup_text(now.setup),
       1e-6 * now.step_us, now.tokens_per_s, 1e-9 * static_cast<double>(now.memory_bytes));
-  text += wait_sentence(now.prediction) + "\n";
+  text += wait_sentence(now) + "\n";
   if (cluster.memory_bytes > 0 && now.memory_bytes > cluster.memory_bytes) {
     text += fmt::format(
         "predicted not to fit the {:.1f} GB of a device; if it runs, memory is "
@@ -190,7 +196,6 @@ int run(const AdviseCommandOptions& options) {
   AdviseOptions search = options.search;
   search.seconds = options.seconds.value_or(search.seconds);
   search.engine = options.engine;
-  if (!options.plans.empty()) search.strategies = options.plans;
   std::optional<ReadSetup> read;
   std::optional<AdvisedSetup> now;
   if (options.measured_s && options.now.empty()) {
@@ -198,12 +203,13 @@ int run(const AdviseCommandOptions& options) {
   }
   if (!options.now.empty()) {
     read = read_now(options, job.cluster.num_devices());
+    check_model_of(*read, job.model);
     // Set-ups are compared on the same micro-batches and steps.
     if (job.tokens == 0 && read->has("tokens")) job.tokens = read->setup.tokens;
     if (job.step_tokens == 0 && read->has("step_tokens")) job.step_tokens = read->setup.step_tokens;
     read->setup.tokens = read->setup.step_tokens = 0;
     if (read->gradient_overlap) job.options.gradient_overlap = *read->gradient_overlap;
-    now = options.measured_s ? fit_now(job, read->setup, *options.measured_s)
+    now = options.measured_s ? fit_setup(job, read->setup, 1e6 * *options.measured_s)
                              : predict_setup(job, read->setup);
   }
   ProgressBar progress(1);
@@ -212,14 +218,40 @@ int run(const AdviseCommandOptions& options) {
                   fmt::format("best {:.0f} tokens/s", at.best_tokens_per_s));
   };
   const Advice advice = advise(job, search);
-  const AdviceReport report{job, advice, std::move(now), options.price.value_or(0),
-                            loaded.left_out};
+  const AdviceReport report{job, advice, std::move(now), options.price.value_or(0), loaded.left_out,
+                            read};
   if (options.json) {
     print_json(advice_json(report));
   } else {
     print_answer(options, report, read);
   }
   return advice.engines.empty() && advice.own.empty() ? kExitCheckFailed : kExitOk;
+}
+
+void add_search_options(CLI::App& app, const std::shared_ptr<AdviseCommandOptions>& options) {
+  add_size_as<std::int64_t>(app, "--tokens", options->job.tokens, 1,
+                            {"N", "tokens of a micro-batch of one replica",
+                             "--now's, or what holds the longest document"});
+  add_size_as<std::int64_t>(app, "--batch-tokens", options->job.step_tokens, 1,
+                            {"N", "tokens of a step, a multiple of --tokens", "--now's, or 4M"});
+  add_mask_rule_option(app, options->input);
+  add_number(app, "--seconds", options->seconds, {"X", "of search; 0: no limit", "15"});
+  add_size<std::int32_t>(app, "--best", options->search.best, 1,
+                         {"N", "set-ups of each table", ""});
+  add_size<std::uint64_t>(app, "--seed", options->job.seed, 0,
+                          {"N", "seed of the order of documents", ""});
+  add_value(app, "--plans",
+            {"NAME,...", "strategies to search in place of an engine's exchange; auto takes long",
+             "magi,distca,fcp"},
+            [options](const std::string& text) {
+              options->search.strategies.clear();
+              for (const StrategyChoice& choice : parse_strategies(text)) {
+                if (!choice.options.empty()) {
+                  fail_argument("--plans: expected names without options, found '{}'", text);
+                }
+                options->search.strategies.push_back(choice.name);
+              }
+            });
 }
 
 }  // namespace
@@ -260,17 +292,7 @@ Action add_advise_command(CLI::App& app) {
        "a step of --now as measured: the share of the peak outside attention is fitted to it",
        "not known"});
   add_number(app, "--price", options->price, {"X", "of a device-hour, in any currency", "none"});
-  add_size_as<std::int64_t>(app, "--tokens", options->job.tokens, 1,
-                            {"N", "tokens of a micro-batch of one replica",
-                             "--now's, or what holds the longest document"});
-  add_size_as<std::int64_t>(app, "--batch-tokens", options->job.step_tokens, 1,
-                            {"N", "tokens of a step, a multiple of --tokens", "--now's, or 4M"});
-  add_mask_rule_option(app, options->input);
-  add_number(app, "--seconds", options->seconds, {"X", "of search; 0: no limit", "15"});
-  add_size<std::int32_t>(app, "--best", options->search.best, 1,
-                         {"N", "set-ups of each table", ""});
-  add_size<std::uint64_t>(app, "--seed", options->job.seed, 0,
-                          {"N", "seed of the order of documents", ""});
+  add_search_options(app, options);
   add_json_option(app, options->json);
   add_examples(app, {"contextile advise lengths.txt --gpus 32xh100",
                      "contextile advise --dataset prolong --gpus 64xh200 --model llama-3-8b --now "
