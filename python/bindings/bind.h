@@ -122,6 +122,7 @@ void bind_exchanges(nb::module_& module);
 void bind_execution(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_lookahead(nb::module_& module);
+void bind_advice(nb::module_& module);
 void bind_setups(nb::module_& module);
 void bind_stores(nb::module_& module);
 void bind_inference(nb::module_& module);

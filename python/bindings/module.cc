@@ -32,4 +32,5 @@ NB_MODULE(_core, module) {
   bind_pipeline(module);
   bind_lookahead(module);
   bind_setups(module);
+  bind_advice(module);
 }

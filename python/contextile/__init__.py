@@ -11,6 +11,7 @@ True
 
 The parts of the package:
 
+* ``advise`` finds the fastest set-up of a training job.
 * ``contextile.masks`` and ``contextile.strategies`` make the arguments of ``plan`` and ``compare``.
 * ``contextile.torch`` executes plans on tensors of PyTorch, in any ``torch.distributed`` group.
 * ``contextile.transformers`` does so for Hugging Face models, and ``contextile.megatron`` for
@@ -24,6 +25,7 @@ models
 from typing import TYPE_CHECKING, Any
 
 from contextile import masks, strategies
+from contextile._advise import Advice, advise
 from contextile._core import (
     ArrangedDirection,
     ArrangedMask,
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from contextile import plot
 
 __all__ = [
+    "Advice",
     "ArrangedDirection",
     "ArrangedMask",
     "ArrangedRound",
@@ -126,6 +129,7 @@ __all__ = [
     "Validation",
     "Workload",
     "__version__",
+    "advise",
     "cluster_presets",
     "compare",
     "cut_sequences",

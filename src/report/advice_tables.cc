@@ -78,6 +78,58 @@ Json setups_json(const AdviceReport& report, std::span<const AdvisedSetup> setup
   return json;
 }
 
+std::string settings_text(const std::vector<SetupSetting>& settings) {
+  std::string text;
+  for (const SetupSetting& setting : settings) {
+    text += fmt::format("{}{}{}{}{}", text.empty() ? "" : ", ", setting.key,
+                        setting.value.empty() ? "" : " ", setting.value,
+                        setting.note.empty() ? "" : " (" + setting.note + ")");
+  }
+  return text;
+}
+
+std::string flags_text(const Advice& advice, TrainingEngine engine) {
+  const std::vector<AdvisedSetup>& list =
+      engine == TrainingEngine::kContextile ? advice.own : advice.engines;
+  for (const AdvisedSetup& one : list) {
+    if (engine_problem(one.setup, engine)) continue;
+    const EngineFlags flags = engine_flags(one.setup, engine);
+    std::string text =
+        fmt::format("\nfor {}: {}\n\n{}", to_string(engine), setup_text(one.setup), flags.flags);
+    if (const auto note = engine_note(one.setup, engine)) text += fmt::format("\n{}\n", *note);
+    if (!flags.script.empty()) text += fmt::format("\nelsewhere:\n\n{}", flags.script);
+    return text;
+  }
+  if (list.empty()) return "";
+  return fmt::format("\nfor {}: none of these set-ups runs there: {}\n", to_string(engine),
+                     *engine_problem(list.front().setup, engine));
+}
+
+std::string now_text(const AdviceReport& report) {
+  const AdvisedSetup& now = *report.now;
+  const Cluster& cluster = report.job.cluster;
+  std::string text = fmt::format(
+      "\nnow: {}\n{:.4g} s a step, {:.0f} tokens/s, {:.1f} GB, predicted\n", setup_text(now.setup),
+      1e-6 * now.step_us, now.tokens_per_s, 1e-9 * static_cast<double>(now.memory_bytes));
+  text += wait_sentence(now) + "\n";
+  if (cluster.memory_bytes > 0 && now.memory_bytes > cluster.memory_bytes) {
+    text += fmt::format(
+        "predicted not to fit the {:.1f} GB of a device; if it runs, memory is "
+        "predicted too high for the set-ups below, too\n",
+        1e-9 * static_cast<double>(cluster.memory_bytes));
+  }
+  if (!report.read) return text;
+  const ReadSetup& read = *report.read;
+  if (!read.approximated.empty()) {
+    text += fmt::format("predicted otherwise: {}\n", settings_text(read.approximated));
+  }
+  if (!read.without_effect.empty()) {
+    text +=
+        fmt::format("without effect on time and memory: {}\n", settings_text(read.without_effect));
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<WaitShare> wait_shares(const AdvisedSetup& setup) {
@@ -228,6 +280,28 @@ Json advice_json(const AdviceReport& report) {
                     {"left", advice.left},
                     {"possible_gain", advice.possible_gain}};
   return json;
+}
+
+std::string advice_text(const AdviceReport& report, std::optional<TrainingEngine> engine) {
+  const Advice& advice = report.advice;
+  std::string text = job_lines(report);
+  if (report.now) text += now_text(report);
+  text += fmt::format("\n{}\n", verdict_sentence(report));
+  if (!advice.engines.empty()) {
+    text += "\nset-ups that the engines have; all times predicted\n\n" +
+            setup_table(report, advice.engines).text();
+  }
+  if (!advice.own.empty()) {
+    text += "\nthe same with contextile's plans\n\n" + setup_table(report, advice.own).text();
+  }
+  if (engine) text += flags_text(advice, *engine);
+  return text + "\n" + search_lines(report) +
+         "trust      medians of published steps were predicted within a factor of 1.1\n"
+         "           (docs/results/measured.md)\n";
+}
+
+std::string advice_json_text(const AdviceReport& report) {
+  return advice_json(report).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace contextile

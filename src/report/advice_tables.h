@@ -1,13 +1,11 @@
 // Set-ups of a training job that were searched, as text and JSON.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "contextile/advanced/advise.h"
-#include "contextile/advanced/engine_setup.h"
+#include "contextile/advanced/advice_report.h"
 #include "report/table.h"
 
 namespace contextile {
@@ -23,15 +21,6 @@ struct WaitShare {
 // "62% of it waits: 51% for transfers and imbalance of attention, 11% for other stages".
 [[nodiscard]] std::string wait_sentence(const AdvisedSetup& setup);
 
-// The answer of a search as people read it. `now` is the set-up that runs today.
-struct AdviceReport {
-  const AdviseJob& job;
-  const Advice& advice;
-  std::optional<AdvisedSetup> now = std::nullopt;
-  double price = 0;                        // of a device-hour; 0: not known
-  std::vector<std::string> left_out = {};  // parts of the model that the predictions leave out
-  std::optional<ReadSetup> read = std::nullopt;  // the flags of `now`
-};
 // Below this share two predictions are not told apart (docs/advise.md).
 inline constexpr double kLeastGain = 0.1;
 // Lines "model", "cluster", "documents", "steps".

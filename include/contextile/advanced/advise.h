@@ -18,9 +18,17 @@
 #include "contextile/advanced/step_planner.h"
 #include "contextile/advanced/training.h"
 #include "contextile/advanced/training_setup.h"
+#include "contextile/cluster.h"
 #include "contextile/workload.h"
 
 namespace contextile {
+
+// Returns the cluster with `gpus` devices of its kind: whole nodes, or a part of one node with its
+// share of the NICs. `where` begins messages. Throws InvalidArgument.
+[[nodiscard]] Cluster with_gpus(Cluster cluster, std::int32_t gpus, const std::string& where);
+// "64xh100": 64 GPUs of a kind (a100, h100, h200, h20, b200, gb200, gb300) or of a preset by its
+// name. Anything that does not begin so is a cluster as load_cluster takes it. Throws like it.
+[[nodiscard]] Cluster load_gpus(const std::string& text);
 
 // One job: its documents on its devices.
 struct AdviseJob {
@@ -118,6 +126,13 @@ struct Advice {
 // so that the step is predicted to take `measured_us`. Throws InvalidArgument if no share does.
 [[nodiscard]] AdvisedSetup fit_setup(AdviseJob& job, const TrainingSetup& setup,
                                      double measured_us);
+
+// Predicts the set-up that an engine's flags describe, or fits the prediction to its measured step.
+// Tokens and gradient overlap of the flags become those of the job where it has none, so that other
+// set-ups are compared on the same steps. Throws InvalidArgument like predict_setup, and where the
+// flags describe another model than the job's.
+[[nodiscard]] AdvisedSetup predict_read_setup(AdviseJob& job, const ReadSetup& read,
+                                              std::optional<double> measured_us = std::nullopt);
 
 // Returns the setting of the step planner that the set-up stands for.
 [[nodiscard]] StepSetting step_setting_of(const TrainingSetup& setup,

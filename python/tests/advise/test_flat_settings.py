@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contextile import _core
-from contextile.advise import flat_json, flat_toml, flat_yaml, flatten
+from contextile._advise import flat_json, flat_toml, flat_yaml, flatten
 
 pytest.importorskip("yaml", reason="PyYAML is not installed")
 

@@ -14,24 +14,21 @@
 #include "cli/commands/contextile_program.h"
 #include "cli/help.h"
 #include "cli/options/input.h"
-#include "cli/options/machine.h"
 #include "cli/options/shared.h"
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/advanced/advice_report.h"
 #include "contextile/advanced/advise.h"
 #include "contextile/advanced/engine_setup.h"
 #include "contextile/data.h"
-#include "report/advice_tables.h"
-#include "report/json.h"
-#include "report/table.h"
 
 namespace contextile {
 namespace {
 
 // Tokens that are drawn of a built-in distribution: enough for every step that is drawn.
 constexpr std::int64_t kDatasetTokens = std::int64_t{1} << 26;
-constexpr double kMostPadding = 1.05;  // of a vocabulary
+constexpr double kUsPerSecond = 1e6;
 
 struct AdviseCommandOptions {
   std::string lengths_path;
@@ -86,106 +83,6 @@ ReadSetup read_now(const AdviseCommandOptions& options, std::int32_t devices) {
   return read_megatron_arguments(is_file ? read_text_file(now) : now, devices);
 }
 
-std::string settings_text(const std::vector<SetupSetting>& settings) {
-  std::string text;
-  for (const SetupSetting& setting : settings) {
-    text += fmt::format("{}{}{}{}{}", text.empty() ? "" : ", ", setting.key,
-                        setting.value.empty() ? "" : " ", setting.value,
-                        setting.note.empty() ? "" : " (" + setting.note + ")");
-  }
-  return text;
-}
-
-// Throws InvalidArgument where flags describe another model than --model. Vocabularies differ by
-// their padding.
-void check_model_of(const ReadSetup& read, const ModelSpec& model) {
-  const std::pair<std::string_view, std::int64_t> sizes[] = {
-      {"layers", model.layers},
-      {"hidden", model.hidden},
-      {"q_heads", model.q_heads},
-      {"kv_heads", model.kv_heads},
-      {"head_dim", model.head_dim},
-      {"ffn", model.ffn},
-      {"gated_ffn", model.gated_ffn ? 1 : 0},
-      {"experts", model.experts.experts},
-      {"active_experts", model.experts.per_token},
-      {"expert_ffn", model.experts.ffn},
-      {"shared_expert_ffn", model.experts.shared_ffn},
-      {"untied", model.tied_embeddings ? 0 : 1},
-      {"expert_tp", 1}};  // as expert parallelism is predicted
-  for (const auto& [name, size] : sizes) {
-    const auto given = read.model.find(std::string(name));
-    if (given == read.model.end() || given->second == size) continue;
-    fail_argument("--now: expected {} {}, as predicted for the model {}, found {}", name, size,
-                  model.name, given->second);
-  }
-  const auto vocabulary = read.model.find("vocabulary");
-  if (vocabulary == read.model.end()) return;
-  const double ratio = static_cast<double>(vocabulary->second) / model.vocabulary;
-  if (ratio < 1 / kMostPadding || ratio > kMostPadding) {
-    fail_argument("--now: expected a vocabulary of about {}, that of the model {}, found {}",
-                  model.vocabulary, model.name, vocabulary->second);
-  }
-}
-
-std::string flags_text(const Advice& advice, TrainingEngine engine) {
-  const std::vector<AdvisedSetup>& list =
-      engine == TrainingEngine::kContextile ? advice.own : advice.engines;
-  for (const AdvisedSetup& one : list) {
-    if (engine_problem(one.setup, engine)) continue;
-    const EngineFlags flags = engine_flags(one.setup, engine);
-    std::string text =
-        fmt::format("\nfor {}: {}\n\n{}", to_string(engine), setup_text(one.setup), flags.flags);
-    if (const auto note = engine_note(one.setup, engine)) text += fmt::format("\n{}\n", *note);
-    if (!flags.script.empty()) text += fmt::format("\nelsewhere:\n\n{}", flags.script);
-    return text;
-  }
-  if (list.empty()) return "";
-  return fmt::format("\nfor {}: none of these set-ups runs there: {}\n", to_string(engine),
-                     *engine_problem(list.front().setup, engine));
-}
-
-std::string now_text(const ReadSetup& read, const AdvisedSetup& now, const Cluster& cluster) {
-  std::string text = fmt::format(
-      "\nnow: {}\n{:.4g} s a step, {:.0f} tokens/s, {:.1f} GB, predicted\n", setup_text(now.setup),
-      1e-6 * now.step_us, now.tokens_per_s, 1e-9 * static_cast<double>(now.memory_bytes));
-  text += wait_sentence(now) + "\n";
-  if (cluster.memory_bytes > 0 && now.memory_bytes > cluster.memory_bytes) {
-    text += fmt::format(
-        "predicted not to fit the {:.1f} GB of a device; if it runs, memory is "
-        "predicted too high for the set-ups below, too\n",
-        1e-9 * static_cast<double>(cluster.memory_bytes));
-  }
-  if (!read.approximated.empty()) {
-    text += fmt::format("predicted otherwise: {}\n", settings_text(read.approximated));
-  }
-  if (!read.without_effect.empty()) {
-    text +=
-        fmt::format("without effect on time and memory: {}\n", settings_text(read.without_effect));
-  }
-  return text;
-}
-
-void print_answer(const AdviseCommandOptions& options, const AdviceReport& report,
-                  const std::optional<ReadSetup>& read) {
-  const Advice& advice = report.advice;
-  std::string text = job_lines(report);
-  if (read) text += now_text(*read, *report.now, report.job.cluster);
-  text += fmt::format("\n{}\n", verdict_sentence(report));
-  if (!advice.engines.empty()) {
-    text += "\nset-ups that the engines have; all times predicted\n\n" +
-            setup_table(report, advice.engines).text();
-  }
-  if (!advice.own.empty()) {
-    text += "\nthe same with contextile's plans\n\n" + setup_table(report, advice.own).text();
-  }
-  if (options.engine) text += flags_text(advice, *options.engine);
-  text += "\n" + search_lines(report) +
-          "trust      medians of published steps were predicted within a factor of 1.1\n"
-          "           (docs/results/measured.md)\n";
-  print(text);
-}
-
 int run(const AdviseCommandOptions& options) {
   AdviseJob job = options.job;
   const LoadedModel loaded = load_described_model(options.model);
@@ -203,14 +100,9 @@ int run(const AdviseCommandOptions& options) {
   }
   if (!options.now.empty()) {
     read = read_now(options, job.cluster.num_devices());
-    check_model_of(*read, job.model);
-    // Set-ups are compared on the same micro-batches and steps.
-    if (job.tokens == 0 && read->has("tokens")) job.tokens = read->setup.tokens;
-    if (job.step_tokens == 0 && read->has("step_tokens")) job.step_tokens = read->setup.step_tokens;
-    read->setup.tokens = read->setup.step_tokens = 0;
-    if (read->gradient_overlap) job.options.gradient_overlap = *read->gradient_overlap;
-    now = options.measured_s ? fit_setup(job, read->setup, 1e6 * *options.measured_s)
-                             : predict_setup(job, read->setup);
+    const auto measured_us =
+        options.measured_s ? std::optional(kUsPerSecond * *options.measured_s) : std::nullopt;
+    now = predict_read_setup(job, *read, measured_us);
   }
   ProgressBar progress(1);
   search.progress = [&](const AdviseProgress& at) {
@@ -221,9 +113,9 @@ int run(const AdviseCommandOptions& options) {
   const AdviceReport report{job, advice, std::move(now), options.price.value_or(0), loaded.left_out,
                             read};
   if (options.json) {
-    print_json(advice_json(report));
+    print(advice_json_text(report));
   } else {
-    print_answer(options, report, read);
+    print(advice_text(report, options.engine));
   }
   return advice.engines.empty() && advice.own.empty() ? kExitCheckFailed : kExitOk;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -17,6 +18,7 @@
 #include "cli/options/types.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "contextile/advanced/advise.h"
 #include "contextile/advanced/step_planner.h"
 #include "contextile/advanced/training.h"
 #include "contextile/extend/strategy.h"
@@ -49,25 +51,9 @@ struct IterateOptions {
   bool csv = false;
 };
 
-// --gpus N sets the number of nodes of a preset.
 Cluster load_machine(const IterateOptions& options) {
   Cluster cluster = load_cluster(options.input.cluster);
-  if (!options.gpus) return cluster;
-  const std::int32_t gpus = *options.gpus;
-  if (gpus > cluster.devices_per_node && gpus % cluster.devices_per_node != 0) {
-    fail_argument("--gpus: expected whole nodes of {} devices, or a part of one, found {}",
-                  cluster.devices_per_node, gpus);
-  }
-  cluster.nodes = std::max(1, gpus / cluster.devices_per_node);
-  if (gpus < cluster.devices_per_node) {
-    // Part of a node has part of its NICs.
-    const double share = static_cast<double>(gpus) / cluster.devices_per_node;
-    cluster.inter_gbytes_per_s_per_node *= share;
-    cluster.nics_per_node = std::max(1, static_cast<std::int32_t>(cluster.nics_per_node * share));
-    cluster.devices_per_node = gpus;
-  }
-  check_cluster(cluster);
-  return cluster;
+  return options.gpus ? with_gpus(std::move(cluster), *options.gpus, "--gpus") : cluster;
 }
 
 std::int32_t chunks_of(const IterateOptions& options) {

@@ -1,5 +1,4 @@
-#include "cli/options/machine.h"
-
+// Clusters by their number of GPUs.
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -8,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "contextile/advanced/advise.h"
 
 namespace contextile {
 namespace {

@@ -51,7 +51,7 @@ def flatten(settings: Any) -> list[tuple[str, str]]:
 
     Examples
     --------
-    >>> from contextile.advise import flatten
+    >>> from contextile._advise import flatten
     >>> flatten({"model": {"sizes": [2, 4], "fp8": None}})
     [('model.sizes', '2 4'), ('model.fp8', 'null')]
     """
