@@ -188,7 +188,7 @@ TEST_F(Prediction, CompareHasPredictedTimesThatNoBoundExceeds) {
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_LE(longest_line(text.out), 80U) << text.out;
   EXPECT_THAT(text.out, HasSubstr("predicted on dgx-h200"));
-  EXPECT_THAT(text.out, HasSubstr("bound"));
+  EXPECT_THAT(contextile(joined(arguments, {"--details"})).out, HasSubstr("bound"));
   const json document = json::parse(contextile(joined(arguments, {"--json"})).out);
   EXPECT_FALSE(document.contains("rank_correlation"));
   std::size_t applied = 0;
