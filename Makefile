@@ -24,7 +24,7 @@ LOADED_LOOPS ?= 8
 # Tests that stay quick under the sanitizers: not the search by predicted time, the program, the
 # installed example, emulated GPUs (fuzz_ptx runs their machine under the sanitizers).
 SANITIZE_TESTS ?= base_test mask_test input_test cluster_test partition_test hypergraph_test schedule_test \
-  store_test strategy_test simulate_test bounds_test ahead_test plan_test transport_test kernel_test runtime_test \
+  store_test strategy_test simulate_test training_setup_test bounds_test ahead_test plan_test transport_test kernel_test runtime_test \
   cache_test decode_test prefill_test prefill_plan_test model_test engine_test server_test helix_test \
   serve_simulation_test paged_attention_test
 # Tests of the state that threads share; tests/CMakeLists.txt says which cases of them. The tests of
