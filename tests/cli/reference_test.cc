@@ -138,6 +138,8 @@ TEST_F(Reference, EveryExampleWorks) {
       // A server goes on until a signal stops it: tests/serving/serve_test.py.
       const bool serves = line.find(" serve ") != std::string::npos;
       if (serves && line.find("--simulate") == std::string::npos) continue;
+      // Groups of ranks that profile themselves: Launch.ProfilesTheGroupOfItsRanks.
+      if (line.find(" -- profile ") != std::string::npos) continue;
       const Outcome outcome = bash(line + "\n");
       EXPECT_EQ(outcome.exit_code, 0) << line << '\n' << outcome.out << outcome.err;
     }

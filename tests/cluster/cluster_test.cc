@@ -434,9 +434,9 @@ TEST(ConsecutiveRanks, AreANodesPartWholeNodesOrEqualParts) {
 
 TEST(ConsecutiveRanks, AreRefusedOutsideTheCluster) {
   const Cluster cluster = load_cluster("p4de:2x8");
-  for (const auto& [first, count] : {std::pair(10, 7), {-1, 2}, {0, 0}, {16, 1}}) {
+  for (const auto& run : {std::pair(10, 7), {-1, 2}, {0, 0}, {16, 1}}) {
     const std::string message =
-        message_of([&] { static_cast<void>(cluster.consecutive(Rank{first}, count)); });
+        message_of([&] { static_cast<void>(cluster.consecutive(Rank{run.first}, run.second)); });
     EXPECT_THAT(message, HasSubstr("expected ranks below 16"));
   }
 }
