@@ -71,6 +71,7 @@ def agree_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Triton's kernels cannot run on tensors of a GPU that is not there.
     monkeypatch.setattr(row_ops, "fused", lambda device: None)
     monkeypatch.setattr(stage_calls, "wait_for_copies", lambda device: None)
+    monkeypatch.setattr(stage_calls, "mark_used", lambda *given: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     # FakeTensorMode has no pinned memory.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

@@ -3,6 +3,10 @@ shapes and dtypes, and raises where the host would read one."""
 
 from __future__ import annotations
 
+import gc
+import types
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +18,7 @@ import contextile as ct
 from contextile.torch._attention.bias import Terms
 from contextile.torch._engine.rank_program import Attention, Intervals
 from contextile.torch._kernels import row_ops, triton_stage
+from contextile.torch._kernels.stage_calls import mark_used
 from contextile.torch._kernels.triton_stage import TritonStage
 
 STRATEGIES = {
@@ -335,3 +340,28 @@ def test_the_checks_of_these_tests_find_what_they_look_for():
             torch.zeros(3).to("cuda")
         with NoWait(), pytest.raises(AssertionError, match="waits for a copy"):
             torch.tensor(0.5, device="cuda")
+
+
+def test_lists_of_a_captured_call_outlive_their_plan(launches, monkeypatch):
+    with FakeTensorMode(), torch.no_grad():
+        lone = LoneRank(PLANS["dcp"], 1, "cuda:0")
+        kept = lone.forward()
+        lists = weakref.ref(lone.rank._surroundings().lists)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        lone.forward()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        lone.rank.prepare(PLANS["fcp"])
+        gc.collect()
+        assert lists() is not None and kept
+        lone.rank._shared.captured.clear()  # as Executor.close does
+        gc.collect()
+        assert lists() is None
+
+
+def test_lists_are_marked_once_for_each_stream(monkeypatch):
+    tensors = [types.SimpleNamespace(record_stream=lambda one: seen.append(one)) for _ in range(2)]
+    seen, marked, device = [], {}, torch.device("cuda:0")
+    for stream in ("main", "side", "main"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        mark_used(tensors, device, marked)
+    assert seen == ["main", "main", "side", "side"]

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from contextile.torch import Executor, alibi, attention, relative_bias
 from contextile.torch._engine.launches import Messages, UnderWay
 from contextile.torch._execute import devices
+from contextile.torch._kernels.flash import Flash
+from contextile.torch._kernels.kernel import Params
 from ranks import run_ranks
 
 
@@ -283,3 +285,39 @@ def lose_a_rank() -> None:
 @pytest.mark.timing
 def test_a_rank_that_ends_is_an_error_of_the_others():
     run_ranks(lose_a_rank, 3)
+
+
+def test_autocast_does_not_reach_into_kernels():
+    plan = plan_of(dtype="bf16")
+    executor = one(engine="torch", kernel="torch:tiles")
+    executor.prepare(plan)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(100, heads, 32, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    want = attention(q, k, v, executor=executor, return_lse=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(q, k, v, executor=executor, return_lse=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_threads_with_two_plans_of_an_executor_are_refused():
+    executor = one(engine="torch")
+    executor.prepare(plan_of())
+    executor.prepare(plan := plan_of(softcap=5.0))
+    with (
+        executor._shared.in_call,
+        pytest.raises(ct.InvalidArgument, match="found another thread in a call"),
+    ):
+        attend(executor, plan)
+
+
+def test_a_certificate_with_a_name_too_long_is_refused(monkeypatch):
+    monkeypatch.setenv("CONTEXTILE_GPU_CERTIFICATE", "x" * 5000)
+    with pytest.raises(ct.InvalidArgument, match="expected what bench/gpu_check writes"):
+        devices.is_certified(torch.device("cuda", 0))
+
+
+def test_flash_is_refused_on_rocm(monkeypatch):
+    params = Params(4, 2, 64, 64, torch.bfloat16, 0.125, 0.0)
+    assert Flash().refusal(params) == ""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "on ROCm is not checked" in Flash().refusal(params)

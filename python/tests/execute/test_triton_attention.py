@@ -69,6 +69,9 @@ def masks(name, n, m):
     elif name == "intervals":  # four, of which one is empty and two overlap
         low = torch.cat([rows // 3, rows // 2, 60 + 0 * rows, m - 20 - rows // 8], 1)
         high = torch.cat([rows // 3 + 9, rows // 2 + 5, 60 + 0 * rows, m + 0 * rows], 1)
+    elif name == "many intervals":  # every other key of some rows: more than are unrolled
+        low = 2 * torch.arange(7) + rows // 9
+        high = low + 1
     else:
         assert name == "some rows"  # every third row sees nothing, and so do the last keys
         low, high = torch.zeros(n, 1), torch.where(rows % 3 == 1, 0, m - 45)
@@ -265,6 +268,16 @@ def check(
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "intervals", "some rows"])
 def test_masks_and_lists_of_rows(mask, by_lists):
     check(problem(mask), by_lists=by_lists)
+
+
+def test_rows_of_many_intervals():
+    check(problem("many intervals", heads=(1, 1), dim=16))
+
+
+@pytest.mark.parametrize("first_offset", [-(1 << 31), (1 << 31) - 1])
+def test_offsets_of_a_table_do_not_wrap_around(first_offset):
+    given = problem(n=20, m=20, heads=(1, 1), dim=16, with_table=True)
+    check(given._replace(terms=given.terms._replace(first_offset=first_offset)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from triton.runtime.errors import OutOfResources
 import contextile as ct
 from contextile.torch import tune
 from contextile.torch._execute import tuning
-from contextile.torch._kernels import triton_attention, triton_tilings
+from contextile.torch._kernels import triton_attention, triton_check, triton_tilings
+from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.triton_attention import Tiling
 from contextile.torch._kernels.triton_stage import TritonStage
 
@@ -142,3 +143,33 @@ def test_shapes_that_no_kernel_takes_are_refused(file):
 def test_a_cpu_is_refused(monkeypatch):
     with pytest.raises(ct.InvalidArgument, match="torch:triton: expected a device of type cuda"):
         tune(**SHAPE)
+
+
+def test_a_broken_file_is_the_error_of_the_check_on_a_device(monkeypatch, tmp_path):
+    file = tmp_path / "tilings.json"
+    file.write_text("{")
+    monkeypatch.setenv("CONTEXTILE_TRITON_TILINGS", str(file))
+    triton_tilings.tilings_of.cache_clear()
+    params = Params(1, 1, 40, 40, torch.float32, 0.25, 0.0)
+    with pytest.raises(ct.InvalidArgument, match=r"tilings\.json: expected what .*; remove it"):
+        triton_check.check_on(TritonStage(), params, CPU)
+    triton_tilings.tilings_of.cache_clear()
+
+
+def test_a_tiling_that_lost_is_removed(file):
+    triton_tilings.keep_tilings(CPU, {"a": QUICK, "b": QUICK})
+    triton_tilings.keep_tilings(CPU, {"a": None})
+    assert list(json.loads(file.read_text()).values()) == [{"b": list(QUICK)}]
+    assert [one.name for one in file.parent.iterdir()] == [file.name]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(file):
+    file.parent.write_text("")
+    with pytest.raises(ct.InvalidArgument, match=r"tilings\.json: expected a folder"):
+        tune(**SHAPE)
+
+
+@pytest.mark.parametrize("device", ["nonsense", None])
+def test_unknown_devices_are_refused(device):
+    with pytest.raises(ct.InvalidArgument, match="device: expected one of PyTorch's"):
+        tune(**{**SHAPE, "device": device})

@@ -426,7 +426,7 @@ def attention(
         rank, which is checked on the CPU. Needed if and only if ``plan.shape.sink`` is true.
     bias : Alibi or RelativeBias, optional
         A bias of scores by position (``alibi``, ``relative_bias``, ``t5_bias``), added after a
-        softcap. It lies on the CPU and is the same on every rank.
+        softcap. It is the same on every rank.
     dropout_p : float
         Probability of an attention weight to be dropped; the others are divided by ``1 -
         dropout_p``.

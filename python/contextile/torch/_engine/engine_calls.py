@@ -36,6 +36,7 @@ class Surroundings(NamedTuple):
     lists: PreparedLists
     messages: Messages
     transport: _core.Transport  # for agreements
+    captured: set[PreparedLists]  # those that CUDA graphs read
 
 
 class EngineCall:
@@ -59,6 +60,7 @@ class EngineCall:
             )
         if self.lists.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._check_capture()
+            around.captured.add(self.lists)
         # Sinks and biases on another device are not compared: reading them would wait for it.
         compared: Any = None
         if sink is not None and sink.device.type == "cpu":
@@ -73,21 +75,35 @@ class EngineCall:
             compared,
         )
         self.programs = self.lists.programs_of(mask, self.direction, self.terms is not None)
+        self.lists.mark_used()
         self.score_terms: ScoreTerms | None = None
 
     def _kind(self) -> Any:
         """Returns what calls that run the same kernels have in common."""
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return self.mask, self.direction, self.terms is not None, deterministic
+        order = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        return self.mask, self.direction, self._kinds_of_terms(), order
+
+    def _kinds_of_terms(self) -> Any:
+        """Returns which terms there are, each of which makes another variant of a kernel."""
+        terms = self.terms
+        if terms is None:
+            return None
+        return terms.slopes is not None, terms.table is not None, bool(terms.dropout)
 
     def _check_capture(self) -> None:
         """Raises InvalidArgument if a replay of the graph would not do what this call does."""
         where = f"rank {self.lists.rank}, {self.direction}: torch.cuda.graph:"
+        self._check_captured_terms(where)
         if self._kind() not in self.lists.finished:
             raise _core.InvalidArgument(
                 f"{where} expected one such call before, which compiles kernels and uploads lists, "
                 "found none"
             )
+
+    def _check_captured_terms(self, where: str) -> None:
         if self.terms is None:
             return
         if self.terms.dropout:
@@ -122,6 +138,7 @@ class EngineCall:
 
     def finish(self) -> Stats:
         self.agreement.wait()
+        self.lists.mark_used()  # by the stream that ends the call
         self.run.run_to_end()
         with torch.no_grad():
             self.write()

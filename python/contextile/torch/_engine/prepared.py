@@ -11,7 +11,7 @@ from torch import Tensor
 from contextile import _core
 from contextile.torch._engine.buffers import DTYPES, part_dtype, part_shapes
 from contextile.torch._engine.rank_program import Program
-from contextile.torch._kernels import row_ops
+from contextile.torch._kernels import row_ops, stage_calls
 from contextile.torch._kernels.choice import checked_kernel_for
 from contextile.torch._kernels.kernel import Params
 from contextile.torch._kernels.score_terms import ScoreTerms
@@ -30,6 +30,8 @@ class PreparedLists:
         self.kernels: dict[str, None] = {}  # names of those that programs run, in order
         self.finished: set[Any] = set()  # kinds of calls that have run
         self._kernel = kernel
+        self._tensors: list[Tensor] = []  # all lists on the device
+        self._marked: dict[Any, int] = {}  # numbers of tensors, by stream
         self._programs: dict[Any, list[Program]] = {}
 
     def make(self) -> None:
@@ -78,11 +80,16 @@ class PreparedLists:
         upload = Upload()
         programs = [Program(one, upload, kernel) for one in lists]
         self.index_bytes += upload.finish(self.device)
+        self._tensors += upload.tensors
         if direction == "backward":
             forward = self.programs_of(mask, "forward", has_terms)
             for program, before in zip(programs, forward, strict=True):
                 program.retain = before.retain
         return programs
+
+    def mark_used(self) -> None:
+        """Lets the current stream read the lists of all programs, also of other streams."""
+        stage_calls.mark_used(self._tensors, self.device, self._marked)
 
     def saved_bytes(self, mask: int) -> int:
         """Returns the bytes that forward under a mask keeps for backward."""

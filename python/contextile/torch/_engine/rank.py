@@ -13,9 +13,19 @@ from contextile import _core
 from contextile.torch._engine.engine_calls import Backward, EngineCall, Forward, Stats, Surroundings
 from contextile.torch._engine.launches import Messages
 from contextile.torch._engine.prepared import PreparedLists
+from contextile.torch._kernels.kernel import without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+class Shared:
+    """The parts that the ranks of one executor share."""
+
+    def __init__(self) -> None:
+        self.in_call = threading.Lock()  # calls of one thread after the other
+        # Lists that a CUDA graph reads, which are kept as long as it may be replayed.
+        self.captured: set[PreparedLists] = set()
 
 
 class TorchRank:
@@ -33,6 +43,8 @@ class TorchRank:
         Where the tensors of calls lie.
     timeout : float
         Seconds that a wait may take on the CPU.
+    shared : Shared, optional
+        The parts that it shares with other ranks of its executor. Default: none are shared.
     """
 
     def __init__(
@@ -43,10 +55,11 @@ class TorchRank:
         kernel: str,
         device: torch.device,
         timeout: float,
+        shared: Shared | None = None,
     ) -> None:
         self._transport, self._kernel, self._device = transport, kernel, device
         self._messages = Messages(group, device, timeout)
-        self._in_call = threading.Lock()
+        self._shared = shared or Shared()
         self._around: Surroundings | None = None
         self._has_slices = False
         self._num_begun = self._num_finished = 0  # of the calls that may be in flight together
@@ -59,9 +72,10 @@ class TorchRank:
         with self._alone("prepare"):
             has_slices = _core.agree_on_plan(self._transport, plan)
             lists = PreparedLists(plan, self._transport.rank, self._kernel, self._device)
-            with self._telling_others():
+            with self._working():
                 lists.make()
-            self._around = Surroundings(lists, self._messages, self._transport)
+            captured = self._shared.captured
+            self._around = Surroundings(lists, self._messages, self._transport, captured)
             self._has_slices = has_slices
 
     def _surroundings(self) -> Surroundings:
@@ -76,7 +90,7 @@ class TorchRank:
     @contextlib.contextmanager
     def _alone(self, where: str) -> Iterator[None]:
         """Refuses a call while another thread is in one."""
-        if not self._in_call.acquire(blocking=False):
+        if not self._shared.in_call.acquire(blocking=False):
             raise _core.InvalidArgument(
                 f"{where}: expected calls of one thread after the other, found another thread in a "
                 "call of this executor"
@@ -84,13 +98,17 @@ class TorchRank:
         try:
             yield
         finally:
-            self._in_call.release()
+            self._shared.in_call.release()
 
     @contextlib.contextmanager
-    def _telling_others(self) -> Iterator[None]:
-        """Ends the group if this rank fails, so that no peer waits for it in an agreement."""
+    def _working(self) -> Iterator[None]:
+        """Runs what is inside in the dtypes that it names, whether autocast is on or off.
+
+        Ends the group if this rank fails, so that no peer waits for it in an agreement.
+        """
         try:
-            yield
+            with without_autocast(self._device):
+                yield
         except Exception as error:
             self._transport.abort(str(error))
             raise
@@ -114,11 +132,11 @@ class TorchRank:
         return self._begin(Backward, tensors)
 
     def _run(self, kind: type[EngineCall], tensors: dict[str, Any]) -> None:
-        with self._alone(kind.direction), self._telling_others():
+        with self._alone(kind.direction), self._working():
             self.last_stats = kind(self._surroundings(), **tensors).finish()
 
     def _begin(self, kind: type[EngineCall], tensors: dict[str, Any]) -> Pending:
-        with self._alone(f"begin_{kind.direction}"), self._telling_others():
+        with self._alone(f"begin_{kind.direction}"), self._working():
             call = kind(self._surroundings(), **tensors)
             # A rank with a slice does not know how far the others go.
             if not self._has_slices:
@@ -128,13 +146,13 @@ class TorchRank:
 
     def advance(self, call: EngineCall) -> None:
         """Runs a call up to its last launch."""
-        with self._alone("advance"), self._telling_others():
+        with self._alone("advance"), self._working():
             call.agreement.wait()
             call.run.run_to_last_launch()
 
     def finish(self, call: EngineCall, number: int) -> Stats:
         """Ends a call. Calls are finished in the order in which they began."""
-        with self._alone("finish"), self._telling_others():
+        with self._alone("finish"), self._working():
             if number != self._num_finished:
                 raise _core.InvalidArgument(
                     f"rank {self._transport.rank}, finish: expected the call begun as number "

@@ -122,9 +122,11 @@ def is_certified(device: torch.device) -> bool:
     Raises InvalidArgument if its file is broken.
     """
     file = certificate_file()
-    if device.type != "cuda" or not file.is_file():
+    if device.type != "cuda":
         return False
     try:
+        if not file.is_file():
+            return False
         found = json.loads(file.read_text(encoding="utf-8"))
         gpu, driver, version = messages.fields(found, "gpu", "driver", "version")
     except (OSError, ValueError, RecursionError, _core.InvalidArgument) as error:

@@ -19,7 +19,7 @@ from contextile._layer_plans import check_placement
 from contextile.torch._batch.layout import joined_branch
 from contextile.torch._engine.buffers import DTYPES
 from contextile.torch._engine.engine_calls import Stats
-from contextile.torch._engine.rank import TorchRank
+from contextile.torch._engine.rank import Shared, TorchRank
 from contextile.torch._execute.checkpoints import plan_again, remember, replace_plan
 from contextile.torch._execute.devices import agree_on_engine, device_of, engine_of
 from contextile.torch._execute.dtensor import register_if_loaded
@@ -261,10 +261,11 @@ class Executor:
         job.
     kernel : str
         Name of the kernel: one of ``contextile.kernels()``, or of the engine torch: ``torch:flash``
-        (variable-length FlashAttention), ``torch:flex`` (FlexAttention), ``torch:cpu`` (PyTorch's
-        fused attention for CPUs) or ``torch:tiles`` (products and a softmax; runs anywhere, and
-        alone has bias and dropout). Default: the preferred one for the plan's dtype and the device;
-        the engine torch chooses by dtype, dims, softcap and terms.
+        (variable-length FlashAttention), ``torch:triton`` (Triton kernels, with bias and dropout),
+        ``torch:flex`` (FlexAttention), ``torch:cpu`` (PyTorch's fused attention for CPUs) or
+        ``torch:tiles`` (products and a softmax; runs anywhere, with bias and dropout). Default:
+        the preferred one for the plan's dtype and the device; the engine torch chooses by dtype,
+        dims, softcap and terms.
     device : str or torch.device
         Where the tensors of all calls lie: any of PyTorch's, ``"cpu"``, ``"cuda"`` (the current
         GPU), ``"cuda:1"``, ``"xpu"``, ``"mps"``. Calls are ordered by PyTorch's current stream.
@@ -374,6 +375,7 @@ class Executor:
         self._current: Prepared | None = None  # the one prepared last
         self._withheld = ""  # why calls must name their plan
         self._number = next(_numbers)  # of this executor
+        self._shared = Shared()
         self._num_calls = 0  # number of forward calls; the same on all ranks
         # Most plans of a batch so far. plans_kept and plans_prepared count batches.
         self._plans_at_once = 1
@@ -581,10 +583,11 @@ class Executor:
         )
 
     def close(self) -> None:
-        """Forgets all plans. Their backward can no longer be called."""
+        """Forgets all plans. Their backward can no longer be called, nor CUDA graphs replayed."""
         for number in list(self._plans):
             self._forget(number)
         self._current = None
+        self._shared.captured.clear()
 
     def _last(self) -> Prepared:
         if self._current is None:
@@ -666,6 +669,7 @@ class Executor:
                 kernel=self._kernel,
                 device=self._device,
                 timeout=self._timeout,
+                shared=self._shared,
             )
         return _core.RankExecutor(
             self._transport,

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contextile import _core, plan
+from contextile import _checks, _core, plan
 from contextile.torch._engine.buffers import DTYPES, make_buffers
 from contextile.torch._engine.prepared import PreparedLists
 from contextile.torch._engine.rank_program import INPUTS, Attention
+from contextile.torch._execute.devices import device_of
 from contextile.torch._kernels.kernel import Buffers
 
 _SMALLEST_GAIN = 0.02  # of time, for which a tiling is worth another variant
@@ -211,9 +212,9 @@ def tune(
     DeviceError
         If the kernels are wrong on the device.
     """
-    where = torch.device(device)
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
+    where = device_of(device, None)
+    if _checks.count("tune, repeats", repeats) < 1:
+        raise _core.InvalidArgument(f"repeats: expected 1 or more, found {repeats}")
     made = plan(
         [tokens],
         mask="causal",
@@ -224,8 +225,6 @@ def tune(
         value_dim=value_dim,
         dtype=dtype,
     )
-    if repeats < 1:
-        raise _core.InvalidArgument(f"repeats: expected 1 or more, found {repeats}")
     with torch.cuda.device(where if where.type == "cuda" else -1):
         return _tuned(made, where, repeats)
 
@@ -233,14 +232,25 @@ def tune(
 def _tuned(made: _core.Plan, where: torch.device, repeats: int) -> list[Tuned]:
     problem = _Problem(made, where)
     from contextile.torch._kernels.triton_attention import KERNEL_NAMES, Tiling
-    from contextile.torch._kernels.triton_tilings import keep_tilings, key_of
+    from contextile.torch._kernels.triton_tilings import (
+        check_writable,
+        keep_tilings,
+        key_of,
+        tilings_file,
+    )
+
+    check_writable(tilings_file())  # before minutes of work
 
     dtype, dims = DTYPES[made.shape.dtype], (made.shape.head_dim, made.shape.value_dim)
     with torch.no_grad():
         found = [_tune(problem, kernel, dtype, repeats) for kernel in KERNEL_NAMES]
-    quicker = [one for one in found if one.seconds < one.default_seconds]
     keep_tilings(
         where,
-        {key_of(one.kernel, dtype, dims, False): Tiling(*one.tiling) for one in quicker},
+        {
+            key_of(one.kernel, dtype, dims, False): (
+                Tiling(*one.tiling) if one.seconds < one.default_seconds else None
+            )
+            for one in found
+        },
     )
     return found

@@ -1,7 +1,7 @@
 """``torch:flash``: variable-length FlashAttention of aten, one kernel for each call.
 
-PyTorch runs FlashAttention 2, or 3 and 4 once ``torch.nn.attention`` has activated them, and
-composable-kernel or AOTriton kernels on ROCm.
+PyTorch runs FlashAttention 2, or 3 and 4 once ``torch.nn.attention`` has activated them. On ROCm
+other kernels have that operator, whose log-sum-exp may have another shape: they are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Flash(RowKernel):
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
     def refusal(self, params: Params) -> str:
+        if torch.version.hip is not None:
+            return "its log-sum-exp on ROCm is not checked; torch:triton runs there"
         if params.dtype not in self.dtypes:
             return f"it takes {' and '.join(map(str, self.dtypes))}"
         if params.head_dim % 8 != 0 or params.head_dim > 256:

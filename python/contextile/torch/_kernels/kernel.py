@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -110,3 +111,12 @@ def no_terms(params: Params) -> str:
     if params.has_terms:
         return "it has no bias and no dropout"
     return "it has no softcap" if params.softcap else ""
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Keeps autocast from products inside, which are float32 where kernels say so."""
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind):
+        return contextlib.nullcontext()
+    off: contextlib.AbstractContextManager[Any] = torch.autocast(kind, enabled=False)
+    return off

@@ -21,10 +21,24 @@ def wait_for_copies(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+def mark_used(tensors: list[Tensor], device: torch.device, marked: dict[Any, int]) -> None:
+    """Keeps tensors, once they are freed, until the current stream has run what reads them.
+
+    ``marked`` has the number of tensors for which that is known, by stream.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return
+    stream = torch.cuda.current_stream(device)
+    for tensor in tensors[marked.get(stream, 0) :]:
+        tensor.record_stream(stream)
+    marked[stream] = len(tensors)
+
+
 class Upload:
     """Arrays of int32 that go to a device together: indices, which become int64, and others."""
 
     def __init__(self) -> None:
+        self.tensors: list[Tensor] = []  # those of which the others are views
         self._indices: list[tuple[Any, Callable[[Tensor], None]]] = []
         self._others: list[tuple[Any, Callable[[Tensor], None]]] = []
 
@@ -50,6 +64,7 @@ class Upload:
             for (array, place), part in zip(arrays, parts, strict=True):
                 place(part.view(array.shape))
             num_bytes += moved.nbytes
+            self.tensors.append(moved)
         wait_for_copies(device)
         self._indices, self._others = [], []
         return num_bytes

@@ -95,6 +95,8 @@ class Tiling(NamedTuple):
 
 
 _BY_KEYS = ("fused", "dkv")
+# Most intervals of a row for which a variant of its own is compiled; a loop takes more.
+_MAX_UNROLLED = 4
 KERNEL_NAMES = ("forward", *_BY_KEYS, "dq")
 
 # By kernel, bytes of a number and width of a tile. Without terms, they fit into 99 KiB of shared
@@ -321,11 +323,13 @@ def _launch(
     by_keys = kernel is dkv_kernel
     (q_heads, head_dim), (kv_heads, value_dim) = tensors["q"].shape[1:], tensors["v"].shape[1:]
     partial, full = stage.blocks[2:] if by_keys else stage.blocks[:2]
+    width = stage.low.shape[1]
     found = {
         **tensors,
         **_strides(tensors),
         **_term_arguments(stage, terms),
-        **{"low": stage.low, "high": stage.high, "WIDTH": stage.low.shape[1]},
+        **{"low": stage.low, "high": stage.high, "width": width},
+        **{"WIDTH": width if width <= _MAX_UNROLLED else 0},
         **{"partial_counts": partial[0], "partial_lists": partial[1]},
         **{"full_counts": full[0], "full_lists": full[1]},
         **{"partial_width": partial[1].shape[1], "full_width": full[1].shape[1]},

@@ -7,6 +7,7 @@ stage shows that they are right there. It needs no autograd, so it may run insid
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -190,12 +191,24 @@ def _checked(kernel: Any, params: Params, device: torch.device) -> dict[str, flo
         ways = ((True, False), (False, True))
         for is_reversed, deterministic in ways[: 1 if device.type == "cpu" else 2]:
             if deterministic and problem.terms is not None:
-                continue  # the gradient of a table has no fixed order
+                problem.terms.table_gradient = None  # it has no fixed order
             found = _errors(kernel, problem, inside, is_reversed, deterministic)
             for name, error in found.items():
                 known = worst.get(name, 0.0)
                 worst[name] = error if not error <= known else known
     return worst
+
+
+def _tilings_note(params: Params, device: torch.device) -> str:
+    """Returns where the tilings of a check come from; nothing if they are the default ones."""
+    if importlib.util.find_spec("triton") is None:
+        return ""
+    from contextile.torch._kernels.triton_tilings import tilings_file, tilings_of
+
+    dims = params.head_dim, params.value_dim
+    if not tilings_of(device, params.dtype, dims, params.has_terms):
+        return ""
+    return f" with the tilings of {tilings_file()}; remove it to take the default ones"
 
 
 def check_on(kernel: Any, params: Params, device: torch.device) -> None:
@@ -205,10 +218,12 @@ def check_on(kernel: Any, params: Params, device: torch.device) -> None:
         plain = plain._replace(q_heads=params.q_heads // params.kv_heads, kv_heads=1)
     try:
         errors = _checked(kernel, plain, device)
+    except _core.InvalidArgument:  # of a file of tilings that is broken
+        raise
     except Exception as error:  # of a compiler that is missing, or of the driver
         raise _core.DeviceError(
             f"kernel {kernel.name}, {device}: expected that Triton compiles and runs it, found "
-            f"{reason_of(error)}"
+            f"{reason_of(error)}{_tilings_note(params, device)}"
         ) from error
     bound = _BOUNDS[params.dtype]
     wrong = {name: error for name, error in errors.items() if not error <= bound}

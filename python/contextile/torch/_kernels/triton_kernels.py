@@ -77,13 +77,19 @@ def _tile(head, rows, stride, DIM: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _seen(low, high, rows, keys, WIDTH: tl.constexpr):
+def _seen(low, high, rows, keys, width, WIDTH: tl.constexpr):
     """True where rows see keys. Their shapes are those of a column and a row, or of a row and a
-    column."""
-    seen = (tl.load(low + rows * WIDTH) <= keys) & (keys < tl.load(high + rows * WIDTH))
-    for number in tl.static_range(1, WIDTH):
-        at = rows * WIDTH + number
-        seen = seen | ((tl.load(low + at) <= keys) & (keys < tl.load(high + at)))
+    column. WIDTH is 0 if the width is known to the call alone."""
+    first = rows * width
+    seen = (tl.load(low + first) <= keys) & (keys < tl.load(high + first))
+    if WIDTH > 0:
+        for number in tl.static_range(1, WIDTH):
+            at = first + number
+            seen = seen | ((tl.load(low + at) <= keys) & (keys < tl.load(high + at)))
+    else:
+        for number in range(1, width):
+            at = first + number
+            seen = seen | ((tl.load(low + at) <= keys) & (keys < tl.load(high + at)))
     return seen
 
 
@@ -107,7 +113,7 @@ def _scores(
         if slopes is not None:
             scores += tl.load(slopes + layer_head) * _LOG2_E * offsets.to(tl.float32)
         if table is not None:
-            at = tl.minimum(tl.maximum(offsets - first_offset, 0), num_offsets - 1)
+            at = tl.minimum(tl.maximum(offsets.to(tl.int64) - first_offset, 0), num_offsets - 1)
             places = layer_head * num_buckets + tl.load(buckets + at)
             scores += tl.load(table + places) * _LOG2_E
     return scores, tanh, places
@@ -151,7 +157,8 @@ def _row_part(num_rows, q_heads, kv_heads, BLOCK_M: tl.constexpr):
 @_kernel
 def forward_kernel(
     q, k, v, o, lse, q_rows, o_rows, kv_rows, q_first, o_first, kv_first,
-    low, high, partial_counts, partial_lists, full_counts, full_lists, partial_width, full_width,
+    low, high, width,
+    partial_counts, partial_lists, full_counts, full_lists, partial_width, full_width,
     q_row, q_head, k_row, k_head, v_row, v_head, o_row, o_head, lse_row,
     num_rows, num_keys, q_heads, kv_heads, scale, softcap,
     q_positions, k_positions, q_groups, slopes, table, buckets,
@@ -190,7 +197,7 @@ def forward_kernel(
                 first_offset, num_offsets, num_buckets,
             )
             if is_partial == 1:
-                seen = _seen(low, high, row_at[:, None], keys[None, :], WIDTH)
+                seen = _seen(low, high, row_at[:, None], keys[None, :], width, WIDTH)
                 scores = tl.where(seen, scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, 1))
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -239,7 +246,8 @@ def forward_kernel(
 def dkv_kernel(
     q, k, v, do, lse, delta, dq, dk, dv, q_rows, do_rows, dq_rows, kv_rows, dkv_rows,
     q_first, do_first, dq_first, kv_first, dkv_first,
-    low, high, partial_counts, partial_lists, full_counts, full_lists, partial_width, full_width,
+    low, high, width,
+    partial_counts, partial_lists, full_counts, full_lists, partial_width, full_width,
     q_row, q_head, k_row, k_head, v_row, v_head, do_row, do_head, lse_row, delta_row,
     dq_row, dq_head, dk_row, dk_head, dv_row, dv_head,
     num_rows, num_keys, q_heads, kv_heads, scale, softcap,
@@ -291,7 +299,7 @@ def dkv_kernel(
                 )
                 weights = tl.exp2(scores - sums)
                 if is_partial == 1:
-                    seen = _seen(low, high, row_at[None, :], keys[:, None], WIDTH)
+                    seen = _seen(low, high, row_at[None, :], keys[:, None], width, WIDTH)
                     weights = tl.where(seen, weights, 0.0)
                 dropped = weights
                 dweights = tl.dot(v_tile, tl.trans(do_tile), input_precision="ieee")
@@ -341,7 +349,8 @@ def dkv_kernel(
 def dq_kernel(
     q, k, v, do, lse, delta, dq, q_rows, do_rows, dq_rows, kv_rows,
     q_first, do_first, dq_first, kv_first,
-    low, high, partial_counts, partial_lists, full_counts, full_lists, partial_width, full_width,
+    low, high, width,
+    partial_counts, partial_lists, full_counts, full_lists, partial_width, full_width,
     q_row, q_head, k_row, k_head, v_row, v_head, do_row, do_head, lse_row, delta_row,
     dq_row, dq_head, num_rows, num_keys, q_heads, kv_heads, scale, softcap,
     q_positions, k_positions, q_groups, slopes, table, buckets,
@@ -384,7 +393,7 @@ def dq_kernel(
             )
             weights = tl.exp2(scores - sums)
             if is_partial == 1:
-                seen = _seen(low, high, row_at[:, None], keys[None, :], WIDTH)
+                seen = _seen(low, high, row_at[:, None], keys[None, :], width, WIDTH)
                 weights = tl.where(seen, weights, 0.0)
             dweights = tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee")
             if threshold is not None:

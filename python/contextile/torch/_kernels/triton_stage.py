@@ -6,6 +6,7 @@ results are merged where they are stored.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -45,7 +46,14 @@ class TritonStage(Kernel):
 
     def run_backward(self, buffers: Buffers, call: Any, is_first: bool, params: Params) -> None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-        if torch.is_deterministic_algorithms_warn_only_enabled():
+        has_table = params.terms is not None and params.terms.table_gradient is not None
+        if has_table and torch.is_deterministic_algorithms_warn_only_enabled():
+            warnings.warn(
+                f"contextile: kernel {self.name} adds up the gradient of a table of bias in any "
+                "order under torch.use_deterministic_algorithms",
+                UserWarning,
+                stacklevel=2,
+            )
             deterministic = False
         self.backward(buffers, call, is_first, params, deterministic)
 

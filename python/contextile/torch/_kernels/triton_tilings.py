@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +77,34 @@ def tilings_of(
     return {kernel: mine[key] for kernel, key in keys.items() if key in mine}
 
 
-def keep_tilings(device: torch.device, tilings: dict[str, Tiling]) -> Path:
-    """Adds tilings to the file, by their names there. Returns the file."""
+def check_writable(file: Path) -> None:
+    """Makes the folder of a file. Raises InvalidArgument unless files can be made there."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise _core.InvalidArgument(
+            f"{file}: expected a folder in which tilings can be kept, found {error}; "
+            "CONTEXTILE_TRITON_TILINGS names another file"
+        ) from None
+
+
+def keep_tilings(device: torch.device, tilings: Mapping[str, Tiling | None]) -> Path:
+    """Writes tilings into the file, by their names there; None removes one. Returns the file."""
     file = tilings_file()
     found = _read(file)
-    found.setdefault(_machine(device), {}).update(tilings)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    mine = found.setdefault(_machine(device), {})
+    for name, tiling in tilings.items():
+        mine.pop(name, None)
+        if tiling is not None:
+            mine[name] = tiling
     text = json.dumps(found, indent=1) + "\n"
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_text(text, encoding="utf-8")
-    new.replace(file)  # ranks that read it find the old one or this one
+    check_writable(file)
+    # A name of its own, because processes of several machines may share the folder.
+    number, new = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
+    with open(number, "w", encoding="utf-8") as out:
+        out.write(text)
+    Path(new).replace(file)  # ranks that read it find the old one or this one
     tilings_of.cache_clear()
     return file
