@@ -67,6 +67,8 @@ void bind_advice(nb::module_& module) {
       .def_prop_ro("engines",
                    [](const SearchedJob& self) { return setups_of(self.advice.engines); })
       .def_prop_ro("own", [](const SearchedJob& self) { return setups_of(self.advice.own); })
+      .def_prop_ro("has_experts",
+                   [](const SearchedJob& self) { return self.job.model.experts.experts > 0; })
       .def_prop_ro("num_gpus",
                    [](const SearchedJob& self) { return self.job.cluster.num_devices(); })
       .def(

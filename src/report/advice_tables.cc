@@ -11,7 +11,7 @@
 namespace contextile {
 namespace {
 
-constexpr std::size_t kWidestSetup = 34;
+constexpr std::size_t kWidestSetup = 44;
 constexpr double kSecondsPerUs = 1e-6;
 constexpr double kLeastShare = 0.005;
 
@@ -88,21 +88,47 @@ std::string settings_text(const std::vector<SetupSetting>& settings) {
   return text;
 }
 
-std::string flags_text(const Advice& advice, TrainingEngine engine) {
-  const std::vector<AdvisedSetup>& list =
-      engine == TrainingEngine::kContextile ? advice.own : advice.engines;
-  for (const AdvisedSetup& one : list) {
-    if (engine_problem(one.setup, engine)) continue;
-    const EngineFlags flags = engine_flags(one.setup, engine);
-    std::string text =
-        fmt::format("\nfor {}: {}\n\n{}", to_string(engine), setup_text(one.setup), flags.flags);
-    if (const auto note = engine_note(one.setup, engine)) text += fmt::format("\n{}\n", *note);
-    if (!flags.script.empty()) text += fmt::format("\nelsewhere:\n\n{}", flags.script);
-    return text;
+// The fastest set-up that the engine can run, or nothing.
+const AdvisedSetup* best_in(const AdviceReport& report, TrainingEngine engine) {
+  if (engine == TrainingEngine::kContextile) return best_of(report.advice);
+  for (const AdvisedSetup& one : report.advice.engines) {
+    if (!job_problem(one.setup, report.job.model, engine)) return &one;
   }
-  if (list.empty()) return "";
-  return fmt::format("\nfor {}: none of these set-ups runs there: {}\n", to_string(engine),
-                     *engine_problem(list.front().setup, engine));
+  return nullptr;
+}
+
+std::string flags_text(const AdviceReport& report, TrainingEngine engine) {
+  const AdvisedSetup* one = best_in(report, engine);
+  if (one == nullptr) {
+    const std::vector<AdvisedSetup>& list = report.advice.engines;
+    if (list.empty()) return "";
+    return fmt::format("\nfor {}: none of these set-ups runs there: {}\n", to_string(engine),
+                       *job_problem(list.front().setup, report.job.model, engine));
+  }
+  const EngineFlags flags = engine_flags(one->setup, engine, report.job.model.experts.experts > 0);
+  std::string text =
+      fmt::format("\nfor {}: {}\n\n{}", to_string(engine), setup_text(one->setup), flags.flags);
+  if (const auto note = engine_note(one->setup, engine)) text += fmt::format("\n{}\n", *note);
+  if (!flags.script.empty()) text += fmt::format("\nelsewhere:\n\n{}", flags.script);
+  return text;
+}
+
+// Null if none of the set-ups runs in the engine.
+Json flags_json(const AdviceReport& report, TrainingEngine engine) {
+  const AdvisedSetup* one = best_in(report, engine);
+  if (one == nullptr) return nullptr;
+  const EngineFlags flags = engine_flags(one->setup, engine, report.job.model.experts.experts > 0);
+  return {{"engine", to_string(engine)},
+          {"setup", setup_text(one->setup)},
+          {"text", flags.flags},
+          {"script", flags.script},
+          {"note", engine_note(one->setup, engine).value_or("")}};
+}
+
+std::string table_title(std::optional<TrainingEngine> engine) {
+  if (!engine) return "set-ups that the engines have";
+  if (*engine == TrainingEngine::kContextile) return "set-ups with the engines' exchanges";
+  return fmt::format("set-ups that {} has", to_string(*engine));
 }
 
 std::string now_text(const AdviceReport& report) {
@@ -120,6 +146,10 @@ std::string now_text(const AdviceReport& report) {
   }
   if (!report.read) return text;
   const ReadSetup& read = *report.read;
+  if (!read.has("step_tokens")) {
+    text += fmt::format("predicted with {} tokens per step, which the flags do not say\n",
+                        now.setup.step_tokens);
+  }
   if (!read.approximated.empty()) {
     text += fmt::format("predicted otherwise: {}\n", settings_text(read.approximated));
   }
@@ -192,7 +222,8 @@ std::string job_lines(const AdviceReport& report) {
                       advice.repeats ? ", with some documents twice" : "");
   if (advice.cut > 0) {
     text +=
-        fmt::format("           {} documents are longer than a micro-batch and cut\n", advice.cut);
+        fmt::format("           {} of their documents are cut, and go on in the next micro-batch\n",
+                    advice.cut);
   }
   return text;
 }
@@ -205,6 +236,15 @@ std::string verdict_sentence(const AdviceReport& report) {
                        best->tokens_per_s);
   }
   const double gain = gain_over(*best, *report.now);
+  if (best->setup == report.now->setup) {
+    return "Keep the set-up of today: no other one is predicted faster.";
+  }
+  const std::int64_t memory_bytes = report.job.cluster.memory_bytes;
+  if (memory_bytes > 0 && report.now->memory_bytes > memory_bytes) {
+    return fmt::format(
+        "Predicted {:.2f} times as fast as today, which is predicted not to fit the memory: {}.",
+        gain, setup_text(best->setup));
+  }
   if (gain < 1 + kLeastGain) {
     return fmt::format(
         "Keep the set-up of today: the best other one is predicted {:.2f} times as fast, which "
@@ -242,14 +282,16 @@ std::string search_lines(const AdviceReport& report) {
       advice.impossible, advice.unsupported);
   if (advice.left > 0) {
     text += fmt::format(
-        "           {} left when the time was over; none can be {:.2f} times as fast as the best "
+        "           {} left when the time was over{}; {} can be {:.2f} times as fast as the best "
         "(--seconds)\n",
-        advice.left, advice.possible_gain);
+        advice.left,
+        advice.unbounded > 0 ? fmt::format(", {} of them without a bound", advice.unbounded) : "",
+        advice.unbounded > 0 ? "none of the others" : "none", advice.possible_gain);
   }
   return text;
 }
 
-Json advice_json(const AdviceReport& report) {
+Json advice_json(const AdviceReport& report, std::optional<TrainingEngine> engine) {
   const Advice& advice = report.advice;
   Json json = {{"command", "advise"},
                {"model", report.job.model.name},
@@ -278,7 +320,9 @@ Json advice_json(const AdviceReport& report) {
                     {"impossible", advice.impossible},
                     {"unsupported", advice.unsupported},
                     {"left", advice.left},
+                    {"unbounded", advice.unbounded},
                     {"possible_gain", advice.possible_gain}};
+  if (engine) json["flags"] = flags_json(report, *engine);
   return json;
 }
 
@@ -288,20 +332,22 @@ std::string advice_text(const AdviceReport& report, std::optional<TrainingEngine
   if (report.now) text += now_text(report);
   text += fmt::format("\n{}\n", verdict_sentence(report));
   if (!advice.engines.empty()) {
-    text += "\nset-ups that the engines have; all times predicted\n\n" +
-            setup_table(report, advice.engines).text();
+    text += fmt::format("\n{}; all times predicted\n\n{}", table_title(engine),
+                        setup_table(report, advice.engines).text());
   }
   if (!advice.own.empty()) {
     text += "\nthe same with contextile's plans\n\n" + setup_table(report, advice.own).text();
   }
-  if (engine) text += flags_text(advice, *engine);
+  if (engine) text += flags_text(report, *engine);
   return text + "\n" + search_lines(report) +
-         "trust      medians of published steps were predicted within a factor of 1.1\n"
+         "trust      medians of published steps of one 8B model on 64 A100 were predicted within "
+         "a\n"
+         "           factor of 1.1; other models, MoE and pipelines are not measured\n"
          "           (docs/results/measured.md)\n";
 }
 
-std::string advice_json_text(const AdviceReport& report) {
-  return advice_json(report).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+std::string advice_json_text(const AdviceReport& report, std::optional<TrainingEngine> engine) {
+  return advice_json(report, engine).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace contextile

@@ -1,6 +1,7 @@
 // Set-ups of a training job that were searched, as text and JSON.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ inline constexpr double kLeastGain = 0.1;
 [[nodiscard]] Table setup_table(const AdviceReport& report, std::span<const AdvisedSetup> setups);
 // Lines on how many set-ups were considered, and why most were not predicted.
 [[nodiscard]] std::string search_lines(const AdviceReport& report);
-[[nodiscard]] Json advice_json(const AdviceReport& report);
+[[nodiscard]] Json advice_json(const AdviceReport& report,
+                               std::optional<TrainingEngine> engine = std::nullopt);
 
 }  // namespace contextile

@@ -73,6 +73,47 @@ TEST_F(AdviseCommand, FitsThePredictionToAMeasuredStep) {
   EXPECT_THAT(refused.err, HasSubstr("measured step: expected "));
 }
 
+TEST_F(AdviseCommand, HasFlagsInJson) {
+  const json answer = json::parse(
+      advise({"--tokens", "32768", "--plans", "magi", "--engine", "megatron", "--json"}).out);
+  EXPECT_EQ(answer["flags"]["engine"], "megatron");
+  EXPECT_EQ(answer["flags"]["setup"], answer["engines"][0]["text"]);
+  EXPECT_THAT(answer["flags"]["text"].get<std::string>(),
+              HasSubstr("--tensor-model-parallel-size"));
+  EXPECT_EQ(answer["flags"]["script"], "");
+}
+
+TEST_F(AdviseCommand, WritesContextilesFlagsOfTheFastestSetUp) {
+  const json answer = json::parse(
+      advise({"--tokens", "32768", "--plans", "magi", "--engine", "contextile", "--json"}).out);
+  const double engines = answer["engines"][0]["tokens_per_s"];
+  const double own = answer["own"][0]["tokens_per_s"];
+  EXPECT_EQ(answer["flags"]["setup"], answer[own > engines ? "own" : "engines"][0]["text"]);
+}
+
+TEST_F(AdviseCommand, SaysWhatTheFlagsOfTodayLeaveOpen) {
+  const std::string none =
+      "--tensor-model-parallel-size 1 --context-parallel-size 8 --seq-length 32768 "
+      "--micro-batch-size 1 --use-distributed-optimizer";
+  const Outcome outcome = advise({"--now", none, "--best", "1", "--plans", "magi"});
+  EXPECT_THAT(outcome.out,
+              HasSubstr("predicted with 262144 tokens per step, which the flags do not"));
+  EXPECT_THAT(outcome.out, HasSubstr("of one 8B model on 64 A100"));
+}
+
+TEST_F(AdviseCommand, SaysThatTodaysSetUpIsTheBest) {
+  const std::string model = file("small.json",
+                                 R"({"num_hidden_layers": 4, "hidden_size": 1024,
+    "num_attention_heads": 8, "intermediate_size": 4096, "vocab_size": 32000,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"]})");
+  const Outcome outcome =
+      contextile({"advise", "--dataset", "prolong", "--gpus", "1xh200", "--seconds", "0", "--model",
+                  model, "--now",
+                  "--seq-length 8192 --micro-batch-size 1 --global-batch-size 1 "
+                  "--use-distributed-optimizer"});
+  EXPECT_THAT(outcome.out + outcome.err, HasSubstr("Keep the set-up of today: no other one"));
+}
+
 TEST_F(AdviseCommand, RefusesInputByName) {
   const auto error = [&](const std::vector<std::string>& more) {
     const Outcome outcome = advise(more);
@@ -82,6 +123,11 @@ TEST_F(AdviseCommand, RefusesInputByName) {
   };
   EXPECT_THAT(error({file("l", "5\n")}), HasSubstr("either LENGTHS or --dataset NAME, found both"));
   EXPECT_THAT(error({"--measured", "3"}), HasSubstr("--measured: expected --now"));
+  EXPECT_THAT(error({"--now", kNow, "--measured", "-1"}),
+              HasSubstr("--measured: expected more than 0 seconds, found -1"));
+  EXPECT_THAT(error({"--price", "-2"}), HasSubstr("--price: expected at least 0, found -2"));
+  EXPECT_THAT(error({"--now", kNow, "--tokens", "16384"}),
+              HasSubstr("expected 16384 tokens a micro-batch, as given for the job, found 32768"));
   EXPECT_THAT(error({"--now", "job.toml"}), HasSubstr("--now: expected Megatron-LM's arguments"));
   EXPECT_THAT(error({"--now", "--context-paralel-size 8"}), HasSubstr("--context-paralel-size"));
   EXPECT_THAT(error({"--now", "--context-parallel-size 8 --num-layers 80"}),

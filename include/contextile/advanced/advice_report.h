@@ -30,6 +30,7 @@ struct AdviceReport {
 [[nodiscard]] std::string advice_text(const AdviceReport& report,
                                       std::optional<TrainingEngine> engine = std::nullopt);
 // The same as one JSON object (docs/cli.md has its keys).
-[[nodiscard]] std::string advice_json_text(const AdviceReport& report);
+[[nodiscard]] std::string advice_json_text(const AdviceReport& report,
+                                           std::optional<TrainingEngine> engine = std::nullopt);
 
 }  // namespace contextile

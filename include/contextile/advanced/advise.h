@@ -69,7 +69,7 @@ struct AdviseOptions {
   std::vector<std::string> strategies = {"magi", "distca", "fcp"};
   std::int32_t best =
       5;  // set-ups to return of the engines', and as many with this library's plans
-  // After which nothing more is predicted, except the first set-up of a list; 0: no limit.
+  // After which no bound and no prediction begins, unless no set-up is predicted yet; 0: no limit.
   double seconds = 15;
   // false: set-ups whose bound is above the best are predicted, too.
   bool prune = true;
@@ -82,7 +82,7 @@ struct AdvisedSetup {
   double tokens_per_s = 0;  // predicted
   double bound_us = 0;      // no plan of the set-up is predicted faster: no transfers of attention,
                             // and its work spread evenly
-  std::int64_t memory_bytes = 0;   // of the fullest device
+  std::int64_t memory_bytes = 0;   // of the fullest device in the drawn steps
   StepPrediction prediction = {};  // of the first step
 
   // Device-hours for 1e9 tokens.
@@ -93,8 +93,9 @@ struct Advice {
   std::int64_t tokens = 0;
   std::int64_t step_tokens = 0;
   std::int32_t steps = 0;  // that were drawn
-  std::int64_t cut = 0;    // documents that are longer than a micro-batch, and were cut
-  bool repeats = false;    // true: the documents were fewer than the steps need
+  // Drawn documents that were cut at the end of a micro-batch. The next one has their rest.
+  std::int64_t cut = 0;
+  bool repeats = false;                    // true: the documents were fewer than the steps need
   std::vector<AdvisedSetup> engines = {};  // fastest first; every one fits the memory
   // The same with what no engine has: this library's plans, and its packing by work.
   std::vector<AdvisedSetup> own = {};
@@ -106,7 +107,9 @@ struct Advice {
   std::int64_t unsupported = 0;  // by the engine, or by any
   std::int64_t above_bound = 0;  // not predicted, because the bound alone is slower than the best
   std::int64_t left = 0;         // not predicted, because the time was over
-  // The most that a set-up which is left could gain over the best of its list; 1: nothing.
+  std::int64_t unbounded = 0;    // of those left: without a bound
+  // The most that a set-up which is left and has a bound could gain over the best of its list; 1:
+  // nothing.
   double possible_gain = 1;
 };
 
@@ -130,9 +133,14 @@ struct Advice {
 // Predicts the set-up that an engine's flags describe, or fits the prediction to its measured step.
 // Tokens and gradient overlap of the flags become those of the job where it has none, so that other
 // set-ups are compared on the same steps. Throws InvalidArgument like predict_setup, and where the
-// flags describe another model than the job's.
+// flags describe another model or other tokens than the job's.
 [[nodiscard]] AdvisedSetup predict_read_setup(AdviseJob& job, const ReadSetup& read,
                                               std::optional<double> measured_us = std::nullopt);
+
+// Returns why the engine cannot run the set-up with the model, or nothing: as engine_problem, and
+// layers or tokens that its pipelines and sequence shards do not divide.
+[[nodiscard]] std::optional<std::string> job_problem(const TrainingSetup& setup,
+                                                     const ModelSpec& model, TrainingEngine engine);
 
 // Returns the setting of the step planner that the set-up stands for.
 [[nodiscard]] StepSetting step_setting_of(const TrainingSetup& setup,

@@ -60,8 +60,10 @@ struct EngineFlags {
 
 // Returns the flags that make the engine run the set-up. Tokens that are 0 are left to the engine.
 // The ranks of a pipeline or a replica are not among Megatron's flags: DP is the number of GPUs
-// divided by TP, CP and PP. Throws InvalidArgument where engine_problem returns a reason.
-[[nodiscard]] EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine);
+// divided by TP, CP and PP. `experts`: the model has some, which need flags of their own. Throws
+// InvalidArgument where engine_problem returns a reason.
+[[nodiscard]] EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine,
+                                       bool experts = false);
 
 // --------------------------------------------------------------------------------------- read
 

@@ -79,11 +79,22 @@ ReadSetup read_now(const AdviseCommandOptions& options, std::int32_t devices) {
     const auto flat = flatten_json(read_text_file(now));
     return read_engine_setup(TrainingEngine::kDeepspeed, flat, devices);
   }
-  const bool is_file = !now.starts_with('-') && std::filesystem::is_regular_file(now);
+  std::error_code not_a_path;  // a command may be no path, or too long for one
+  const bool is_file = !now.starts_with('-') && std::filesystem::is_regular_file(now, not_a_path);
   return read_megatron_arguments(is_file ? read_text_file(now) : now, devices);
 }
 
+void check_numbers(const AdviseCommandOptions& options) {
+  if (options.price && !(*options.price >= 0)) {
+    fail_argument("--price: expected at least 0, found {}", *options.price);
+  }
+  if (options.measured_s && !(*options.measured_s > 0)) {
+    fail_argument("--measured: expected more than 0 seconds, found {}", *options.measured_s);
+  }
+}
+
 int run(const AdviseCommandOptions& options) {
+  check_numbers(options);
   AdviseJob job = options.job;
   const LoadedModel loaded = load_described_model(options.model);
   job.model = loaded.model;
@@ -113,7 +124,7 @@ int run(const AdviseCommandOptions& options) {
   const AdviceReport report{job, advice, std::move(now), options.price.value_or(0), loaded.left_out,
                             read};
   if (options.json) {
-    print(advice_json_text(report));
+    print(advice_json_text(report, options.engine));
   } else {
     print(advice_text(report, options.engine));
   }

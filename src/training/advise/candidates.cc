@@ -1,7 +1,10 @@
 #include "training/advise/candidates.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "contextile/planner.h"
@@ -15,6 +18,26 @@ constexpr std::array kOtherEngines = {TrainingEngine::kMegatron, TrainingEngine:
 template <typename T>
 bool searched(const std::vector<T>& list, T value) {
   return list.empty() || std::ranges::find(list, value) != list.end();
+}
+
+// Stages and their chunks have equally many layers.
+std::optional<std::string> layers_problem(const TrainingSetup& setup, const ModelSpec& model) {
+  const std::int64_t chunks = std::int64_t{setup.sizes.pp} * setup.chunks;
+  if (model.layers % chunks == 0) return std::nullopt;
+  return fmt::format("expected layers that PP {} x {} chunks divide, found {}", setup.sizes.pp,
+                     setup.chunks, model.layers);
+}
+
+// Two chunks of the sequence on every context-parallel rank, whatever the exchange, and an equal
+// part of a rank's tokens on every tensor-parallel rank. Dynamic groups pad their sequences.
+std::optional<std::string> sequence_problem(const TrainingSetup& setup, std::string_view engine) {
+  const auto [tp, cp, dp, pp, ep] = setup.sizes;
+  const std::int64_t parts = std::int64_t{tp} * (cp > 1 ? 2 * cp : 1);
+  if (setup.packing == DocumentPacking::kDynamic || setup.tokens % parts == 0) return std::nullopt;
+  return fmt::format(
+      "{} cuts sequences into TP {} x {} parts, expected a multiple of {} tokens, "
+      "found {}",
+      engine, tp, parts / tp, parts, setup.tokens);
 }
 
 // TrainingSetup with every exchange that the sizes allow. Those that the model's heads forbid are
@@ -60,13 +83,26 @@ std::vector<TrainingSetup> own_exchanges(const ModelSpec& model, const TrainingS
 
 }  // namespace
 
-bool runs_in_engine(const TrainingSetup& setup, const AdviseOptions& options) {
+std::optional<std::string> job_problem(const TrainingSetup& setup, const ModelSpec& model,
+                                       TrainingEngine engine) {
+  if (auto problem = engine_problem(setup, engine)) return problem;
+  if (engine == TrainingEngine::kMegatron) {
+    if (auto problem = layers_problem(setup, model)) return problem;
+  }
+  if (engine != TrainingEngine::kMegatron && engine != TrainingEngine::kTorchtitan) {
+    return std::nullopt;
+  }
+  return sequence_problem(setup, to_string(engine));
+}
+
+bool runs_in_engine(const TrainingSetup& setup, const ModelSpec& model,
+                    const AdviseOptions& options) {
   if (options.engine) {
     return *options.engine == TrainingEngine::kContextile ||
-           !engine_problem(setup, *options.engine);
+           !job_problem(setup, model, *options.engine);
   }
-  return std::ranges::any_of(kOtherEngines,
-                             [&](TrainingEngine engine) { return !engine_problem(setup, engine); });
+  return std::ranges::any_of(
+      kOtherEngines, [&](TrainingEngine engine) { return !job_problem(setup, model, engine); });
 }
 
 std::vector<SetupGroup> setup_groups(const AdviseJob& job, const AdviseOptions& options, bool own) {
@@ -75,6 +111,7 @@ std::vector<SetupGroup> setup_groups(const AdviseJob& job, const AdviseOptions& 
   const auto add = [&](const TrainingSetup& setup) {
     std::vector<TrainingSetup> exchanges = own ? own_exchanges(job.model, setup, options)
                                                : engine_exchanges(job.model, setup, options);
+    if (own && layers_problem(setup, job.model)) return;
     if (!exchanges.empty()) groups.push_back({exchanges.front(), std::move(exchanges)});
   };
   for (const ParallelSizes& sizes :

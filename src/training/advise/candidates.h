@@ -24,6 +24,8 @@ class DrawnSteps {
 
   [[nodiscard]] std::size_t size() const { return steps_.size(); }
   [[nodiscard]] bool repeats() const { return repeats_; }
+  // Documents that do not end in the micro-batch they begin in.
+  [[nodiscard]] std::int64_t cut() const { return cut_; }
   // A job of one step whose micro-batches are packed so. Dynamic groups are dealt the documents of
   // sequential micro-batches.
   [[nodiscard]] const TrainingJob& step(std::size_t i, DocumentPacking packing) const {
@@ -35,6 +37,7 @@ class DrawnSteps {
  private:
   std::vector<std::array<TrainingJob, 2>> steps_;
   bool repeats_ = false;
+  std::int64_t cut_ = 0;
 };
 
 // Set-ups that differ only in recompute, which is left at kNone, and have the same bound for every
@@ -44,7 +47,8 @@ struct SetupGroup {
   std::vector<TrainingSetup> exchanges;  // the same set-up with every exchange it may have
 };
 // Returns true if the engine of the options can run the set-up, or any engine if none is named.
-[[nodiscard]] bool runs_in_engine(const TrainingSetup& setup, const AdviseOptions& options);
+[[nodiscard]] bool runs_in_engine(const TrainingSetup& setup, const ModelSpec& model,
+                                  const AdviseOptions& options);
 // All groups of a search: of the engines' set-ups, or of those that only this library has.
 [[nodiscard]] std::vector<SetupGroup> setup_groups(const AdviseJob& job,
                                                    const AdviseOptions& options, bool own);

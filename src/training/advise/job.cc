@@ -17,6 +17,9 @@ constexpr std::int64_t kDefaultStepTokens = std::int64_t{4} << 20;
 // Micro-batches of all steps together, at least, and steps at most.
 constexpr std::int64_t kDrawnMicroBatches = 8;
 constexpr std::int64_t kMaxSteps = 4;
+// More in a step are a slip of the tokens given, and would fill the memory.
+constexpr std::int64_t kMaxMicroBatches = 1 << 16;
+constexpr std::int64_t kMaxDocuments = 1 << 22;
 
 // The same order everywhere: std::shuffle may differ between libraries.
 void shuffle(std::vector<std::int64_t>& lengths, std::uint64_t seed) {
@@ -47,12 +50,25 @@ std::vector<BatchLengths> packed_by_work(const std::vector<BatchLengths>& sequen
   return packed;
 }
 
-// The next documents of a circle of them, up to so many tokens. The last one is cut to fit, and its
-// rest is not used.
-BatchLengths fill(std::span<const std::int64_t> circle, std::int64_t tokens, std::size_t& next) {
+// A circle of documents that fills micro-batches.
+struct Circle {
+  std::span<const std::int64_t> lengths;
+  std::size_t next = 0;   // document
+  std::int64_t rest = 0;  // of the document that the last micro-batch cut
+  std::int64_t cut = 0;   // documents so far
+};
+
+// The next documents of a circle, so many tokens. The last one is cut to fit, and the next
+// micro-batch begins with its rest, as a document of its own.
+BatchLengths fill(Circle& circle, std::int64_t tokens) {
   BatchLengths lengths;
   for (std::int64_t left = tokens; left > 0; left -= lengths.back()) {
-    lengths.push_back(std::min(circle[next++ % circle.size()], left));
+    const bool continued = circle.rest > 0;
+    const std::int64_t length =
+        continued ? circle.rest : circle.lengths[circle.next++ % circle.lengths.size()];
+    lengths.push_back(std::min(length, left));
+    circle.rest = length - lengths.back();
+    if (circle.rest > 0 && !continued) ++circle.cut;
   }
   return lengths;
 }
@@ -89,6 +105,21 @@ AdviseJob complete_job(const AdviseJob& job) {
         "found {}",
         complete.tokens, complete.step_tokens);
   }
+  if (complete.step_tokens / complete.tokens > kMaxMicroBatches) {
+    fail_argument(
+        "advise: expected at most {} micro-batches a step, found {}: micro-batches of {} tokens in "
+        "a step of {}",
+        kMaxMicroBatches, complete.step_tokens / complete.tokens, complete.tokens,
+        complete.step_tokens);
+  }
+  const double mean = std::reduce(job.lengths.begin(), job.lengths.end(), 0.0) /
+                      static_cast<double>(job.lengths.size());
+  if (static_cast<double>(complete.step_tokens) > kMaxDocuments * mean) {
+    fail_argument(
+        "advise: expected a step of at most {} documents, found {} tokens of documents of {:.0f} "
+        "on average",
+        kMaxDocuments, complete.step_tokens, mean);
+  }
   return complete;
 }
 
@@ -104,16 +135,17 @@ DrawnSteps::DrawnSteps(const AdviseJob& job) {
                           .plan = {},
                           .options = job.options,
                           .micro_batches = {}};
-  std::size_t next = 0;
+  Circle circle{.lengths = shuffled};
   for (std::int64_t i = 0; i < steps; ++i) {
     std::array<TrainingJob, 2> packed = {whole, whole};
     for (std::int64_t k = 0; k < micro_batches; ++k) {
-      packed[0].micro_batches.push_back(fill(shuffled, job.tokens, next));
+      packed[0].micro_batches.push_back(fill(circle, job.tokens));
     }
     packed[1].micro_batches = packed_by_work(packed[0].micro_batches, job.tokens);
     steps_.push_back(std::move(packed));
   }
-  repeats_ = next > shuffled.size();
+  repeats_ = circle.next > shuffled.size();
+  cut_ = circle.cut;
 }
 
 std::int64_t DrawnSteps::tokens(DocumentPacking packing) const {

@@ -20,19 +20,30 @@ void check_model_of(const ReadSetup& read, const ModelSpec& model) {
       {"q_heads", model.q_heads},
       {"kv_heads", model.kv_heads},
       {"head_dim", model.head_dim},
-      {"ffn", model.ffn},
       {"gated_ffn", model.gated_ffn ? 1 : 0},
       {"experts", model.experts.experts},
       {"active_experts", model.experts.per_token},
       {"expert_ffn", model.experts.ffn},
       {"shared_expert_ffn", model.experts.shared_ffn},
-      {"untied", model.tied_embeddings ? 0 : 1},
-      {"expert_tp", 1}};  // as expert parallelism is predicted
+      {"untied", model.tied_embeddings ? 0 : 1}};
   for (const auto& [name, size] : sizes) {
     const auto given = read.model.find(std::string(name));
     if (given == read.model.end() || given->second == size) continue;
     fail_argument("flags: expected {} {}, as predicted for the model {}, found {}", name, size,
                   model.name, given->second);
+  }
+  // Models of experts alone have no other feed-forward; engines want its width all the same.
+  const auto ffn = read.model.find("ffn");
+  if (ffn != read.model.end() && model.ffn > 0 && ffn->second != model.ffn) {
+    fail_argument("flags: expected ffn {}, as predicted for the model {}, found {}", model.ffn,
+                  model.name, ffn->second);
+  }
+  const auto expert_tp = read.model.find("expert_tp");
+  if (expert_tp != read.model.end() && expert_tp->second != 1) {
+    fail_argument(
+        "flags: expected experts that tensor parallelism does not split (Megatron-LM: "
+        "--expert-tensor-parallel-size 1), as they are predicted, found {} parts",
+        expert_tp->second);
   }
   const auto vocabulary = read.model.find("vocabulary");
   if (vocabulary == read.model.end()) return;
@@ -43,11 +54,21 @@ void check_model_of(const ReadSetup& read, const ModelSpec& model) {
   }
 }
 
+// Throws InvalidArgument where the job has other tokens than the flags.
+void check_tokens(const ReadSetup& read, std::string_view field, std::int64_t of_flags,
+                  std::int64_t of_job) {
+  if (of_job == 0 || !read.has(field) || of_flags == of_job) return;
+  fail_argument("flags: expected {} tokens a {}, as given for the job, found {}", of_job,
+                field == "tokens" ? "micro-batch" : "step", of_flags);
+}
+
 }  // namespace
 
 AdvisedSetup predict_read_setup(AdviseJob& job, const ReadSetup& read,
                                 std::optional<double> measured_us) {
   check_model_of(read, job.model);
+  check_tokens(read, "tokens", read.setup.tokens, job.tokens);
+  check_tokens(read, "step_tokens", read.setup.step_tokens, job.step_tokens);
   if (job.tokens == 0 && read.has("tokens")) job.tokens = read.setup.tokens;
   if (job.step_tokens == 0 && read.has("step_tokens")) job.step_tokens = read.setup.step_tokens;
   if (read.gradient_overlap) job.options.gradient_overlap = *read.gradient_overlap;

@@ -1,13 +1,8 @@
 // The search: bounds first, then predictions in the order of the bounds.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <functional>
 #include <limits>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,23 +10,19 @@
 #include "base/check.h"
 #include "base/parallel_for.h"
 #include "training/advise/candidates.h"
+#include "training/advise/setup_predictor.h"
 
 namespace contextile {
 namespace {
 
-constexpr std::size_t kAtOnce = 8;  // set-ups that are predicted in parallel
 constexpr std::array kByRecompute = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
-constexpr double kShareOfEngines = 0.6;  // of the time; the rest is for this library's plans
-constexpr double kLateShare = 0.75;      // of it, until only set-ups with plans are predicted
-constexpr double kUsPerSecond = 1e6;
-constexpr double kSecondsPerUs = 1e-6;
-// Shares of the peak that are plausible outside attention, and the steps of a search among them.
-constexpr double kLeastMfu = 0.05;
-constexpr double kMostMfu = 1;
-constexpr int kHalvings = 12;
+constexpr double kShareOfEngines = 0.6;   // of the time; the rest is for this library's plans
+constexpr double kShareOfBounds = 0.4;    // of the time of a list
+constexpr std::size_t kStride = 16;       // of groups while they are bounded
+constexpr double kRanksOfEqualCost = 32;  // of a plan, for its work and for its messages
+constexpr double kCostOfSchedule = 8;  // of a whole step, relative to a plan for each micro-batch
+constexpr double kLateShare = 0.75;    // of it, until only set-ups with plans are predicted
 constexpr double kUsPerHour = 3600 * kUsPerSecond;
-
-double per_token(double us, std::int64_t tokens) { return us / static_cast<double>(tokens); }
 
 // A set-up to predict. Times are of all drawn steps.
 struct Candidate {
@@ -42,97 +33,13 @@ struct Candidate {
   bool planned = false;
 };
 
-// A set-up on all drawn steps: the outcome of the first one, or of the first that does not fit, and
-// the time of all.
-struct DrawnOutcome {
-  StepOutcome first;
-  double us = 0;
-
-  [[nodiscard]] bool fits() const { return first.verdict == Verdict::kFits; }
+// The set-ups of a group that are worth a prediction, and how many are not.
+struct GroupBounds {
+  std::vector<Candidate> candidates = {};
+  std::int64_t out_of_memory = 0;
+  std::int64_t impossible = 0;
+  std::int64_t unsupported = 0;
 };
-
-// Plans and predictions of set-ups on the drawn steps. The steps of one planner share plans, and
-// those of one packing and exchange share a planner.
-class SetupPredictor {
- public:
-  SetupPredictor(const AdviseJob& job, const DrawnSteps& steps) : job_(job), steps_(steps) {
-    for (const DocumentPacking packing : kPackings) tokens_[index(packing)] = steps.tokens(packing);
-    for (std::size_t i = 0; i < kPackings.size(); ++i) bounds_.push_back(planners(kPackings[i]));
-  }
-
-  DrawnOutcome bound(const TrainingSetup& setup) {
-    return over_steps(setup, bounds_[index(setup.packing)],
-                      [](StepPlanner& planner, const auto& s) { return planner.bound(s); });
-  }
-  // Not at the same time for set-ups that share plans.
-  DrawnOutcome predict(const TrainingSetup& setup, bool undisturbed) {
-    return over_steps(setup, planners_of(setup), [&](StepPlanner& planner, StepSetting setting) {
-      setting.undisturbed = undisturbed;
-      return planner.predict(setting);
-    });
-  }
-  [[nodiscard]] std::int64_t tokens(const TrainingSetup& setup) const {
-    return tokens_[index(setup.packing)];
-  }
-  // Set-ups of the same key share plans.
-  [[nodiscard]] static std::string key(const TrainingSetup& setup) {
-    return fmt::format("{} {} {} {} {} {}", setup.sizes.tp, setup.sizes.cp,
-                       static_cast<int>(setup.exchange), setup.a2a_ranks,
-                       static_cast<int>(setup.packing), setup.strategy);
-  }
-
- private:
-  using Planners = std::vector<std::unique_ptr<StepPlanner>>;
-
-  static std::size_t index(DocumentPacking packing) { return static_cast<std::size_t>(packing); }
-
-  [[nodiscard]] Planners planners(DocumentPacking packing) const {
-    Planners planners;
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      planners.push_back(
-          std::make_unique<StepPlanner>(steps_.step(i, packing), [](const std::string&) {}));
-    }
-    return planners;
-  }
-
-  Planners& planners_of(const TrainingSetup& setup) {
-    const std::scoped_lock lock(mutex_);
-    Planners& planners_of_key = planners_[key(setup)];
-    if (planners_of_key.empty()) planners_of_key = planners(setup.packing);
-    return planners_of_key;
-  }
-
-  template <typename Predict>
-  DrawnOutcome over_steps(const TrainingSetup& setup, Planners& planners, const Predict& predict) {
-    const StepSetting setting = step_setting_of(setup, job_.options);
-    DrawnOutcome all;
-    for (std::size_t i = 0; i < planners.size(); ++i) {
-      StepOutcome outcome = predict(*planners[i], setting);
-      const bool fits = outcome.verdict == Verdict::kFits;
-      if (fits) all.us += outcome.prediction->time_us;
-      if (i == 0 || !fits) all.first = std::move(outcome);
-      if (!fits) break;
-    }
-    return all;
-  }
-
-  const AdviseJob& job_;
-  const DrawnSteps& steps_;
-  std::array<std::int64_t, kPackings.size()> tokens_{};
-  std::vector<Planners> bounds_;  // by packing
-  std::mutex mutex_;
-  std::map<std::string, Planners> planners_;
-};
-
-AdvisedSetup advised_setup(const TrainingSetup& setup, DrawnOutcome& outcome, double bound_us,
-                           std::int64_t tokens, std::size_t steps) {
-  AdvisedSetup advised{.setup = setup, .memory_bytes = outcome.first.memory_bytes()};
-  advised.step_us = outcome.us / static_cast<double>(steps);
-  advised.tokens_per_s = kUsPerSecond / per_token(outcome.us, tokens);
-  advised.bound_us = bound_us / static_cast<double>(steps);
-  advised.prediction = std::move(*outcome.first.prediction);
-  return advised;
-}
 
 // Prediction of one list of set-ups: the engines' or this library's.
 class SetupSearch {
@@ -140,16 +47,25 @@ class SetupSearch {
   using Clock = std::chrono::steady_clock;
 
   // `own`: set-ups that only this library has.
-  SetupSearch(const AdviseOptions& options, bool own, SetupPredictor& predictor,
-              Clock::time_point end, Advice& advice)
-      : options_(options), own_(own), predictor_(predictor), end_(end), advice_(advice) {
+  SetupSearch(const ModelSpec& model, const AdviseOptions& options, bool own,
+              SetupPredictor& predictor, Clock::time_point end, Advice& advice)
+      : model_(model),
+        options_(options),
+        own_(own),
+        predictor_(predictor),
+        end_(end),
+        advice_(advice) {
     const auto now = Clock::now();
-    late_ = now + std::chrono::duration_cast<Clock::duration>(kLateShare * (end - now));
+    const auto share = [&](double of_time) {
+      return now + std::chrono::duration_cast<Clock::duration>(of_time * (end - now));
+    };
+    bounds_end_ = share(kShareOfBounds);
+    late_ = share(kLateShare);
   }
 
   std::vector<AdvisedSetup> run(const std::vector<SetupGroup>& groups) {
     add_candidates(groups);
-    while (!queue_.empty() && (!time_is_over() || best_.empty())) {
+    while (!queue_.empty() && (!time_is_over() || needs_answer())) {
       if (options_.prune && queue_.front().least_us_per_token >= worst_kept()) break;
       if (!predict_next()) break;
       if (options_.progress) options_.progress(progress());
@@ -161,6 +77,9 @@ class SetupSearch {
  private:
   [[nodiscard]] bool time_is_over() const { return options_.seconds > 0 && Clock::now() >= end_; }
 
+  // One set-up is predicted however long it takes.
+  [[nodiscard]] bool needs_answer() const { return best_.empty() && advice_.engines.empty(); }
+
   // Time per token of the slowest set-up that is kept, once the list is full.
   [[nodiscard]] double worst_kept() const {
     return best_.size() < static_cast<std::size_t>(options_.best)
@@ -170,42 +89,83 @@ class SetupSearch {
 
   [[nodiscard]] AdviseProgress progress() const {
     return {.predicted = advice_.predicted,
-            .left = static_cast<std::int64_t>(queue_.size()),
+            .left = static_cast<std::int64_t>(queue_.size()) + unbounded_,
             .best_tokens_per_s = best_.empty() ? 0 : best_.front().tokens_per_s};
   }
 
+  // Bounds groups until the share of the time for it is over, and until one set-up fits. Groups
+  // that are far from each other come first, so that a short time sees all kinds of sizes.
   void add_candidates(const std::vector<SetupGroup>& groups) {
-    for (const SetupGroup& group : groups) {
-      advice_.considered += static_cast<std::int64_t>(group.exchanges.size());
-      add_group(group, Recompute::kNone);
+    std::vector<const SetupGroup*> order;
+    for (std::size_t first = 0; first < kStride; ++first) {
+      for (std::size_t i = first; i < groups.size(); i += kStride) order.push_back(&groups[i]);
+    }
+    for (const SetupGroup* group : order) unbounded_ += num_setups(*group);
+    advice_.considered += unbounded_;
+    for (std::size_t at = 0; at < order.size(); at += kAtOnce) {
+      const bool over = options_.seconds > 0 && Clock::now() >= bounds_end_;
+      if (over && (!queue_.empty() || !needs_answer())) break;
+      const std::size_t count = std::min(kAtOnce, order.size() - at);
+      std::vector<GroupBounds> bounds(count);
+      parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+        bounds[i] = bounded(*order[at + i], Recompute::kNone, i);
+      });
+      for (std::size_t i = 0; i < count; ++i) {
+        add_bounds(std::move(bounds[i]));
+        unbounded_ -= num_setups(*order[at + i]);
+      }
+      if (options_.progress) options_.progress(progress());
     }
   }
 
-  // Adds the set-ups of a group, each with the least recompute, from `least` on, that fits and that
-  // an engine has.
-  void add_group(const SetupGroup& group, Recompute least) {
+  static std::int64_t num_setups(const SetupGroup& group) {
+    return static_cast<std::int64_t>(group.exchanges.size());
+  }
+
+  [[nodiscard]] bool runs(TrainingSetup setup, Recompute recompute) const {
+    setup.recompute = recompute;
+    return own_ || runs_in_engine(setup, model_, options_);
+  }
+
+  // The set-ups of a group, each with the least recompute, from `least` on, that fits and that an
+  // engine has.
+  [[nodiscard]] GroupBounds bounded(const SetupGroup& group, Recompute least, std::size_t slot) {
+    GroupBounds bounds;
     std::vector<TrainingSetup> left = group.exchanges;
+    bounds.unsupported = static_cast<std::int64_t>(std::erase_if(left, [&](const auto& exchange) {
+      return std::ranges::none_of(kByRecompute, [&](Recompute recompute) {
+        return recompute >= least && searched(recompute) && runs(exchange, recompute);
+      });
+    }));
     Verdict verdict = Verdict::kOutOfMemory;
     for (const Recompute recompute : kByRecompute) {
       if (left.empty() || recompute < least || !searched(recompute)) continue;
       TrainingSetup setup = group.setup;
       setup.recompute = recompute;
-      const DrawnOutcome outcome = predictor_.bound(setup);
+      const DrawnOutcome outcome = predictor_.bound(setup, slot);
       verdict = outcome.first.verdict;
       if (verdict == Verdict::kImpossible) break;
       if (verdict != Verdict::kFits) continue;
       const double bound = per_token(outcome.us, predictor_.tokens(setup));
       std::erase_if(left, [&](TrainingSetup exchange) {
+        if (!runs(exchange, recompute)) return false;
         exchange.recompute = recompute;
-        if (!own_ && !runs_in_engine(exchange, options_)) return false;
-        insert({exchange, bound, bound, false});
+        bounds.candidates.push_back({exchange, bound, bound, false});
         return true;
       });
     }
     const auto count = static_cast<std::int64_t>(left.size());
-    if (verdict == Verdict::kOutOfMemory) advice_.out_of_memory += count;
-    if (verdict == Verdict::kImpossible) advice_.impossible += count;
-    if (verdict == Verdict::kFits) advice_.unsupported += count;
+    if (verdict == Verdict::kOutOfMemory) bounds.out_of_memory = count;
+    if (verdict == Verdict::kImpossible) bounds.impossible = count;
+    if (verdict == Verdict::kFits) bounds.unsupported += count;
+    return bounds;
+  }
+
+  void add_bounds(GroupBounds bounds) {
+    for (Candidate& candidate : bounds.candidates) insert(std::move(candidate));
+    advice_.out_of_memory += bounds.out_of_memory;
+    advice_.impossible += bounds.impossible;
+    advice_.unsupported += bounds.unsupported;
   }
 
   [[nodiscard]] bool searched(Recompute recompute) const {
@@ -217,25 +177,56 @@ class SetupSearch {
   // those with one to a prediction. When most of the time is over, only the latter, if there are
   // any. Returns false if nothing was predicted.
   bool predict_next() {
-    const bool late = options_.seconds > 0 && Clock::now() >= late_ &&
+    // The first answer is one of the cheapest to plan, and shows how long plans take.
+    const bool first = options_.seconds > 0 && (us_per_cost_ == 0 || needs_answer());
+    const std::size_t at_once = first ? 1 : kAtOnce;
+    double most_cost = std::numeric_limits<double>::infinity();
+    if (first) {
+      for (const Candidate& one : queue_) most_cost = std::min(most_cost, cost_of(one.setup));
+    }
+    const bool late = options_.seconds > 0 && !first && Clock::now() >= late_ &&
                       std::ranges::any_of(queue_, &Candidate::planned);
     std::vector<Candidate> now;
     std::set<std::string> keys;
-    for (auto at = queue_.begin(); at != queue_.end() && now.size() < kAtOnce;) {
+    for (auto at = queue_.begin(); at != queue_.end() && now.size() < at_once;) {
       if (options_.prune && at->least_us_per_token >= worst_kept()) break;
-      if ((!late || at->planned) && keys.insert(SetupPredictor::key(at->setup)).second) {
+      const bool wanted = (!late || at->planned) && (first || !too_long(at->setup)) &&
+                          cost_of(at->setup) <= most_cost;
+      if (wanted && keys.insert(SetupPredictor::key(at->setup)).second) {
         now.push_back(std::move(*at));
+        if (first) now.back().planned = true;
         at = queue_.erase(at);
       } else {
         ++at;
       }
     }
+    const auto start = Clock::now();
     std::vector<DrawnOutcome> outcomes(now.size());
     parallel_for(std::size_t{0}, now.size(), [&](std::size_t i) {
       outcomes[i] = predictor_.predict(now[i].setup, !now[i].planned);
     });
+    double cost = 0;
+    for (const Candidate& candidate : now) cost += cost_of(candidate.setup);
+    const std::chrono::duration<double, std::micro> took = Clock::now() - start;
+    if (cost > 0) us_per_cost_ = took.count() / cost;
     for (std::size_t i = 0; i < now.size(); ++i) add_outcome(now[i], outcomes[i]);
     return !now.empty();
+  }
+
+  // About what a plan of the set-up costs, in any unit: messages are as many as pairs of ranks.
+  static double cost_of(const TrainingSetup& setup) {
+    const double ranks = setup.sizes.cp;
+    return static_cast<double>(setup.step_tokens / setup.tokens) * ranks *
+           (1 + ranks / kRanksOfEqualCost) *
+           (setup.packing == DocumentPacking::kDynamic ? kCostOfSchedule : 1);
+  }
+
+  // Its plan would probably end after the search. Plans that were made are not planned again, so
+  // that the estimate is high for them.
+  [[nodiscard]] bool too_long(const TrainingSetup& setup) const {
+    if (options_.seconds <= 0 || us_per_cost_ == 0) return false;
+    const std::chrono::duration<double, std::micro> left = end_ - Clock::now();
+    return us_per_cost_ * cost_of(setup) > left.count();
   }
 
   void insert(Candidate candidate) {
@@ -274,7 +265,7 @@ class SetupSearch {
       return;
     }
     const auto more = static_cast<Recompute>(static_cast<int>(candidate.setup.recompute) + 1);
-    add_group({candidate.setup, {candidate.setup}}, more);
+    add_bounds(bounded({candidate.setup, {candidate.setup}}, more, 0));
   }
 
   void keep(AdvisedSetup setup) {
@@ -291,19 +282,26 @@ class SetupSearch {
         continue;
       }
       ++advice_.left;
-      const double best = best_.empty() ? std::numeric_limits<double>::infinity()
-                                        : kUsPerSecond / best_.front().tokens_per_s;
+      const std::vector<AdvisedSetup>& found = best_.empty() ? advice_.engines : best_;
+      if (found.empty()) continue;
+      const double best = kUsPerSecond / found.front().tokens_per_s;
       advice_.possible_gain = std::max(advice_.possible_gain, best / candidate.least_us_per_token);
     }
     queue_.clear();
+    advice_.left += unbounded_;
+    advice_.unbounded += unbounded_;
   }
 
+  const ModelSpec& model_;
   const AdviseOptions& options_;
   bool own_;
   SetupPredictor& predictor_;
   Clock::time_point end_;
+  Clock::time_point bounds_end_;
   Clock::time_point late_;
   Advice& advice_;
+  double us_per_cost_ = 0;        // of the last plans; 0: none yet
+  std::int64_t unbounded_ = 0;    // set-ups of groups without a bound so far
   std::vector<Candidate> queue_;  // in the order of bounds
   std::vector<AdvisedSetup> best_;
 };
@@ -324,13 +322,11 @@ Advice advise(const AdviseJob& job, const AdviseOptions& options) {
   }
   const AdviseJob complete = complete_job(job);
   const DrawnSteps steps(complete);
-  Advice advice{
-      .tokens = complete.tokens,
-      .step_tokens = complete.step_tokens,
-      .steps = static_cast<std::int32_t>(steps.size()),
-      .cut = std::ranges::count_if(complete.lengths,
-                                   [&](std::int64_t length) { return length > complete.tokens; }),
-      .repeats = steps.repeats()};
+  Advice advice{.tokens = complete.tokens,
+                .step_tokens = complete.step_tokens,
+                .steps = static_cast<std::int32_t>(steps.size()),
+                .cut = steps.cut(),
+                .repeats = steps.repeats()};
   const std::vector<SetupGroup> engines = setup_groups(complete, options, false);
   if (engines.empty()) {
     fail_argument(
@@ -344,74 +340,11 @@ Advice advise(const AdviseJob& job, const AdviseOptions& options) {
                        std::chrono::duration<double>(share * options.seconds));
   };
   advice.engines =
-      SetupSearch(options, false, predictor, until(kShareOfEngines), advice).run(engines);
-  advice.own = SetupSearch(options, true, predictor, until(1), advice)
+      SetupSearch(complete.model, options, false, predictor, until(kShareOfEngines), advice)
+          .run(engines);
+  advice.own = SetupSearch(complete.model, options, true, predictor, until(1), advice)
                    .run(setup_groups(complete, options, true));
   return advice;
-}
-
-namespace {
-
-// One set-up of a job, predicted as often as its constants change.
-class OneSetup {
- public:
-  OneSetup(const AdviseJob& job, const TrainingSetup& setup)
-      : job_(of_setup(job, setup)), setup_(setup), steps_(job_), predictor_(job_, steps_) {
-    setup_.tokens = job_.tokens;
-    setup_.step_tokens = job_.step_tokens;
-  }
-
-  AdvisedSetup predict(double linear_mfu) {
-    job_.options.linear_mfu = linear_mfu;
-    const DrawnOutcome bound = predictor_.bound(setup_);
-    DrawnOutcome outcome = bound.fits() ? predictor_.predict(setup_, false) : bound;
-    if (!outcome.fits()) {
-      fail_argument("set-up {}: {}", setup_text(setup_), outcome.first.reason);
-    }
-    return advised_setup(setup_, outcome, bound.us, predictor_.tokens(setup_), steps_.size());
-  }
-
- private:
-  static AdviseJob of_setup(const AdviseJob& job, const TrainingSetup& setup) {
-    AdviseJob own = job;
-    if (setup.tokens != 0) own.tokens = setup.tokens;
-    if (setup.step_tokens != 0) own.step_tokens = setup.step_tokens;
-    own = complete_job(own);
-    // Somebody runs it, whatever the prediction of memory says.
-    own.cluster.memory_bytes = 0;
-    return own;
-  }
-
-  AdviseJob job_;
-  TrainingSetup setup_;
-  DrawnSteps steps_;
-  SetupPredictor predictor_;
-};
-
-}  // namespace
-
-AdvisedSetup predict_setup(const AdviseJob& job, const TrainingSetup& setup) {
-  return OneSetup(job, setup).predict(job.options.linear_mfu);
-}
-
-AdvisedSetup fit_setup(AdviseJob& job, const TrainingSetup& setup, double measured_us) {
-  OneSetup one(job, setup);
-  double low = kLeastMfu;
-  double high = kMostMfu;
-  const double slowest = one.predict(low).step_us;
-  const double fastest = one.predict(high).step_us;
-  if (!(measured_us <= slowest && measured_us >= fastest)) {
-    fail_argument(
-        "measured step: expected {:.4g} to {:.4g} s, which this set-up is predicted to take if "
-        "everything outside attention reaches 100% to 5% of the peak, found {:.4g} s",
-        kSecondsPerUs * fastest, kSecondsPerUs * slowest, kSecondsPerUs * measured_us);
-  }
-  for (int i = 0; i < kHalvings; ++i) {
-    const double middle = 0.5 * (low + high);
-    (one.predict(middle).step_us > measured_us ? low : high) = middle;
-  }
-  job.options.linear_mfu = 0.5 * (low + high);
-  return one.predict(job.options.linear_mfu);
 }
 
 }  // namespace contextile

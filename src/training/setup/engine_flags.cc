@@ -39,7 +39,8 @@ std::int64_t rows_of_replica(const TrainingSetup& setup) {
 
 // ------------------------------------------------------------------------------- Megatron-LM
 
-void add_megatron_parallelism(const TrainingSetup& setup, std::vector<std::string>& lines) {
+void add_megatron_parallelism(const TrainingSetup& setup, bool experts,
+                              std::vector<std::string>& lines) {
   const ParallelSizes& sizes = setup.sizes;
   lines.push_back(fmt::format("--tensor-model-parallel-size {}", sizes.tp));
   if (sizes.tp > 1) lines.emplace_back("--sequence-parallel");
@@ -48,10 +49,12 @@ void add_megatron_parallelism(const TrainingSetup& setup, std::vector<std::strin
     lines.push_back(fmt::format("--num-virtual-stages-per-pipeline-rank {}", setup.chunks));
   }
   lines.push_back(fmt::format("--context-parallel-size {}", sizes.cp));
-  if (sizes.ep > 1) {
-    lines.push_back(fmt::format("--expert-model-parallel-size {}", sizes.ep));
-    // By default as many as --tensor-model-parallel-size.
-    lines.emplace_back("--expert-tensor-parallel-size 1");
+  if (sizes.ep > 1) lines.push_back(fmt::format("--expert-model-parallel-size {}", sizes.ep));
+  if (experts || sizes.ep > 1) {
+    // As predicted: experts are whole, by default as many parts as --tensor-model-parallel-size,
+    // and tokens reach them by all-to-all, by default by all-gather.
+    lines.insert(lines.end(),
+                 {"--expert-tensor-parallel-size 1", "--moe-token-dispatcher-type alltoall"});
   }
   if (sizes.cp > 1) lines.push_back(fmt::format("--cp-comm-type {}", to_string(setup.exchange)));
   if (setup.exchange == CpExchange::kHybrid) {
@@ -60,14 +63,18 @@ void add_megatron_parallelism(const TrainingSetup& setup, std::vector<std::strin
   }
 }
 
-void add_megatron_memory(const TrainingSetup& setup, std::vector<std::string>& lines) {
+void add_megatron_memory(const TrainingSetup& setup, bool experts,
+                         std::vector<std::string>& lines) {
   if (setup.recompute == Recompute::kFull) {
     lines.insert(lines.end(), {"--recompute-granularity full", "--recompute-method uniform",
                                "--recompute-num-layers 1"});
   }
   if (setup.recompute == Recompute::kSelective) {
+    // "mlp" leaves layers of experts as they are, "moe" those without.
     lines.insert(lines.end(),
-                 {"--recompute-granularity selective", "--recompute-modules layernorm mlp"});
+                 {"--recompute-granularity selective", experts || setup.sizes.ep > 1
+                                                           ? "--recompute-modules layernorm mlp moe"
+                                                           : "--recompute-modules layernorm mlp"});
   }
   if (setup.optimizer == OptimizerShards::kZero1) {
     lines.emplace_back("--use-distributed-optimizer");
@@ -79,9 +86,9 @@ void add_megatron_memory(const TrainingSetup& setup, std::vector<std::string>& l
   }
 }
 
-EngineFlags megatron_flags(const TrainingSetup& setup) {
+EngineFlags megatron_flags(const TrainingSetup& setup, bool experts) {
   std::vector<std::string> lines;
-  add_megatron_parallelism(setup, lines);
+  add_megatron_parallelism(setup, experts, lines);
   if (setup.tokens > 0) {
     lines.push_back(fmt::format("--seq-length {}", setup.tokens));
     lines.emplace_back("--micro-batch-size 1");
@@ -94,7 +101,7 @@ EngineFlags megatron_flags(const TrainingSetup& setup) {
     lines.push_back(fmt::format("--max-seqlen-per-dp-cp-rank {}", setup.tokens / setup.sizes.cp));
     lines.insert(lines.end(), {"--calculate-per-token-loss", "--dataloader-type single"});
   }
-  add_megatron_memory(setup, lines);
+  add_megatron_memory(setup, experts, lines);
   return {.flags = fmt::format("{}\n", fmt::join(lines, " \\\n")), .script = {}};
 }
 
@@ -277,13 +284,13 @@ EngineFlags contextile_flags(const TrainingSetup& setup) {
 
 }  // namespace
 
-EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine) {
+EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine, bool experts) {
   if (const auto problem = engine_problem(setup, engine)) {
     fail_argument("{}: {}", to_string(engine), *problem);
   }
   switch (engine) {
     case TrainingEngine::kMegatron:
-      return megatron_flags(setup);
+      return megatron_flags(setup, experts);
     case TrainingEngine::kTorchtitan:
       return torchtitan_flags(setup);
     case TrainingEngine::kTrl:

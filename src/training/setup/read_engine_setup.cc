@@ -197,9 +197,12 @@ ReadSetup read_megatron_arguments(std::string_view shell_text,
   const std::vector<ShellWord> words = shell_words(shell_text);
   ReadSetup result;
   result.num_gpus = num_gpus;
-  const auto script = std::find_if(words.begin(), words.end(), [](const ShellWord& word) {
-    return word.text.ends_with(".py") && !word.text.starts_with("--");
-  });
+  // Text that begins with an option is Megatron's options alone: a .py in it is a value.
+  const bool command = !words.empty() && !words.front().text.starts_with("--");
+  const auto script =
+      !command ? words.end() : std::find_if(words.begin(), words.end(), [](const ShellWord& word) {
+        return word.text.ends_with(".py") && !word.text.starts_with("--");
+      });
   std::size_t begin = 0;
   if (script != words.end()) {
     begin = static_cast<std::size_t>(script - words.begin()) + 1;

@@ -94,6 +94,9 @@ void read_megatron_tokens(SettingReader& reader, ReadSetup& result) {
   const auto length = reader.count("seq-length");
   const std::int32_t rows = reader.count("micro-batch-size").value_or(1);
   const auto step_rows = reader.count("global-batch-size");
+  if (rows > 1) {
+    reader.approximate("micro-batch-size", "the sequences of a micro-batch are predicted as one");
+  }
   if (!length) return;
   setup.tokens = checked_product({*length, rows}, "megatron: tokens of a micro-batch");
   result.given.emplace_back("tokens");
@@ -230,7 +233,11 @@ void read_megatron_model(SettingReader& reader, ReadSetup& result) {
   keep_size(result, "active_experts", reader.count("moe-router-topk"));
   keep_size(result, "expert_ffn", reader.count("moe-ffn-hidden-size"));
   keep_size(result, "shared_expert_ffn", reader.count("moe-shared-expert-intermediate-size"));
-  keep_size(result, "expert_tp", reader.count("expert-tensor-parallel-size"));
+  const auto expert_tp = reader.count("expert-tensor-parallel-size");
+  keep_size(result, "expert_tp", expert_tp);
+  // Megatron splits experts like all other weights unless a flag says otherwise.
+  const std::int32_t tp = result.setup.sizes.tp;
+  if (result.model.contains("experts") && !expert_tp && tp > 1) keep_size(result, "expert_tp", tp);
 }
 
 void read_megatron_chunks(SettingReader& reader, ReadSetup& result) {

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -166,8 +168,119 @@ TEST_F(Advise, StopsWhenTheTimeIsOverAndSaysWhatIsLeft) {
   const Advice advice = advise(job_, options_);
   EXPECT_GT(advice.left, 0);
   EXPECT_GE(advice.possible_gain, 1);
-  EXPECT_FALSE(advice.engines.empty());
-  EXPECT_FALSE(advice.own.empty());
+  EXPECT_GT(advice.unbounded, 0);
+  EXPECT_EQ(advice.engines.size(), 1U);
+  EXPECT_TRUE(advice.own.empty());
+  EXPECT_EQ(advice.considered, advice.predicted + advice.out_of_memory + advice.impossible +
+                                   advice.unsupported + advice.above_bound + advice.left);
+}
+
+TEST_F(Advise, ReportsProgressWhileItBounds) {
+  options_.seconds = 1e-9;
+  std::int64_t calls_without_a_prediction = 0;
+  options_.progress = [&](const AdviseProgress& at) {
+    if (at.predicted == 0) ++calls_without_a_prediction;
+    EXPECT_GT(at.left, 0);
+  };
+  static_cast<void>(advise(job_, options_));
+  EXPECT_GT(calls_without_a_prediction, 0);
+}
+
+TEST(AdviseSteps, GoOnWithADocumentThatAMicroBatchCuts) {
+  AdviseJob job;
+  job.model = load_model("llama-3-8b");
+  job.cluster = load_cluster("dgx-h100:1x8");
+  job.lengths = {20000, 1};
+  job.tokens = 8192;
+  job.step_tokens = 4 * job.tokens;
+  const DrawnSteps steps(complete_job(job));
+  ASSERT_EQ(steps.size(), 2U);
+  std::vector<std::int64_t> long_pieces;
+  std::int64_t ones = 0;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    for (const BatchLengths& batch : steps.step(i, DocumentPacking::kSequential).micro_batches) {
+      EXPECT_EQ(std::reduce(batch.begin(), batch.end()), job.tokens);
+      for (const std::int64_t length : batch) {
+        if (length == 1) ++ones;
+        if (length > 1) long_pieces.push_back(length);
+      }
+    }
+  }
+  // 65536 tokens: three of the long document, and 5533 more of a fourth.
+  EXPECT_EQ(std::reduce(long_pieces.begin(), long_pieces.end()) + ones, 65536);
+  EXPECT_LE(ones, 4);
+  EXPECT_GE(ones, 3);
+  EXPECT_EQ(steps.cut(), 4);
+}
+
+TEST_F(Advise, SearchesEvenPipelinesForMegatron) {
+  job_.model.layers = 6;
+  TrainingSetup setup{.sizes = {.tp = 1, .cp = 2, .dp = 1, .pp = 4}};
+  setup.tokens = job_.tokens;
+  setup.optimizer = OptimizerShards::kFsdp;
+  setup.step_tokens = job_.step_tokens;
+  EXPECT_THAT(job_problem(setup, job_.model, TrainingEngine::kMegatron).value_or(""),
+              HasSubstr("expected layers that PP 4 x 1 chunks divide, found 6"));
+  EXPECT_EQ(job_problem(setup, job_.model, TrainingEngine::kTorchtitan), std::nullopt);
+  setup.sizes = {.tp = 1, .cp = 4, .dp = 1, .pp = 2};
+  EXPECT_EQ(job_problem(setup, job_.model, TrainingEngine::kMegatron), std::nullopt);
+  options_.engine = TrainingEngine::kMegatron;
+  options_.prune = false;
+  options_.best = 1000;
+  options_.strategies = {"magi"};
+  options_.optimizers = {OptimizerShards::kZero1};
+  options_.packings = {DocumentPacking::kSequential};
+  options_.sizes.tp = 1;
+  const Advice advice = advise(job_, options_);
+  ASSERT_FALSE(advice.engines.empty());
+  for (const auto* list : {&advice.engines, &advice.own}) {
+    for (const AdvisedSetup& one : *list) {
+      EXPECT_EQ(6 % (one.setup.sizes.pp * one.setup.chunks), 0) << setup_text(one.setup);
+    }
+  }
+}
+
+TEST_F(Advise, KnowsSequencesThatEnginesCannotCut) {
+  TrainingSetup setup{.sizes = {.tp = 2, .cp = 3, .dp = 1, .pp = 1}};
+  setup.tokens = setup.step_tokens = 8192;
+  for (const CpExchange exchange : {CpExchange::kP2p, CpExchange::kAllGather}) {
+    setup.exchange = exchange;
+    EXPECT_THAT(job_problem(setup, job_.model, TrainingEngine::kMegatron).value_or(""),
+                HasSubstr("expected a multiple of 12 tokens, found 8192"));
+  }
+  setup.optimizer = OptimizerShards::kFsdp;
+  EXPECT_THAT(job_problem(setup, job_.model, TrainingEngine::kTorchtitan).value_or(""),
+              HasSubstr("expected a multiple of 12 tokens"));
+  setup.tokens = setup.step_tokens = 12 * 700;
+  EXPECT_EQ(job_problem(setup, job_.model, TrainingEngine::kMegatron), std::nullopt);
+}
+
+TEST_F(Advise, KeepsTheMemoryOfTheFullestStep) {
+  job_.step_tokens = 2 * job_.tokens;
+  const TrainingSetup setup{.sizes = {.tp = 1, .cp = 4, .dp = 2, .pp = 1}};
+  const AdvisedSetup one = predict_setup(job_, setup);
+  const AdviseJob job = complete_job(job_);
+  const DrawnSteps steps(job);
+  ASSERT_GT(steps.size(), 1U);
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    StepPlanner planner(steps.step(i, setup.packing), [](const std::string&) {});
+    most = std::max(most, planner.predict(step_setting_of(setup, job.options)).memory_bytes());
+  }
+  EXPECT_EQ(one.memory_bytes, most);
+}
+
+TEST_F(Advise, RefusesOtherTokensThanThoseOfTheFlags) {
+  job_.model = load_model("llama-3-8b");
+  const ReadSetup read = read_megatron_arguments(
+      "--context-parallel-size 8 --seq-length 8192 --micro-batch-size 1 --global-batch-size 8", 8);
+  try {
+    static_cast<void>(predict_read_setup(job_, read));
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expected 32768 tokens a micro-batch"));
+    EXPECT_THAT(error.what(), HasSubstr("found 8192"));
+  }
 }
 
 TEST_F(Advise, RefusesBadJobsByName) {
@@ -188,6 +301,12 @@ TEST_F(Advise, RefusesBadJobsByName) {
   bad.step_tokens = 40000;
   EXPECT_THAT(problem(bad, options_),
               HasSubstr("a multiple of 32768 (one micro-batch), found 40000"));
+  bad = job_;
+  bad.tokens = 1;
+  EXPECT_THAT(problem(bad, options_),
+              HasSubstr("at most 65536 micro-batches a step, found 262144"));
+  bad.tokens = bad.step_tokens = std::int64_t{1} << 40;
+  EXPECT_THAT(problem(bad, options_), HasSubstr("a step of at most 4194304 documents"));
   AdviseOptions none = options_;
   none.sizes.tp = 3;
   EXPECT_THAT(problem(job_, none), HasSubstr("a product of 8 devices"));

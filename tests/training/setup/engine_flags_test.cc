@@ -117,6 +117,20 @@ TEST(EngineFlags, MegatronArgumentsAreOneALine) {
             "--use-distributed-optimizer\n");
 }
 
+TEST(EngineFlags, ModelsWithExpertsAskForWhatIsPredictedOfThem) {
+  TrainingSetup setup = setup_of(4, 1, 2, 1);
+  setup.recompute = Recompute::kSelective;
+  const std::string dense = engine_flags(setup, TrainingEngine::kMegatron).flags;
+  EXPECT_EQ(dense.find("expert"), std::string::npos);
+  const std::string moe = engine_flags(setup, TrainingEngine::kMegatron, true).flags;
+  for (const char* flag :
+       {"--expert-tensor-parallel-size 1 ", "--moe-token-dispatcher-type alltoall ",
+        "--recompute-modules layernorm mlp moe "}) {
+    EXPECT_NE(moe.find(flag), std::string::npos) << flag << moe;
+  }
+  EXPECT_EQ(read_megatron_arguments(moe, 8).setup.recompute, Recompute::kSelective);
+}
+
 TEST(EngineFlags, DynamicContextParallelismNamesTheTokensOfARank) {
   TrainingSetup setup = setup_of(1, 4, 2, 1);
   setup.packing = DocumentPacking::kDynamic;

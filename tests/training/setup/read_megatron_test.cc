@@ -117,6 +117,28 @@ TEST(ReadMegatron, ExpertsAndVirtualStagesAreSizes) {
   EXPECT_EQ(read.model.at("expert_ffn"), 14336);
 }
 
+TEST(ReadMegatron, ExpertsAreSplitLikeOtherWeightsByDefault) {
+  const std::string_view moe = "--num-experts 8 --tensor-model-parallel-size 4 --sequence-parallel";
+  EXPECT_EQ(read_megatron_arguments(moe).model.at("expert_tp"), 4);
+  const std::string whole = std::string(moe) + " --expert-tensor-parallel-size 1";
+  EXPECT_EQ(read_megatron_arguments(whole).model.at("expert_tp"), 1);
+  EXPECT_FALSE(read_megatron_arguments("--num-experts 8").model.contains("expert_tp"));
+  const std::string_view dense = "--tensor-model-parallel-size 4 --sequence-parallel";
+  EXPECT_FALSE(read_megatron_arguments(dense).model.contains("expert_tp"));
+}
+
+TEST(ReadMegatron, AValueThatEndsLikeAScriptIsAValue) {
+  const ReadSetup read = read_megatron_arguments(
+      "--context-parallel-size 8 --tokenizer-model foo.py --seq-length 8192");
+  EXPECT_EQ(read.setup.sizes.cp, 8);
+}
+
+TEST(ReadMegatron, SeveralSequencesAMicroBatchAreSaidToBeOne) {
+  const ReadSetup read = read_megatron_arguments("--seq-length 2048 --micro-batch-size 4");
+  ASSERT_EQ(read.approximated.size(), 1U);
+  EXPECT_EQ(read.approximated.front().key, "--micro-batch-size");
+}
+
 TEST(ReadMegatron, WithoutGpusDataParallelismIsUnknown) {
   const ReadSetup read = read_megatron_arguments("--context-parallel-size 4");
   EXPECT_FALSE(read.has("dp"));
