@@ -20,8 +20,9 @@ constexpr double kShareOfEngines = 0.6;   // of the time; the rest is for this l
 constexpr double kShareOfBounds = 0.4;    // of the time of a list
 constexpr std::size_t kStride = 16;       // of groups while they are bounded
 constexpr double kRanksOfEqualCost = 32;  // of a plan, for its work and for its messages
-constexpr double kCostOfSchedule = 8;  // of a whole step, relative to a plan for each micro-batch
-constexpr double kLateShare = 0.75;    // of it, until only set-ups with plans are predicted
+constexpr double kCostOfSchedule = 8;   // of a whole step, relative to a plan for each micro-batch
+constexpr double kShareOfTurn = 0.125;  // of the time that is left
+constexpr double kLateShare = 0.75;     // of it, until only set-ups with plans are predicted
 constexpr double kUsPerHour = 3600 * kUsPerSecond;
 
 // A set-up to predict. Times are of all drawn steps.
@@ -174,59 +175,112 @@ class SetupSearch {
   }
 
   // Takes the next set-ups that share no plans further: those without a plan to a bound with plans,
-  // those with one to a prediction. When most of the time is over, only the latter, if there are
-  // any. Returns false if nothing was predicted.
+  // those with one to a prediction. Returns false if nothing was predicted.
   bool predict_next() {
-    // The first answer is one of the cheapest to plan, and shows how long plans take.
-    const bool first = options_.seconds > 0 && (us_per_cost_ == 0 || needs_answer());
-    const std::size_t at_once = first ? 1 : kAtOnce;
-    double most_cost = std::numeric_limits<double>::infinity();
-    if (first) {
-      for (const Candidate& one : queue_) most_cost = std::min(most_cost, cost_of(one.setup));
-    }
-    const bool late = options_.seconds > 0 && !first && Clock::now() >= late_ &&
-                      std::ranges::any_of(queue_, &Candidate::planned);
-    std::vector<Candidate> now;
-    std::set<std::string> keys;
-    for (auto at = queue_.begin(); at != queue_.end() && now.size() < at_once;) {
-      if (options_.prune && at->least_us_per_token >= worst_kept()) break;
-      const bool wanted = (!late || at->planned) && (first || !too_long(at->setup)) &&
-                          cost_of(at->setup) <= most_cost;
-      if (wanted && keys.insert(SetupPredictor::key(at->setup)).second) {
-        now.push_back(std::move(*at));
-        if (first) now.back().planned = true;
-        at = queue_.erase(at);
-      } else {
-        ++at;
-      }
-    }
+    std::vector<Candidate> now = next_turn();
+    double cost = 0;
+    for (const Candidate& candidate : now) cost += cost_of(candidate);
     const auto start = Clock::now();
     std::vector<DrawnOutcome> outcomes(now.size());
     parallel_for(std::size_t{0}, now.size(), [&](std::size_t i) {
       outcomes[i] = predictor_.predict(now[i].setup, !now[i].planned);
     });
-    double cost = 0;
-    for (const Candidate& candidate : now) cost += cost_of(candidate.setup);
-    const std::chrono::duration<double, std::micro> took = Clock::now() - start;
-    if (cost > 0) us_per_cost_ = took.count() / cost;
+    if (cost > 0) {
+      cost_ += cost;
+      cost_us_ += std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+    }
+    for (const Candidate& candidate : now) explored_.insert(SetupPredictor::key(candidate.setup));
     for (std::size_t i = 0; i < now.size(); ++i) add_outcome(now[i], outcomes[i]);
     return !now.empty();
   }
 
+  // Removes the set-ups of the next turn from the queue. The first answer is one of the cheapest to
+  // plan, and shows how long plans take. Turns are short, so that a plan which takes most of the
+  // time waits for all others. When most of the time is over, only set-ups with plans have a turn,
+  // if there are any.
+  std::vector<Candidate> next_turn() {
+    if (options_.seconds > 0 && (cost_ == 0 || needs_answer())) return cheapest();
+    const bool late = options_.seconds > 0 && Clock::now() >= late_ &&
+                      std::ranges::any_of(queue_, &Candidate::planned);
+    const std::vector<std::size_t> order = order_of_turn();
+    std::vector<std::size_t> turn;
+    for (const double share : {kShareOfTurn, 1.0}) {
+      double cost_left = options_.seconds > 0 ? share * us_left() * cost_ / cost_us_
+                                              : std::numeric_limits<double>::infinity();
+      std::set<std::string> keys;
+      for (const std::size_t at : order) {
+        if (turn.size() == kAtOnce) break;
+        const Candidate& candidate = queue_[at];
+        const double cost = cost_of(candidate);
+        if ((late && !candidate.planned) || cost > cost_left) continue;
+        if (!keys.insert(SetupPredictor::key(candidate.setup)).second) continue;
+        cost_left -= cost;
+        turn.push_back(at);
+      }
+      if (!turn.empty()) break;
+    }
+    return removed(std::move(turn));
+  }
+
+  std::vector<Candidate> cheapest() {
+    const auto at = std::ranges::min_element(
+        queue_, {}, [](const Candidate& candidate) { return cost_of_plans(candidate.setup); });
+    std::vector<Candidate> one = removed({static_cast<std::size_t>(at - queue_.begin())});
+    one.front().planned = true;
+    return one;
+  }
+
+  std::vector<Candidate> removed(std::vector<std::size_t> places) {
+    std::vector<Candidate> candidates;
+    for (const std::size_t at : places) candidates.push_back(std::move(queue_[at]));
+    std::ranges::sort(places, std::greater<>());
+    for (const std::size_t at : places) {
+      queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return candidates;
+  }
+
+  [[nodiscard]] double us_left() const {
+    return std::chrono::duration<double, std::micro>(end_ - Clock::now()).count();
+  }
+
+  // Set-ups that may still be kept, by their bounds. If the time is too short for all plans, every
+  // second turn begins with plans that were not made yet, the cheapest first: many small ones are
+  // made in the time of a large one.
+  [[nodiscard]] std::vector<std::size_t> order_of_turn() {
+    std::vector<std::size_t> order;
+    std::vector<std::size_t> unexplored;
+    std::set<std::string> keys;
+    double cost = 0;
+    for (std::size_t i = 0; i < queue_.size(); ++i) {
+      const Candidate& candidate = queue_[i];
+      if (options_.prune && candidate.least_us_per_token >= worst_kept()) break;
+      order.push_back(i);
+      const std::string key = SetupPredictor::key(candidate.setup);
+      if (explored_.contains(key) || !keys.insert(key).second) continue;
+      unexplored.push_back(i);
+      cost += cost_of(candidate);
+    }
+    if (options_.seconds <= 0 || cost_us_ * cost <= us_left() * cost_) return order;
+    by_cost_ = !by_cost_;
+    if (!by_cost_) return order;
+    std::ranges::stable_sort(unexplored, {}, [&](std::size_t i) { return cost_of(queue_[i]); });
+    unexplored.insert(unexplored.end(), order.begin(), order.end());
+    return unexplored;
+  }
+
+  // Bounds with plans share plans; a prediction simulates them with collectives of its own.
+  [[nodiscard]] double cost_of(const Candidate& candidate) const {
+    const bool made = explored_.contains(SetupPredictor::key(candidate.setup));
+    return made && !candidate.planned ? 0 : cost_of_plans(candidate.setup);
+  }
+
   // About what a plan of the set-up costs, in any unit: messages are as many as pairs of ranks.
-  static double cost_of(const TrainingSetup& setup) {
+  static double cost_of_plans(const TrainingSetup& setup) {
     const double ranks = setup.sizes.cp;
     return static_cast<double>(setup.step_tokens / setup.tokens) * ranks *
            (1 + ranks / kRanksOfEqualCost) *
            (setup.packing == DocumentPacking::kDynamic ? kCostOfSchedule : 1);
-  }
-
-  // Its plan would probably end after the search. Plans that were made are not planned again, so
-  // that the estimate is high for them.
-  [[nodiscard]] bool too_long(const TrainingSetup& setup) const {
-    if (options_.seconds <= 0 || us_per_cost_ == 0) return false;
-    const std::chrono::duration<double, std::micro> left = end_ - Clock::now();
-    return us_per_cost_ * cost_of(setup) > left.count();
   }
 
   void insert(Candidate candidate) {
@@ -300,9 +354,12 @@ class SetupSearch {
   Clock::time_point bounds_end_;
   Clock::time_point late_;
   Advice& advice_;
-  double us_per_cost_ = 0;        // of the last plans; 0: none yet
-  std::int64_t unbounded_ = 0;    // set-ups of groups without a bound so far
-  std::vector<Candidate> queue_;  // in the order of bounds
+  double cost_ = 0;                      // of all turns
+  double cost_us_ = 0;                   // that they took
+  std::set<std::string> explored_ = {};  // keys of set-ups that had a turn
+  bool by_cost_ = false;                 // the last turn took the cheapest set-ups
+  std::int64_t unbounded_ = 0;           // set-ups of groups without a bound so far
+  std::vector<Candidate> queue_;         // in the order of bounds
   std::vector<AdvisedSetup> best_;
 };
 
