@@ -20,9 +20,9 @@ constexpr double kShareOfEngines = 0.6;   // of the time; the rest is for this l
 constexpr double kShareOfBounds = 0.4;    // of the time of a list
 constexpr std::size_t kStride = 16;       // of groups while they are bounded
 constexpr double kRanksOfEqualCost = 32;  // of a plan, for its work and for its messages
-constexpr double kCostOfSchedule = 8;   // of a whole step, relative to a plan for each micro-batch
-constexpr double kShareOfTurn = 0.125;  // of the time that is left
-constexpr double kLateShare = 0.75;     // of it, until only set-ups with plans are predicted
+constexpr double kCostOfSchedule = 8;    // of a whole step, relative to a plan for each micro-batch
+constexpr double kShareOfRound = 0.125;  // of the time that is left
+constexpr double kLateShare = 0.75;      // of it, until only set-ups with plans are predicted
 constexpr double kUsPerHour = 3600 * kUsPerSecond;
 
 // A set-up to predict. Times are of all drawn steps.
@@ -177,7 +177,7 @@ class SetupSearch {
   // Takes the next set-ups that share no plans further: those without a plan to a bound with plans,
   // those with one to a prediction. Returns false if nothing was predicted.
   bool predict_next() {
-    std::vector<Candidate> now = next_turn();
+    std::vector<Candidate> now = next_round();
     double cost = 0;
     for (const Candidate& candidate : now) cost += cost_of(candidate);
     const auto start = Clock::now();
@@ -194,32 +194,32 @@ class SetupSearch {
     return !now.empty();
   }
 
-  // Removes the set-ups of the next turn from the queue. The first answer is one of the cheapest to
-  // plan, and shows how long plans take. Turns are short, so that a plan which takes most of the
-  // time waits for all others. When most of the time is over, only set-ups with plans have a turn,
-  // if there are any.
-  std::vector<Candidate> next_turn() {
+  // Removes the set-ups of the next round from the queue. The first answer is one of the cheapest
+  // to plan, and shows how long plans take. Rounds are short, so that a plan which takes most of
+  // the time waits for all others. When most of the time is over, only set-ups with plans are
+  // taken, if there are any.
+  std::vector<Candidate> next_round() {
     if (options_.seconds > 0 && (cost_ == 0 || needs_answer())) return cheapest();
     const bool late = options_.seconds > 0 && Clock::now() >= late_ &&
                       std::ranges::any_of(queue_, &Candidate::planned);
-    const std::vector<std::size_t> order = order_of_turn();
-    std::vector<std::size_t> turn;
-    for (const double share : {kShareOfTurn, 1.0}) {
+    const std::vector<std::size_t> order = order_of_round();
+    std::vector<std::size_t> round;
+    for (const double share : {kShareOfRound, 1.0}) {
       double cost_left = options_.seconds > 0 ? share * us_left() * cost_ / cost_us_
                                               : std::numeric_limits<double>::infinity();
       std::set<std::string> keys;
       for (const std::size_t at : order) {
-        if (turn.size() == kAtOnce) break;
+        if (round.size() == kAtOnce) break;
         const Candidate& candidate = queue_[at];
         const double cost = cost_of(candidate);
         if ((late && !candidate.planned) || cost > cost_left) continue;
         if (!keys.insert(SetupPredictor::key(candidate.setup)).second) continue;
         cost_left -= cost;
-        turn.push_back(at);
+        round.push_back(at);
       }
-      if (!turn.empty()) break;
+      if (!round.empty()) break;
     }
-    return removed(std::move(turn));
+    return removed(std::move(round));
   }
 
   std::vector<Candidate> cheapest() {
@@ -245,9 +245,9 @@ class SetupSearch {
   }
 
   // Set-ups that may still be kept, by their bounds. If the time is too short for all plans, every
-  // second turn begins with plans that were not made yet, the cheapest first: many small ones are
+  // second round begins with plans that were not made yet, the cheapest first: many small ones are
   // made in the time of a large one.
-  [[nodiscard]] std::vector<std::size_t> order_of_turn() {
+  [[nodiscard]] std::vector<std::size_t> order_of_round() {
     std::vector<std::size_t> order;
     std::vector<std::size_t> unexplored;
     std::set<std::string> keys;
@@ -354,10 +354,10 @@ class SetupSearch {
   Clock::time_point bounds_end_;
   Clock::time_point late_;
   Advice& advice_;
-  double cost_ = 0;                      // of all turns
+  double cost_ = 0;                      // of all rounds
   double cost_us_ = 0;                   // that they took
-  std::set<std::string> explored_ = {};  // keys of set-ups that had a turn
-  bool by_cost_ = false;                 // the last turn took the cheapest set-ups
+  std::set<std::string> explored_ = {};  // keys of set-ups of a round so far
+  bool by_cost_ = false;                 // the last round took the cheapest set-ups
   std::int64_t unbounded_ = 0;           // set-ups of groups without a bound so far
   std::vector<Candidate> queue_;         // in the order of bounds
   std::vector<AdvisedSetup> best_;
