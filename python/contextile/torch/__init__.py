@@ -31,6 +31,9 @@ from contextile.torch._attention.bias import (
 from contextile.torch._attention.operators import attention
 from contextile.torch._attention.score_mod import ScoreMod, from_score_mod
 from contextile.torch._attention.sides import Sides, cross_attention
+from contextile.torch._audit.audit import audit
+from contextile.torch._audit.findings import AuditFinding, AuditPass, AuditReport
+from contextile.torch._audit.loss_audit import audit_loss
 from contextile.torch._batch.layout import LocalBatch, Targets, dispatch, local_batch
 from contextile.torch._batch.packing import Packed, pack
 from contextile.torch._execute.executor import Executor
@@ -72,6 +75,9 @@ from contextile.torch._tokens.token_layout import (
 
 __all__ = [
     "Alibi",
+    "AuditFinding",
+    "AuditPass",
+    "AuditReport",
     "CallTimes",
     "Chunks",
     "DataLoader",
@@ -100,6 +106,8 @@ __all__ = [
     "WholeDocuments",
     "alibi",
     "attention",
+    "audit",
+    "audit_loss",
     "causal_conv",
     "checkpoint_contexts",
     "chunks_of",

@@ -13,6 +13,7 @@ import pytest
 HELPERS = [str(Path(__file__).parents[1] / folder) for folder in ("support", "with_megatron")]
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "python").glob("*.md"))
 NEEDS = {
+    "audit.md": ["torch"],
     "data.md": ["torch"],
     "megatron.md": ["torch", "megatron.core"],
     "pipelines.md": ["torch"],

@@ -162,7 +162,7 @@ def gather(
     return values
 
 
-def _device_of(group: ProcessGroup | None) -> torch.device:
+def device_of(group: ProcessGroup | None) -> torch.device:
     """Returns the device of tensors that a group communicates: the CPU unless it takes none."""
     kinds = [pair.partition(":")[0] for pair in dist.get_backend_config(group).split(",")]
     if "cpu" in kinds or not kinds[0]:
@@ -172,7 +172,7 @@ def _device_of(group: ProcessGroup | None) -> torch.device:
 
 def gather_over(group: ProcessGroup | None, where: str, value: Any, check: Check) -> list[Any]:
     """Does the same by tensors over a group of ``torch.distributed``. Collective."""
-    device, num_ranks = _device_of(group), dist.get_world_size(group)
+    device, num_ranks = device_of(group), dist.get_world_size(group)
 
     def all_gather(data: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
