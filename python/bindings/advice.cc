@@ -68,7 +68,11 @@ void bind_advice(nb::module_& module) {
                    [](const SearchedJob& self) { return setups_of(self.advice.engines); })
       .def_prop_ro("own", [](const SearchedJob& self) { return setups_of(self.advice.own); })
       .def_prop_ro("has_experts",
-                   [](const SearchedJob& self) { return self.job.model.experts.experts > 0; })
+                   [](const SearchedJob& self) { return self.job.model.has_experts(); })
+      .def_prop_ro("gradient_overlap",
+                   [](const SearchedJob& self) {
+                     return std::string(to_string(self.job.options.gradient_overlap));
+                   })
       .def_prop_ro("num_gpus",
                    [](const SearchedJob& self) { return self.job.cluster.num_devices(); })
       .def(

@@ -91,11 +91,14 @@ void bind_setups(nb::module_& module) {
       "setup"_a, "engine"_a, "Returns why the engine cannot run the set-up, or None.");
   module.def(
       "engine_flags",
-      [](const TrainingSetup& setup, std::string_view engine, bool experts) {
-        EngineFlags flags = engine_flags(setup, parse_training_engine(engine), experts);
+      [](const TrainingSetup& setup, std::string_view engine, bool experts,
+         std::string_view gradient_overlap) {
+        EngineFlags flags = engine_flags(
+            setup, parse_training_engine(engine),
+            {.experts = experts, .gradient_overlap = parse_gradient_overlap(gradient_overlap)});
         return std::pair(std::move(flags.flags), std::move(flags.script));
       },
-      "setup"_a, "engine"_a, "experts"_a = false,
+      "setup"_a, "engine"_a, "experts"_a = false, "gradient_overlap"_a = "on",
       "Returns the flags that make the engine run the set-up, and the settings that stand "
       "elsewhere. Raises InvalidArgument.");
   module.def(

@@ -97,6 +97,10 @@ const AdvisedSetup* best_in(const AdviceReport& report, TrainingEngine engine) {
   return nullptr;
 }
 
+PredictedWith predicted_with(const AdviseJob& job) {
+  return {.experts = job.model.has_experts(), .gradient_overlap = job.options.gradient_overlap};
+}
+
 std::string flags_text(const AdviceReport& report, TrainingEngine engine) {
   const AdvisedSetup* one = best_in(report, engine);
   if (one == nullptr) {
@@ -105,7 +109,7 @@ std::string flags_text(const AdviceReport& report, TrainingEngine engine) {
     return fmt::format("\nfor {}: none of these set-ups runs there: {}\n", to_string(engine),
                        *job_problem(list.front().setup, report.job.model, engine));
   }
-  const EngineFlags flags = engine_flags(one->setup, engine, report.job.model.experts.experts > 0);
+  const EngineFlags flags = engine_flags(one->setup, engine, predicted_with(report.job));
   std::string text =
       fmt::format("\nfor {}: {}\n\n{}", to_string(engine), setup_text(one->setup), flags.flags);
   if (const auto note = engine_note(one->setup, engine)) text += fmt::format("\n{}\n", *note);
@@ -117,7 +121,7 @@ std::string flags_text(const AdviceReport& report, TrainingEngine engine) {
 Json flags_json(const AdviceReport& report, TrainingEngine engine) {
   const AdvisedSetup* one = best_in(report, engine);
   if (one == nullptr) return nullptr;
-  const EngineFlags flags = engine_flags(one->setup, engine, report.job.model.experts.experts > 0);
+  const EngineFlags flags = engine_flags(one->setup, engine, predicted_with(report.job));
   return {{"engine", to_string(engine)},
           {"setup", setup_text(one->setup)},
           {"text", flags.flags},
@@ -150,6 +154,7 @@ std::string now_text(const AdviceReport& report) {
     text += fmt::format("predicted with {} tokens per step, which the flags do not say\n",
                         now.setup.step_tokens);
   }
+  if (!read.assumed.empty()) text += fmt::format("assumed: {}\n", fmt::join(read.assumed, "; "));
   if (!read.approximated.empty()) {
     text += fmt::format("predicted otherwise: {}\n", settings_text(read.approximated));
   }

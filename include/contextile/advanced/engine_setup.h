@@ -58,12 +58,16 @@ struct EngineFlags {
 [[nodiscard]] std::optional<std::string> engine_note(const TrainingSetup& setup,
                                                      TrainingEngine engine);
 
+// How a set-up was predicted, where flags must ask for the same.
+struct PredictedWith {
+  bool experts = false;  // the model has some
+  GradientOverlap gradient_overlap = GradientOverlap::kOn;
+};
 // Returns the flags that make the engine run the set-up. Tokens that are 0 are left to the engine.
 // The ranks of a pipeline or a replica are not among Megatron's flags: DP is the number of GPUs
-// divided by TP, CP and PP. `experts`: the model has some, which need flags of their own. Throws
-// InvalidArgument where engine_problem returns a reason.
+// divided by TP, CP and PP. Throws InvalidArgument where engine_problem returns a reason.
 [[nodiscard]] EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine,
-                                       bool experts = false);
+                                       const PredictedWith& predicted = {});
 
 // --------------------------------------------------------------------------------------- read
 
@@ -94,6 +98,8 @@ struct ReadSetup {
   std::vector<SetupSetting> understood;
   std::vector<SetupSetting> approximated;    // affect time or memory, and are predicted otherwise
   std::vector<SetupSetting> without_effect;  // affect neither: learning rates, seeds, paths, …
+  // How the prediction differs from the engine's defaults, one sentence each.
+  std::vector<std::string> assumed;
 
   [[nodiscard]] bool has(std::string_view field) const;  // among `given`
 };

@@ -63,7 +63,10 @@ class Advice:
         for setup in setups:
             found = _core.engine_problem(setup, engine)
             if found is None:
-                flags, script = _core.engine_flags(setup, engine, self._searched.has_experts)
+                searched = self._searched
+                flags, script = _core.engine_flags(
+                    setup, engine, searched.has_experts, searched.gradient_overlap
+                )
                 return flags + script
             problem = found
         raise _core.InvalidArgument(f"flags: expected a set-up that runs, found none: {problem}")

@@ -86,9 +86,16 @@ void add_megatron_memory(const TrainingSetup& setup, bool experts,
   }
 }
 
-EngineFlags megatron_flags(const TrainingSetup& setup, bool experts) {
+// By default gradients are reduced, and weights gathered, when nothing else runs.
+void add_megatron_overlap(const TrainingSetup& setup, std::vector<std::string>& lines) {
+  if (setup.sizes.cp * setup.sizes.dp == 1) return;
+  lines.emplace_back("--overlap-grad-reduce");
+  if (setup.optimizer != OptimizerShards::kNone) lines.emplace_back("--overlap-param-gather");
+}
+
+EngineFlags megatron_flags(const TrainingSetup& setup, const PredictedWith& predicted) {
   std::vector<std::string> lines;
-  add_megatron_parallelism(setup, experts, lines);
+  add_megatron_parallelism(setup, predicted.experts, lines);
   if (setup.tokens > 0) {
     lines.push_back(fmt::format("--seq-length {}", setup.tokens));
     lines.emplace_back("--micro-batch-size 1");
@@ -101,7 +108,8 @@ EngineFlags megatron_flags(const TrainingSetup& setup, bool experts) {
     lines.push_back(fmt::format("--max-seqlen-per-dp-cp-rank {}", setup.tokens / setup.sizes.cp));
     lines.insert(lines.end(), {"--calculate-per-token-loss", "--dataloader-type single"});
   }
-  add_megatron_memory(setup, experts, lines);
+  add_megatron_memory(setup, predicted.experts, lines);
+  if (predicted.gradient_overlap == GradientOverlap::kOn) add_megatron_overlap(setup, lines);
   return {.flags = fmt::format("{}\n", fmt::join(lines, " \\\n")), .script = {}};
 }
 
@@ -284,13 +292,14 @@ EngineFlags contextile_flags(const TrainingSetup& setup) {
 
 }  // namespace
 
-EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine, bool experts) {
+EngineFlags engine_flags(const TrainingSetup& setup, TrainingEngine engine,
+                         const PredictedWith& predicted) {
   if (const auto problem = engine_problem(setup, engine)) {
     fail_argument("{}: {}", to_string(engine), *problem);
   }
   switch (engine) {
     case TrainingEngine::kMegatron:
-      return megatron_flags(setup, experts);
+      return megatron_flags(setup, predicted);
     case TrainingEngine::kTorchtitan:
       return torchtitan_flags(setup);
     case TrainingEngine::kTrl:

@@ -10,7 +10,6 @@ constexpr std::string_view kAsBf16 = "matrix products are predicted in bf16";
 constexpr std::string_view kKernels = "kernels are predicted at the cluster's rates";
 constexpr std::string_view kExperts = "the exchange of experts is predicted by size alone";
 constexpr std::string_view kOwnOverlap = "predicted with the overlap of IterationOptions";
-constexpr std::string_view kDocuments = "documents are predicted as separate";
 
 constexpr std::array kMegatronApproximated = {
     ApproximatedName{"fp8*", kAsBf16},
@@ -49,7 +48,6 @@ constexpr std::array kMegatronApproximated = {
     ApproximatedName{"overlap-param-gather", kOwnOverlap},
     ApproximatedName{"ddp-bucket-size", kOwnOverlap},
     ApproximatedName{"ddp-num-buckets", kOwnOverlap},
-    ApproximatedName{"reset-attention-mask", kDocuments},
     ApproximatedName{"empty-unused-memory-level", "memory is predicted without caches"},
     ApproximatedName{"accumulate-allreduce-grads-in-fp32", "gradients are predicted in fp32"},
     ApproximatedName{"grad-reduce-in-bf16", "gradients are predicted in fp32"},
@@ -131,7 +129,6 @@ constexpr auto kMegatronWithoutEffect = std::to_array<std::string_view>({
     "data-args-path",
     "data-cache-path",
     "mock-data",
-    "sft",
     "split",
     "tokenizer-*",
     "vocab-file",

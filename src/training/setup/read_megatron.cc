@@ -134,6 +134,14 @@ void read_megatron_packing(SettingReader& reader, ReadSetup& result) {
   }
 }
 
+void read_megatron_documents(SettingReader& reader, ReadSetup& result) {
+  const bool reset = reader.flag("reset-attention-mask");
+  const bool packed = reader.flag("sft");
+  if (reset || packed || result.setup.packing == DocumentPacking::kDynamic) return;
+  result.assumed.emplace_back(
+      "documents attend to themselves alone, as with --reset-attention-mask or --sft");
+}
+
 void read_megatron_recompute(SettingReader& reader, ReadSetup& result) {
   constexpr std::string_view kModules = "recompute-modules";
   TrainingSetup& setup = result.setup;
@@ -276,6 +284,7 @@ void read_megatron(std::vector<GivenSetting> settings, ReadSetup& result) {
   read_megatron_exchange(reader, result);
   read_megatron_tokens(reader, result);
   read_megatron_packing(reader, result);
+  read_megatron_documents(reader, result);
   read_megatron_recompute(reader, result);
   read_megatron_optimizer(reader, result);
   read_megatron_model(reader, result);

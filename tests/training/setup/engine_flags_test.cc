@@ -114,7 +114,25 @@ TEST(EngineFlags, MegatronArgumentsAreOneALine) {
             "--seq-length 8192 \\\n"
             "--micro-batch-size 1 \\\n"
             "--global-batch-size 16 \\\n"
-            "--use-distributed-optimizer\n");
+            "--use-distributed-optimizer \\\n"
+            "--overlap-grad-reduce \\\n"
+            "--overlap-param-gather\n");
+}
+
+TEST(EngineFlags, MegatronOverlapsGradientsIfThatIsPredicted) {
+  const auto flags_of = [](const TrainingSetup& setup, GradientOverlap overlap) {
+    return engine_flags(setup, TrainingEngine::kMegatron, {.gradient_overlap = overlap}).flags;
+  };
+  TrainingSetup setup = setup_of(2, 2, 2, 1);
+  for (const GradientOverlap overlap : {GradientOverlap::kOff, GradientOverlap::kOn}) {
+    EXPECT_EQ(read_megatron_arguments(flags_of(setup, overlap), 8).gradient_overlap, overlap);
+  }
+  // Megatron refuses to overlap the gathering of weights that every rank has.
+  setup.optimizer = OptimizerShards::kNone;
+  EXPECT_EQ(flags_of(setup, GradientOverlap::kOn).find("param-gather"), std::string::npos);
+  // No other rank has the same weights.
+  setup = setup_of(8, 1, 1, 1);
+  EXPECT_EQ(flags_of(setup, GradientOverlap::kOn).find("overlap"), std::string::npos);
 }
 
 TEST(EngineFlags, ModelsWithExpertsAskForWhatIsPredictedOfThem) {
@@ -122,7 +140,7 @@ TEST(EngineFlags, ModelsWithExpertsAskForWhatIsPredictedOfThem) {
   setup.recompute = Recompute::kSelective;
   const std::string dense = engine_flags(setup, TrainingEngine::kMegatron).flags;
   EXPECT_EQ(dense.find("expert"), std::string::npos);
-  const std::string moe = engine_flags(setup, TrainingEngine::kMegatron, true).flags;
+  const std::string moe = engine_flags(setup, TrainingEngine::kMegatron, {.experts = true}).flags;
   for (const char* flag :
        {"--expert-tensor-parallel-size 1 ", "--moe-token-dispatcher-type alltoall ",
         "--recompute-modules layernorm mlp moe "}) {

@@ -259,5 +259,17 @@ TEST(ReadMegatron, TimeGrowsWithTheBytesAlone) {
   expect_argument_error("--" + std::string(1000000, 'a'), "expected a setting that is understood");
 }
 
+TEST(ReadMegatron, SaysThatDocumentsArePredictedAsSeparate) {
+  const auto assumed = [](const std::string& more) {
+    return read_megatron_arguments("--context-parallel-size 2 --seq-length 4096 " + more, 8)
+        .assumed;
+  };
+  ASSERT_EQ(assumed("").size(), 1U);
+  EXPECT_NE(assumed("").front().find("as with --reset-attention-mask"), std::string::npos);
+  EXPECT_TRUE(assumed("--reset-attention-mask").empty());
+  EXPECT_TRUE(assumed("--sft").empty());
+  EXPECT_TRUE(assumed("--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 2048").empty());
+}
+
 }  // namespace
 }  // namespace contextile
