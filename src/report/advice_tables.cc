@@ -150,6 +150,10 @@ std::string now_text(const AdviceReport& report) {
   }
   if (!report.read) return text;
   const ReadSetup& read = *report.read;
+  if (!read.has("tokens")) {
+    text += fmt::format("predicted with {} tokens per micro-batch, which the flags do not say\n",
+                        now.setup.tokens);
+  }
   if (!read.has("step_tokens")) {
     text += fmt::format("predicted with {} tokens per step, which the flags do not say\n",
                         now.setup.step_tokens);

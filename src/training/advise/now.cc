@@ -69,8 +69,11 @@ AdvisedSetup predict_read_setup(AdviseJob& job, const ReadSetup& read,
   check_model_of(read, job.model);
   check_tokens(read, "tokens", read.setup.tokens, job.tokens);
   check_tokens(read, "step_tokens", read.setup.step_tokens, job.step_tokens);
-  if (job.tokens == 0 && read.has("tokens")) job.tokens = read.setup.tokens;
-  if (job.step_tokens == 0 && read.has("step_tokens")) job.step_tokens = read.setup.step_tokens;
+  // Given, or the engine's default.
+  if (job.tokens == 0) job.tokens = read.setup.tokens;
+  if (job.step_tokens == 0 && job.tokens == read.setup.tokens) {
+    job.step_tokens = read.setup.step_tokens;
+  }
   if (read.gradient_overlap) job.options.gradient_overlap = *read.gradient_overlap;
   TrainingSetup setup = read.setup;
   setup.tokens = setup.step_tokens = 0;

@@ -100,6 +100,10 @@ void read_megatron_tokens(SettingReader& reader, ReadSetup& result) {
   if (!length) return;
   setup.tokens = checked_product({*length, rows}, "megatron: tokens of a micro-batch");
   result.given.emplace_back("tokens");
+  if (!step_rows && result.has("dp")) {
+    // Megatron's default. Not given: a job may have another number.
+    setup.step_tokens = checked_product({setup.tokens, setup.sizes.dp}, "megatron: step");
+  }
   if (!step_rows) return;
   setup.step_tokens = checked_product({*length, *step_rows}, "megatron: tokens of a step");
   result.given.emplace_back("step_tokens");

@@ -1,6 +1,7 @@
 // YAML of accelerate together with the arguments of TRL's SFTConfig.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -17,11 +18,16 @@ namespace {
 
 constexpr std::string_view kTrlKernels = "kernels are predicted at the cluster's rates";
 
+constexpr std::string_view kTrlPrefetch =
+    "weights are predicted to arrive while the layer before computes";
+
 constexpr std::array kTrlApproximated = {
     ApproximatedName{"fsdp_config.auto_wrap_policy", "every layer is predicted as one unit"},
     ApproximatedName{"fsdp_config.transformer_layer_cls_to_wrap",
                      "every layer is predicted as one unit"},
     ApproximatedName{"fsdp_config.min_num_params", "every layer is predicted as one unit"},
+    ApproximatedName{"fsdp_config.backward_prefetch", kTrlPrefetch},
+    ApproximatedName{"fsdp_config.forward_prefetch", kTrlPrefetch},
     ApproximatedName{"mixed_precision", "predicted in bf16"},
     ApproximatedName{"fp8_config.*", "matrix products are predicted in bf16"},
     ApproximatedName{"dynamo_config.*", kTrlKernels},
@@ -49,6 +55,7 @@ constexpr auto kTrlWithoutEffect = std::to_array<std::string_view>({
     "same_network",
     "use_cpu",
     "tpu_*",
+    "gpu_ids",
     "fsdp_config.version",
     "fsdp_config.cpu_ram_efficient_loading",
     "fsdp_config.state_dict_type",
@@ -145,9 +152,9 @@ void read_trl_fsdp(SettingReader& reader, ReadSetup& result) {
   constexpr std::string_view kStrategy = "fsdp_config.sharding_strategy";
   constexpr std::string_view kOffload = "fsdp_config.offload_params";
   result.setup.optimizer = OptimizerShards::kFsdp;
-  if (!reader.given_flag(kReshard).value_or(true)) {
-    reader.approximate(kReshard, "predicted as true");
-  }
+  // A flag, or a strategy of version 1.
+  const auto reshard = reader.choice(kReshard, {"true", "FULL_SHARD", "false", "SHARD_GRAD_OP"});
+  if (reshard.value_or(0) > 1) reader.approximate(kReshard, "predicted as true or FULL_SHARD");
   (void)reader.choice(kStrategy, {"FULL_SHARD", "1"});  // of version 1
   if (reader.flag(kOffload)) reader.fail(kOffload, "false, because offload is not predicted");
 }
@@ -171,31 +178,43 @@ void read_trl_optimizer(SettingReader& reader, ReadSetup& result) {
   set_zero_stage(reader, "deepspeed_config.zero_stage", *stage, setup);
 }
 
+// Returns true if arguments of SFTConfig are among the settings. Those that are not given then have
+// its defaults; accelerate's file alone leaves them open.
+bool has_trainer(SettingReader& reader) {
+  return std::ranges::any_of(
+      std::array{"max_length", "per_device_train_batch_size", "gradient_accumulation_steps"},
+      [&](std::string_view name) { return reader.text(name).has_value(); });
+}
+
 void read_trl_recompute(SettingReader& reader, ReadSetup& result) {
   const auto fsdp = reader.given_flag("fsdp_config.activation_checkpointing");
   auto trainer = reader.given_flag("gradient_checkpointing");
   // The name of transformers 6.
   if (const auto renamed = reader.given_flag("activation_checkpointing")) trainer = renamed;
-  if (!fsdp && !trainer) return;
+  if (fsdp || trainer) result.given.emplace_back("recompute");
+  if (!trainer && has_trainer(reader)) {
+    trainer = true;
+    result.assumed.emplace_back("gradient_checkpointing true, SFTConfig's default");
+  }
   const bool full = fsdp.value_or(false) || trainer.value_or(false);
   result.setup.recompute = full ? Recompute::kFull : Recompute::kNone;
-  result.given.emplace_back("recompute");
 }
 
 void read_trl_tokens(SettingReader& reader, ReadSetup& result) {
   TrainingSetup& setup = result.setup;
   const auto length = reader.count("max_length");
-  const std::int32_t rows = reader.count("per_device_train_batch_size").value_or(1);
+  const auto rows = reader.count("per_device_train_batch_size");
   const auto steps = reader.count("gradient_accumulation_steps");
   const auto plugin_steps = reader.count("deepspeed_config.gradient_accumulation_steps");
-  if (!length) return;
-  setup.tokens = checked_product({*length, rows}, "trl: tokens of a micro-batch");
-  result.given.emplace_back("tokens");
+  if (!has_trainer(reader)) return;
+  // With SFTConfig's defaults. A job may have other numbers where these are not given.
+  setup.tokens = checked_product({length.value_or(1024), rows.value_or(8)}, "trl: micro-batch");
+  if (length && rows) result.given.emplace_back("tokens");
+  if (!result.has("dp")) return;
   const auto accumulated = steps ? steps : plugin_steps;
-  if (!accumulated || !result.has("dp")) return;
   setup.step_tokens =
-      checked_product({setup.tokens, *accumulated, setup.sizes.dp}, "trl: tokens of a step");
-  result.given.emplace_back("step_tokens");
+      checked_product({setup.tokens, accumulated.value_or(1), setup.sizes.dp}, "trl: step");
+  if (length && rows && accumulated) result.given.emplace_back("step_tokens");
 }
 
 }  // namespace
@@ -203,7 +222,15 @@ void read_trl_tokens(SettingReader& reader, ReadSetup& result) {
 void read_trl(std::vector<GivenSetting> settings, ReadSetup& result) {
   for (GivenSetting& setting : settings) setting.name = trl_name(setting.key);
   SettingReader reader("trl", std::move(settings));
-  const auto processes = reader.count("num_processes");
+  auto processes = reader.count("num_processes");
+  const std::int64_t gpus = result.num_gpus.value_or(1);
+  if (reader.text("distributed_type") == "NO" && gpus > 1) {
+    reader.fail("distributed_type", fmt::format("MULTI_GPU, FSDP or DEEPSPEED on {} GPUs", gpus));
+  }
+  if (processes.value_or(1) > 1 && reader.text("distributed_type") == "NO") {
+    processes = 1;
+    result.assumed.emplace_back("one process, because of distributed_type NO");
+  }
   (void)reader.count("num_machines");
   set_gpus(reader, "num_processes", processes, result);
   read_trl_sizes(reader, result);

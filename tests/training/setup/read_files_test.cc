@@ -1,5 +1,6 @@
 // Files of torchtitan, accelerate with TRL, and DeepSpeed as people write them, and mistakes in
 // them.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -219,6 +220,42 @@ TEST(ReadTrl, DeepspeedUnderAccelerateExchangesHeads) {
   EXPECT_EQ(read.setup.exchange, CpExchange::kA2a);
   EXPECT_EQ(read.setup.sizes, (ParallelSizes{.tp = 1, .cp = 2, .dp = 2, .pp = 1}));
   EXPECT_EQ(read.setup.optimizer, OptimizerShards::kFsdp);
+}
+
+TEST(ReadTrl, ArgumentsThatAreNotGivenAreThoseOfSftConfig) {
+  const FlatText file = {{"distributed_type", "MULTI_GPU"}, {"num_processes", "4"}};
+  EXPECT_EQ(read_engine_setup(TrainingEngine::kTrl, file).setup.tokens, 0);
+  const ReadSetup read =
+      read_engine_setup(TrainingEngine::kTrl, with_setting(file, "max_length", "4096"));
+  EXPECT_EQ(read.setup.tokens, 8 * 4096);
+  EXPECT_EQ(read.setup.step_tokens, 4 * 8 * 4096);
+  EXPECT_EQ(read.setup.recompute, Recompute::kFull);
+  EXPECT_EQ(read.assumed.size(), 1U);
+  EXPECT_FALSE(read.has("tokens"));
+}
+
+TEST(ReadTrl, FilesOfFsdp1AndOfOneProcessAreRead) {
+  const ReadSetup sharded = read_engine_setup(
+      TrainingEngine::kTrl, FlatText{{"distributed_type", "FSDP"},
+                                     {"fsdp_config.fsdp_version", "1"},
+                                     {"fsdp_config.fsdp_reshard_after_forward", "FULL_SHARD"},
+                                     {"fsdp_config.fsdp_forward_prefetch", "true"},
+                                     {"fsdp_config.fsdp_backward_prefetch", "BACKWARD_PRE"},
+                                     {"num_processes", "8"}});
+  EXPECT_EQ(sharded.setup.optimizer, OptimizerShards::kFsdp);
+  EXPECT_EQ(sharded.setup.sizes.dp, 8);
+  EXPECT_EQ(sharded.approximated.size(), 2U);
+  const ReadSetup one = read_engine_setup(
+      TrainingEngine::kTrl,
+      FlatText{{"distributed_type", "NO"}, {"gpu_ids", "all"}, {"num_processes", "8"}});
+  EXPECT_EQ(one.num_gpus, 1);
+  EXPECT_THAT(
+      [] {
+        (void)read_engine_setup(TrainingEngine::kTrl, FlatText{{"distributed_type", "NO"}}, 8);
+      },
+      testing::ThrowsMessage<InvalidArgument>(
+          testing::HasSubstr("expected MULTI_GPU, FSDP or DEEPSPEED on 8 GPUs")));
+  EXPECT_EQ(one.assumed.size(), 1U);
 }
 
 TEST(ReadTrl, SettingsThatAreNotPredictedAreNamed) {

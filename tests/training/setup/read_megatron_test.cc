@@ -271,5 +271,13 @@ TEST(ReadMegatron, SaysThatDocumentsArePredictedAsSeparate) {
   EXPECT_TRUE(assumed("--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 2048").empty());
 }
 
+TEST(ReadMegatron, AStepIsOneMicroBatchOfEveryReplicaByDefault) {
+  const std::string text = "--context-parallel-size 2 --seq-length 4096 --micro-batch-size 1 --sft";
+  const ReadSetup read = read_megatron_arguments(text, 8);
+  EXPECT_EQ(read.setup.step_tokens, 4 * 4096);
+  EXPECT_FALSE(read.has("step_tokens"));
+  EXPECT_EQ(read_megatron_arguments(text).setup.step_tokens, 0);
+}
+
 }  // namespace
 }  // namespace contextile
