@@ -54,7 +54,7 @@ struct EngineFlags {
   friend bool operator==(const EngineFlags&, const EngineFlags&) = default;
 };
 // Returns where the engine does more work than the set-up says, so that its step takes longer than
-// predicted, or nothing.
+// predicted, and what only recent versions can do, a line each; or nothing.
 [[nodiscard]] std::optional<std::string> engine_note(const TrainingSetup& setup,
                                                      TrainingEngine engine);
 

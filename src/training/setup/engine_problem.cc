@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 #include "base/parse_name.h"
@@ -203,11 +204,22 @@ TrainingEngine parse_training_engine(std::string_view text) {
 }
 
 std::optional<std::string> engine_note(const TrainingSetup& setup, TrainingEngine engine) {
-  if (engine != TrainingEngine::kMegatron || setup.recompute != Recompute::kSelective) {
-    return std::nullopt;
+  if (engine != TrainingEngine::kMegatron) return std::nullopt;
+  std::vector<std::string> notes;
+  if (setup.recompute == Recompute::kSelective) {
+    notes.emplace_back(
+        "megatron's module mlp also runs the products of the feed-forward again, which the "
+        "prediction leaves out");
   }
-  return "megatron's module mlp also runs the products of the feed-forward again, which the "
-         "prediction leaves out";
+  // Its tests leave these out for packed sequences in releases up to 2025.
+  if (setup.sizes.cp > 1 && setup.exchange != CpExchange::kP2p) {
+    notes.push_back(
+        fmt::format("packed sequences of separate documents (THD) with --cp-comm-type {} need a "
+                    "recent Transformer Engine; older ones refuse them, and have p2p alone",
+                    to_string(setup.exchange)));
+  }
+  if (notes.empty()) return std::nullopt;
+  return fmt::format("{}", fmt::join(notes, "\n"));
 }
 
 std::optional<std::string> engine_problem(const TrainingSetup& setup, TrainingEngine engine) {

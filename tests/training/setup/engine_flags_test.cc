@@ -135,6 +135,19 @@ TEST(EngineFlags, MegatronOverlapsGradientsIfThatIsPredicted) {
   EXPECT_EQ(flags_of(setup, GradientOverlap::kOn).find("overlap"), std::string::npos);
 }
 
+TEST(EngineFlags, NotesSayWhatNeedsARecentTransformerEngine) {
+  TrainingSetup setup = setup_of(2, 2, 2, 1);
+  EXPECT_EQ(engine_note(setup, TrainingEngine::kMegatron), std::nullopt);
+  setup.exchange = CpExchange::kAllGather;
+  const auto note = engine_note(setup, TrainingEngine::kMegatron);
+  ASSERT_TRUE(note.has_value());
+  EXPECT_NE(note->find("(THD) with --cp-comm-type all_gather"), std::string::npos) << *note;
+  EXPECT_EQ(engine_note(setup, TrainingEngine::kTorchtitan), std::nullopt);
+  setup.recompute = Recompute::kSelective;
+  EXPECT_NE(engine_note(setup, TrainingEngine::kMegatron)->find("prediction leaves out\npacked"),
+            std::string::npos);
+}
+
 TEST(EngineFlags, ModelsWithExpertsAskForWhatIsPredictedOfThem) {
   TrainingSetup setup = setup_of(4, 1, 2, 1);
   setup.recompute = Recompute::kSelective;
