@@ -95,13 +95,12 @@ format: deps-dev  ## format all C++ and Python in place
 lint: deps-dev  ## format, include and import rules, ruff and mypy, clang-tidy on every source
 	scripts/lint -j $(JOBS)
 
-sanitize: sanitize-build  ## a shorter selection of the tests under ASan and UBSan, in build-fuzz/ (Clang)
-	ctest --preset fuzz -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
+sanitize: sanitize-build  ## a shorter selection of the tests under ASan and UBSan, in build-debug/
+	ctest --preset debug -j $(JOBS) -R '^($(subst $(SPACE),|,$(strip $(SANITIZE_TESTS))))$$'
 
-# The fuzz targets' libraries are the tests', too.
-sanitize-build: deps-dev
-	@[ -f build-fuzz/build.ninja ] || cmake --preset fuzz
-	cmake --build --preset fuzz -j $(JOBS) --target $(SANITIZE_TESTS)
+sanitize-build: deps
+	@[ -f build-debug/build.ninja ] || cmake --preset debug
+	cmake --build --preset debug -j $(JOBS) --target $(SANITIZE_TESTS)
 
 sanitize-python: deps  ## NumPy's tests of the Python package under ASan and UBSan (needs make python)
 	JOBS=$(JOBS) scripts/test-bindings
