@@ -232,6 +232,7 @@ class SetupSearch {
 
   std::vector<Candidate> removed(std::vector<std::size_t> places) {
     std::vector<Candidate> candidates;
+    candidates.reserve(places.size());
     for (const std::size_t at : places) candidates.push_back(std::move(queue_[at]));
     std::ranges::sort(places, std::greater<>());
     for (const std::size_t at : places) {
@@ -278,8 +279,8 @@ class SetupSearch {
   // About what a plan of the set-up costs, in any unit: messages are as many as pairs of ranks.
   static double cost_of_plans(const TrainingSetup& setup) {
     const double ranks = setup.sizes.cp;
-    return static_cast<double>(setup.step_tokens / setup.tokens) * ranks *
-           (1 + ranks / kRanksOfEqualCost) *
+    const std::int64_t micro_batches = setup.step_tokens / setup.tokens;
+    return static_cast<double>(micro_batches) * ranks * (1 + ranks / kRanksOfEqualCost) *
            (setup.packing == DocumentPacking::kDynamic ? kCostOfSchedule : 1);
   }
 
